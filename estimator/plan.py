@@ -1,0 +1,154 @@
+"""Plan: what a job asks the cluster for, how it is laid out, what it should need, and why.
+
+A Plan is made once, before anything runs, and travels with the run: to the decorators that turn it
+into a resource request, to the launchers that run it, and to the card that shows it beside what was
+measured. It is frozen and goes through JSON both ways without loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+GIB = 2**30
+MIB = 2**20
+
+Device = Literal["cuda", "cpu"]
+Sharding = Literal["none", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """Peak memory of one process (one GPU; on a CPU, one process's host memory), in bytes.
+
+    ``categories`` holds each part's bytes at the moment of the peak, in the order in which they are
+    drawn. Their sum is ``likely_bytes``.
+    """
+
+    categories: tuple[tuple[str, int], ...]
+    upper_bytes: int  # safe to request: likely plus the width of the known residuals
+    capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
+    host_bytes: int  # host memory of one whole node
+    basis: str  # where the width of the range comes from
+
+    @property
+    def likely_bytes(self) -> int:
+        return sum(value for _, value in self.categories)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the upper bound fits; None where the capacity is unknown."""
+        return None if self.capacity_bytes is None else self.upper_bytes <= self.capacity_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is asked of the cluster, for each node unless said otherwise."""
+
+    nodes: int
+    gpus_per_node: int  # 0: the job runs on CPUs
+    gpu: str | None  # a name of the GPU table
+    cpu: int  # cores
+    memory_mib: int
+    shared_memory_mib: int
+    disk_mib: int
+    instance_type: str | None = None
+    cloud: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How the job is spread over the processes. ``world_size`` = nodes * processes_per_node."""
+
+    device: Device
+    nodes: int
+    processes_per_node: int
+    sharding: Sharding
+    micro_batch: int  # sequences for each process and forward pass
+    accumulation: int  # forward passes for each optimizer step
+    seq_len: int
+    activation_checkpointing: bool
+    precision: Literal["bf16", "bf16-mixed", "fp32"]
+    optimizer: str
+    offload: Literal["none", "cpu"] = "none"
+    tensor_parallel: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes_per_node
+
+    @property
+    def data_parallel(self) -> int:
+        return self.world_size // self.tensor_parallel
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences for each optimizer step."""
+        return self.micro_batch * self.accumulation * self.data_parallel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What the run should need. None is: not known, never a guess."""
+
+    memory: MemoryEstimate
+    flops_per_token: float  # model FLOPs, forward and backward, without recomputation
+    peak_flops_per_gpu: float | None  # dense, of the precision used
+    tokens_per_second: float | None  # over all processes
+    hours: float | None
+    usd_per_hour: float | None  # of all nodes
+    usd: float | None
+    throughput_basis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Override:
+    """A value of the user's that replaced a planned one."""
+
+    name: str
+    planned: str
+    used: str
+    given_by: str  # "--gpus", "@resources in the flow", "--with kubernetes:gpu="
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The whole answer for one job: request, layout, prediction and reasons."""
+
+    model: str
+    parameters: int
+    method: Literal["full", "lora", "qlora"]
+    engine: str  # "torchtune" or "deepspeed"
+    target: Literal["local", "kubernetes", "batch"]
+    request: Request
+    layout: Layout
+    prediction: Prediction
+    why: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    rejected: tuple[str, ...] = ()  # nearest alternatives and why they were not taken
+    schema: int = field(default=SCHEMA_VERSION)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """One line of JSON, keys sorted; :meth:`from_json` gives back an equal Plan."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read :meth:`to_json`'s text; raises ValueError on another schema version or a wrong shape."""
+        from pydantic import TypeAdapter  # 0.1 s to import; most callers never read a Plan back
+
+        return TypeAdapter(cls).validate_json(text)
+
+    def with_override(self, override: Override, **request: Any) -> Plan:
+        """The same plan with ``request`` fields replaced and the override noted."""
+        return dataclasses.replace(
+            self,
+            request=dataclasses.replace(self.request, **request),
+            overrides=(*self.overrides, override),
+        )

@@ -1,0 +1,47 @@
+"""The training engines, each in its own file behind one small interface.
+
+To add a third: write ``launchers/engines/NAME.py`` with a class that satisfies :class:`Engine`, and add
+its line to ``ENGINES``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from estimator.models import ModelSpec
+    from launchers.job import TrainJob
+    from launchers.settings import Settings
+
+ENGINES = {
+    "torchtune": "launchers.engines.torchtune:Torchtune",
+    "deepspeed": "launchers.engines.deepspeed:DeepSpeed",
+}
+
+
+class Engine(Protocol):
+    """Turns a TrainJob into training. Only :meth:`train` may import the engine itself."""
+
+    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
+        """Why this engine can't do it (one clause, for a person), or None."""
+
+    def train(self, job: TrainJob) -> None:
+        """Run in every process of the gang, under torchrun's environment (RANK, WORLD_SIZE...).
+
+        Follows ``job.plan.layout`` and ``job.settings``, writes telemetry for its rank, a checkpoint
+        every ``job.checkpoint_every`` steps, resumes from ``job.resume_dir``, and leaves its final
+        output in ``job.output_dir`` of node 0.
+        """
+
+    def collect(self, job: TrainJob, destination: Path) -> None:
+        """After training, on node 0, without torch: lay out the output as ``destination/model`` (a
+        whole model in Hugging Face format, adapters merged) and, for adapters,
+        ``destination/adapter`` (PEFT format)."""
+
+
+def get(name: str) -> Engine:
+    module, _, attribute = ENGINES[name].partition(":")
+    engine: Engine = getattr(import_module(module), attribute)()
+    return engine

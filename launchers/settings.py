@@ -1,0 +1,248 @@
+"""Settings: every knob of a run, with its default. The YAML file, the flags and ``--set`` all end here."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from estimator.errors import UserError
+
+SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
+Auto = Literal["auto"]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Optimizer(_Section):
+    name: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or plain SGD with momentum 0.9."""
+    lr: float | Auto = Field(default="auto", gt=0)
+    """Peak learning rate. auto: 2e-5 for full, 2e-4 for LoRA and QLoRA; tiny-llama 3e-3 and 5e-3."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's running-average coefficients."""
+    eps: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
+
+
+class Schedule(_Section):
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the learning rate after the warm-up."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """Optimizer steps of linear warm-up."""
+
+
+class Lora(_Section):
+    rank: Positive = 8
+    """Rank of the adapters."""
+    alpha: float = Field(default=16.0, gt=0)
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before the adapters."""
+    targets: tuple[
+        Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], ...
+    ] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """The linear layers that get adapters, by their Hugging Face names."""
+
+
+class Zero(_Section):
+    stage: Literal[0, 1, 2, 3] | Auto = "auto"
+    """DeepSpeed's ZeRO stage. auto: the lowest that fits."""
+    offload: Literal["none", "cpu"] = "none"
+    """Where DeepSpeed keeps the optimizer's states."""
+
+
+class Evaluation(_Section):
+    fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
+    dataset: str | None = None
+    """A held-out dataset of its own, in any of the forms of `dataset`."""
+    generations: int = Field(default=3, ge=0)
+    """How many held-out prompts are answered by the model after training."""
+    max_new_tokens: Positive = 64
+    """Length of those answers."""
+
+
+class Resources(_Section):
+    nodes: Positive | None = None
+    """Nodes. Empty: as planned."""
+    gpus: Positive | None = None
+    """GPUs for each node (on CPUs: processes for each node). Empty: as planned."""
+    gpu: str | None = None
+    """GPU type, a name of the GPU table. Empty: as planned."""
+    instance_type: str | None = None
+    """Cloud machine, a name of the instance table. Empty: as planned."""
+    cloud: str | None = None
+    """Plan on this cloud's machines only (aws, gcp, azure, lambda)."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
+    hang_timeout_s: Positive = 900
+    """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung."""
+
+
+class Settings(_Section):
+    """Every knob of a run. Unknown names are refused."""
+
+    model: str = "tiny-llama"
+    """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
+    method: Literal["full", "lora", "qlora"] = "full"
+    """What is trained: all weights, adapters, or adapters on a 4-bit base."""
+    launcher: Literal["torchtune", "deepspeed"] = "torchtune"
+    """The training engine."""
+    dataset: str = "python-docs"
+    """JSONL of chat messages, instruction/response or text: a local path, s3://, a Hugging Face id, or
+    python-docs (made from the running Python's documentation)."""
+    seq_len: Positive | None = None
+    """Longest sequence in tokens; longer rows are cut. Empty: 2048, or the model's limit if lower."""
+    packing: bool = False
+    """Put several short rows into one sequence (attention stays within each row)."""
+    train_on_prompt: bool = False
+    """Count the prompt's tokens in the loss too."""
+    chat_template: str | None = None
+    """A Jinja chat template to use instead of the tokenizer's."""
+    epochs: Positive = 1
+    """Passes over the data."""
+    max_steps: Positive | None = None
+    """Stop after this many optimizer steps."""
+    batch_size: Positive = 8
+    """Global batch: sequences for each optimizer step, over all GPUs."""
+    micro_batch: Positive | None = None
+    """Sequences for each GPU and forward pass. Empty: the largest that fits."""
+    precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
+    """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with DeepSpeed."""
+    activation_checkpointing: bool | Auto = "auto"
+    """Recompute activations in the backward pass. auto: only where memory needs it."""
+    compile: bool = False
+    """torch.compile the model (torchtune)."""
+    clip_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Largest gradient norm. Empty: no clipping."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds the order of the data and the adapters' initial weights."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer and its constants."""
+    schedule: Schedule = Schedule()
+    """The learning rate over the steps."""
+    lora: Lora = Lora()
+    """Adapters, for methods lora and qlora."""
+    zero: Zero = Zero()
+    """DeepSpeed's sharding."""
+    evaluation: Evaluation = Evaluation()
+    """Held-out data and sample answers."""
+    resources: Resources = Resources()
+    """Hardware; empty values are planned."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Optimizer steps between checkpoints. 0: about every tenth of the run."""
+    keep_checkpoints: Positive = 2
+    """How many of the newest checkpoints are kept."""
+    tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Experiment trackers that get every step's metrics."""
+    output_dir: str = "finetuned"
+    """Local runs put the finished model into a folder of the run's id below this one."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Raw values laid over the engine's own configuration (torchtune YAML, DeepSpeed JSON), last."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+            raise ValueError(
+                f"batch_size {self.batch_size} can't be divided by micro_batch {self.micro_batch}"
+            )
+        return self
+
+
+def parse_yaml(text: str) -> dict[str, Any]:
+    """Read a settings file's text and fill in the defaults; raises UserError naming the bad key."""
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
+    if not isinstance(values, dict):
+        raise UserError("The settings file must hold `key: value` lines at its top level.")
+    return build(values).model_dump(mode="json")
+
+
+def build(values: dict[str, Any], overrides: tuple[str, ...] = ()) -> Settings:
+    """Settings from a (nested) mapping and ``a.b=value`` overrides, the latter winning.
+
+    Raises UserError with one line for each wrong key or value.
+    """
+    values = json.loads(json.dumps(values))
+    for override in overrides:
+        name, separator, text = override.partition("=")
+        if not separator:
+            raise UserError(f"--set {override}: no `=` in it.", "Write --set optimizer.lr=2e-5")
+        _assign(values, name.strip().split("."), _scalar(text))
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise UserError(*_explain(error)) from None
+
+
+def dotted_names() -> list[str]:
+    """Every settable name, as ``--set`` takes it."""
+
+    def walk(section: type[BaseModel], prefix: str) -> list[str]:
+        names: list[str] = []
+        for name, info in section.model_fields.items():
+            kind = info.annotation
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += walk(kind, f"{prefix}{name}.")
+            else:
+                names.append(prefix + name)
+        return names
+
+    return walk(Settings, "")
+
+
+def json_schema() -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Settings.model_json_schema(),
+    }
+
+
+def _scalar(text: str) -> Any:
+    value = yaml.safe_load(text) if text.strip() else None
+    if isinstance(value, str):  # YAML 1.1 reads 2e-5 as text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--set {'.'.join(path)}: {key} is a value, not a section.")
+    values[path[-1]] = value
+
+
+def _explain(error: ValidationError) -> tuple[str, str]:
+    lines, advice = [], ""
+    for item in error.errors():
+        name = ".".join(str(part) for part in item["loc"] if not str(part).startswith("constrained"))
+        if item["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, dotted_names(), n=3, cutoff=0.5)
+            lines.append(f"settings: there is no `{name}`.")
+            advice = f"Did you mean {', '.join(near)}?" if near else ""
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            message = message[0].lower() + message[1:]
+            value = "" if isinstance(item["input"], dict) else f" = {item['input']!r}"
+            lines.append(f"settings: {name}{value}: {message}." if name else f"settings: {message}.")
+    return " ".join(dict.fromkeys(lines)), advice
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(json.dumps(json_schema(), indent=2) + "\n")

@@ -1,0 +1,118 @@
+"""What the processes of a run write while they train, and how others read it.
+
+Each rank appends JSON lines to its own file, flushed line by line, so that the node's task, the card
+and the trackers can follow a run, and so that a killed rank loses nothing it has said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistInfo:
+    """Where a rank runs; written once, at the start."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: int
+    host: str
+    device: str  # "cuda:0 NVIDIA H200" or "cpu"
+    backend: str  # "nccl", "gloo" or "none" (one process without a process group)
+    scheduler: str  # "local", "kubernetes", "batch", "slurm", "pbs"
+    engine: str
+    pid: int
+    at: float = field(default_factory=time.time)
+    kind: str = "dist"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One optimizer step as one rank saw it. Times in seconds; loss is the mean over all ranks' tokens."""
+
+    rank: int
+    step: int  # 1 is the first
+    loss: float | None  # rank 0 only
+    lr: float | None
+    grad_norm: float | None
+    samples: int  # of this rank, in this step
+    tokens: int  # of this rank, in this step: all that went through the model, padding not counted
+    dt: float  # whole step
+    dtf: float | None  # forward passes
+    dtb: float | None  # backward passes
+    at: float = field(default_factory=time.time)
+    kind: str = "step"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Peaks since the start of the process, in bytes. GPU figures are torch's; None on a CPU."""
+
+    rank: int
+    step: int
+    allocated_peak: int | None
+    reserved_peak: int | None
+    rss: int  # resident host memory now
+    rss_peak: int
+    at: float = field(default_factory=time.time)
+    kind: str = "memory"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """A rank has begun something that takes a while: "load", "train", "checkpoint", "save", "done"."""
+
+    rank: int
+    name: str
+    step: int = 0
+    at: float = field(default_factory=time.time)
+    kind: str = "phase"
+
+
+Event = DistInfo | Step | Memory | Phase
+_KINDS: dict[str, type[Any]] = {"dist": DistInfo, "step": Step, "memory": Memory, "phase": Phase}
+
+
+def path_of(telemetry_dir: Path, rank: int) -> Path:
+    return telemetry_dir / f"rank-{rank:05d}.jsonl"
+
+
+class Writer:
+    """Appends one rank's events; each is on disk when :meth:`write` returns."""
+
+    def __init__(self, telemetry_dir: Path, rank: int) -> None:
+        telemetry_dir.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path_of(telemetry_dir, rank).open("a", buffering=1, encoding="utf-8")
+
+    def write(self, event: Event) -> None:
+        self._file.write(json.dumps(dataclasses.asdict(event)) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Follower:
+    """Reads the events of all ranks of one node as they appear, each once."""
+
+    def __init__(self, telemetry_dir: Path) -> None:
+        self._dir = telemetry_dir
+        self._offsets: dict[Path, int] = {}
+
+    def poll(self) -> Iterator[Event]:
+        """Events written since the last call; a line that is still being written waits for the next."""
+        for path in sorted(self._dir.glob("rank-*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offsets[path] = self._offsets.get(path, 0) + len(line)
+                    values = json.loads(line)
+                    yield _KINDS[values["kind"]](**values)
