@@ -1,0 +1,129 @@
+"""Prepared data: tokenised once, read by every engine in the same order.
+
+A folder with::
+
+    info.json         PreparedInfo
+    tokens.npy        int32, all rows' tokens one after the other
+    labels.npy        int32, same length; IGNORE where a token does not count in the loss, among them
+                      the first of each document (nothing predicts it), so that "labels that count"
+                      is the same number before and after the shift by one
+    offsets.npy       int64 [rows + 1], where each row begins in tokens.npy
+    lengths.npy       int32, the lengths of the documents in all rows, one after the other
+    length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed)
+    order.npy         int32 [total_steps * global_batch], the rows in training order, epochs included
+
+Step s of a run trains on ``order[s * global_batch : (s + 1) * global_batch]`` whatever the number of
+processes, so a run may go on at another world size without missing or repeating a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+IGNORE = -100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedInfo:
+    rows: int
+    tokens: int
+    label_tokens: int  # tokens that count in the loss
+    truncated_rows: int
+    longest_row: int
+    seq_len: int
+    packed: bool
+    pad_id: int
+    vocab_size: int
+    global_batch: int
+    total_steps: int
+    seed: int
+    fingerprint: str  # of tokenizer, data and settings: equal means the same training order and tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One sequence: 1-d arrays of equal length, and the lengths of the documents packed into it."""
+
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """Positions that begin at 0 in each document."""
+        return np.concatenate([np.arange(n, dtype=np.int32) for n in self.lengths])
+
+
+class Prepared:
+    """Reads a prepared folder; arrays are memory-mapped, so many ranks share one copy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info = PreparedInfo(**json.loads((folder / "info.json").read_text()))
+
+    def _array(self, name: str) -> NDArray[np.int32]:
+        array: NDArray[np.int32] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
+        return array
+
+    @cached_property
+    def _tokens(self) -> NDArray[np.int32]:
+        return self._array("tokens")
+
+    @cached_property
+    def _labels(self) -> NDArray[np.int32]:
+        return self._array("labels")
+
+    @cached_property
+    def _lengths(self) -> NDArray[np.int32]:
+        return self._array("lengths")
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.int32]:
+        return self._array("offsets")
+
+    @cached_property
+    def _length_offsets(self) -> NDArray[np.int32]:
+        return self._array("length_offsets")
+
+    @cached_property
+    def order(self) -> NDArray[np.int32]:
+        return self._array("order")
+
+    def __len__(self) -> int:
+        return self.info.rows
+
+    def row(self, index: int) -> Row:
+        first, last = self._offsets[index], self._offsets[index + 1]
+        low, high = self._length_offsets[index], self._length_offsets[index + 1]
+        return Row(
+            tokens=self._tokens[first:last],
+            labels=self._labels[first:last],
+            lengths=self._lengths[low:high],
+        )
+
+
+def write(folder: Path, rows: list[Row], order: NDArray[np.int32], info: PreparedInfo) -> None:
+    """Write a prepared folder; info.json comes last, so a folder without it is not complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def offsets(sizes: list[int]) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    arrays: dict[str, NDArray[np.generic]] = {
+        "tokens": np.concatenate([row.tokens for row in rows]).astype(np.int32),
+        "labels": np.concatenate([row.labels for row in rows]).astype(np.int32),
+        "offsets": offsets([len(row.tokens) for row in rows]),
+        "lengths": np.concatenate([row.lengths for row in rows]).astype(np.int32),
+        "length_offsets": offsets([len(row.lengths) for row in rows]),
+        "order": order.astype(np.int32),
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    (folder / "info.json").write_text(json.dumps(dataclasses.asdict(info), indent=1))
