@@ -1,0 +1,280 @@
+"""Bundles: a folder kept in a store as one unit, whole or not there at all.
+
+The files go first, each under a key made of its hash and name, and ``manifest.json`` goes last. So an
+interrupted upload is gone on with, a half-written bundle is never taken for a whole one, and a damaged
+file is found out when it is fetched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from estimator.errors import UserError
+
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 4 * 2**20
+
+
+class Storage(Protocol):
+    """A store of files under keys like ``a/b/c``. Every write shows up whole or not at all.
+
+    A key is never written with other content than before, save by :meth:`put_bytes`.
+    """
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Copy a local file into the store; may take long, may be called from several threads."""
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Copy to a local file (its folder exists). FileNotFoundError when there is no such key."""
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Write a small value, over an older one if there is one."""
+
+    def get_bytes(self, key: str) -> bytes:
+        """Read a small value, never an outdated one. FileNotFoundError when there is no such key."""
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the value; None when there is no such key."""
+
+    def keys(self, prefix: str) -> list[str]:
+        """All keys below the folder ``prefix`` (any depth), as they were given to ``put_*``, sorted."""
+
+    def delete(self, keys: Iterable[str]) -> bool:
+        """Remove the keys that are there. False: this store can't remove anything."""
+
+    def describe(self, key: str) -> str:
+        """Where that is, for a person: a path or an address."""
+
+
+class LocalStorage:
+    """A Storage in a local (or shared) folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if not key or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"storage key {key!r}: must be names joined by single slashes")
+        return self.root.joinpath(*parts)
+
+    def put_file(self, key: str, path: Path) -> None:
+        destination = self._path(key)
+        temporary = _temporary(destination)
+        try:
+            shutil.copyfile(path, temporary)
+            _publish(temporary, destination)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        destination = self._path(key)
+        temporary = _temporary(destination)
+        try:
+            temporary.write_bytes(data)
+            _publish(temporary, destination)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def get_file(self, key: str, path: Path) -> None:
+        shutil.copyfile(self._path(key), path)
+
+    def get_bytes(self, key: str) -> bytes:
+        return self._path(key).read_bytes()
+
+    def size(self, key: str) -> int | None:
+        try:
+            return self._path(key).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def keys(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        for folder, _, names in os.walk(self._path(prefix)):
+            relative = Path(folder).relative_to(self.root).as_posix()
+            found += [f"{relative}/{name}" for name in names if not name.endswith(".tmp")]
+        return sorted(found)
+
+    def delete(self, keys: Iterable[str]) -> bool:
+        for key in keys:
+            path = self._path(key)
+            path.unlink(missing_ok=True)
+            for parent in path.parents:  # leave no empty folders behind
+                if parent == self.root:
+                    break
+                try:
+                    parent.rmdir()
+                except OSError:
+                    break
+        return True
+
+    def describe(self, key: str) -> str:
+        return str(self._path(key))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BundleFile:
+    name: str  # path inside the folder, with slashes
+    size: int  # bytes
+    sha256: str
+
+    @property
+    def key(self) -> str:
+        """The file's key below the bundle's; another content never has the same one."""
+        return f"{self.sha256[:16]}-{self.name.rpartition('/')[2]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    files: tuple[BundleFile, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self), indent=1).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        return cls(files=tuple(BundleFile(**file) for file in json.loads(data)["files"]))
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
+    """Store all files of ``folder`` under ``key``; files that an earlier try has stored are not sent again.
+
+    Raises UserError when the store is full; what this call had stored of the bundle is removed again.
+    """
+    manifest = Manifest(
+        files=tuple(
+            BundleFile(
+                name=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=sha256_of(path)
+            )
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        )
+    )
+    sent: list[str] = []
+    try:
+        for file in manifest.files:
+            file_key = f"{key}/{file.key}"
+            if storage.size(file_key) != file.size:
+                sent.append(file_key)
+                storage.put_file(file_key, folder / file.name)
+        storage.put_bytes(f"{key}/{MANIFEST}", manifest.to_json())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        storage.delete(sent)
+        raise UserError(
+            f"No space left for {storage.describe(key)}: "
+            f"the {len(manifest.files)} files of {folder} take {manifest.total_bytes / 2**30:.2f} GiB.",
+            "Free some space there, or put the datastore elsewhere.",
+        ) from error
+    return manifest
+
+
+def read_manifest(storage: Storage, key: str) -> Manifest | None:
+    """The manifest of the bundle, or None when there is none or it can't be read."""
+    try:
+        return Manifest.from_json(storage.get_bytes(f"{key}/{MANIFEST}"))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def has_bundle(storage: Storage, key: str) -> bool:
+    """Whether the bundle is there with all its files in their right sizes (contents are not read)."""
+    manifest = read_manifest(storage, key)
+    return manifest is not None and all(
+        storage.size(f"{key}/{file.key}") == file.size for file in manifest.files
+    )
+
+
+def get_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
+    """Fetch a bundle into ``folder``, which is replaced; nothing is left there when that fails.
+
+    Raises UserError when the bundle or one of its files is missing or damaged, or the disk is too small.
+    """
+    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        manifest = fetch_files(storage, key, temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def fetch_files(storage: Storage, key: str, folder: Path) -> Manifest:
+    """Fetch a bundle's files into ``folder`` beside what is there, each verified by size and SHA-256."""
+    manifest = read_manifest(storage, key)
+    if manifest is None:
+        raise UserError(f"There is no whole bundle at {storage.describe(key)}: its {MANIFEST} is missing.")
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if manifest.total_bytes > free:
+        raise _too_small(folder, manifest, free)
+    for file in manifest.files:
+        destination = folder / file.name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            storage.get_file(f"{key}/{file.key}", destination)
+        except FileNotFoundError:
+            raise _damaged(storage, key, file, "it is missing") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise _too_small(folder, manifest, shutil.disk_usage(folder).free) from error
+        size = destination.stat().st_size
+        if size != file.size:
+            raise _damaged(storage, key, file, f"it has {size} bytes instead of {file.size}")
+        if sha256_of(destination) != file.sha256:
+            raise _damaged(storage, key, file, "its SHA-256 differs")
+    return manifest
+
+
+def _damaged(storage: Storage, key: str, file: BundleFile, what: str) -> UserError:
+    return UserError(
+        f"{file.name} of {storage.describe(key)} is damaged: {what}.",
+        "Remove that folder, so that it is made anew or an older one is used.",
+    )
+
+
+def _too_small(folder: Path, manifest: Manifest, free: int) -> UserError:
+    return UserError(
+        f"No space left in {folder.parent}: {manifest.total_bytes / 2**30:.2f} GiB are needed, "
+        f"{free / 2**30:.2f} GiB are free.",
+        "Free some space there, or ask for a larger disk.",
+    )
+
+
+def _temporary(destination: Path) -> Path:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    return destination.with_name(f"{destination.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _publish(temporary: Path, destination: Path) -> None:
+    descriptor = os.open(temporary, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.replace(destination)
