@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from estimator.errors import UserError
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class _Section(BaseModel):
@@ -24,7 +26,7 @@ class _Section(BaseModel):
 class Optimizer(_Section):
     name: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or plain SGD with momentum 0.9."""
-    lr: float | Auto = Field(default="auto", gt=0)
+    lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for LoRA and QLoRA; tiny-llama 3e-3 and 5e-3."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
@@ -170,12 +172,18 @@ def parse_yaml(text: str) -> dict[str, Any]:
     return build(values).model_dump(mode="json")
 
 
-def build(values: dict[str, Any], overrides: tuple[str, ...] = ()) -> Settings:
-    """Settings from a (nested) mapping and ``a.b=value`` overrides, the latter winning.
+def build(
+    values: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from a (nested) mapping, then ``flags`` by dotted name, then ``a.b=value`` overrides.
 
-    Raises UserError with one line for each wrong key or value.
+    Later ones win. Raises UserError with one line for each wrong key or value.
     """
     values = json.loads(json.dumps(values))
+    for name, value in (flags or {}).items():
+        _assign(values, name.split("."), value)
     for override in overrides:
         name, separator, text = override.partition("=")
         if not separator:
@@ -201,6 +209,17 @@ def dotted_names() -> list[str]:
         return names
 
     return walk(Settings, "")
+
+
+def help_of(name: str) -> str:
+    """The one-paragraph help of a setting, by its dotted name."""
+    section: type[BaseModel] = Settings
+    *sections, last = name.split(".")
+    for part in sections:
+        kind = section.model_fields[part].annotation
+        assert isinstance(kind, type)
+        section = kind
+    return " ".join((section.model_fields[last].description or "").split())
 
 
 def json_schema() -> dict[str, Any]:

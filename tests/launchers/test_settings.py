@@ -1,0 +1,72 @@
+"""Settings: where a user's typing errors are caught, and what ships to editors."""
+
+import json
+
+import jsonschema
+import pytest
+
+from estimator.errors import UserError
+from launchers import settings
+
+
+def test_the_shipped_schema_is_the_one_the_settings_have() -> None:
+    assert json.loads(settings.SCHEMA_FILE.read_text()) == settings.json_schema()
+
+
+def test_the_defaults_satisfy_the_shipped_schema() -> None:
+    defaults = settings.build({}).model_dump(mode="json")
+    jsonschema.validate(defaults, json.loads(settings.SCHEMA_FILE.read_text()))
+
+
+def test_every_setting_has_help() -> None:
+    for name in settings.dotted_names():
+        assert len(settings.help_of(name)) > 10, name
+
+
+def test_set_reaches_a_nested_knob_and_wins_over_flags_and_file() -> None:
+    made = settings.build(
+        {"optimizer": {"lr": 1.0}}, ["optimizer.lr=2e-5", "zero.stage=3"], {"optimizer.lr": 0.5}
+    )
+    assert made.optimizer.lr == 2e-5
+    assert made.zero.stage == 3
+
+
+def test_a_flag_wins_over_the_file() -> None:
+    assert settings.build({"seed": 1}, [], {"seed": 2}).seed == 2
+
+
+def test_raw_engine_values_pass_through() -> None:
+    made = settings.build({}, ["engine.optimizer.fused=true"])
+    assert made.engine == {"optimizer": {"fused": True}}
+
+
+def test_what_was_used_builds_the_same_settings_again() -> None:
+    used = settings.build({"lora": {"rank": 4}}, ["tracker=[wandb]"])
+    assert settings.build(used.model_dump(mode="json")) == used
+
+
+@pytest.mark.parametrize(
+    ("values", "overrides", "problem", "advice"),
+    [
+        ({"methd": "lora"}, [], "there is no `methd`", "method"),
+        ({"method": "loar"}, [], "method = 'loar'", ""),
+        ({}, ["optimizer.lr=-1"], "optimizer.lr = -1", ""),
+        ({}, ["optimizer.lr"], "no `=`", "--set optimizer.lr=2e-5"),
+        ({}, ["seed.x=1"], "seed", ""),
+        ({"resources": {"nodes": 0}}, [], "resources.nodes = 0", ""),
+        ({"batch_size": 8, "micro_batch": 3}, [], "can't be divided", ""),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(
+    values: dict[str, object], overrides: list[str], problem: str, advice: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        settings.build(values, overrides)
+    assert problem in caught.value.problem
+    assert "\n" not in caught.value.problem
+    assert advice in caught.value.advice
+
+
+def test_a_broken_settings_file_says_where() -> None:
+    with pytest.raises(UserError, match="line 2"):
+        settings.parse_yaml("model: a\n  b: : c\n")
