@@ -1,0 +1,142 @@
+"""What is to be trained (Job), on what kind of place (Target), and what a local machine has (Machine)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from estimator.errors import UserError
+from estimator.models import MLP_PROJECTIONS, PROJECTIONS, ModelSpec
+
+METHODS = ("full", "lora", "qlora")
+ENGINES = ("torchtune", "deepspeed")
+OPTIMIZERS = ("adamw", "sgd")
+PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
+KINDS = ("local", "kubernetes", "batch")
+DEVICES = ("auto", "cuda", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One fine-tuning job. None and "auto" are for the planner to decide."""
+
+    model: ModelSpec
+    method: Literal["full", "lora", "qlora"] = "full"
+    engine: Literal["torchtune", "deepspeed"] = "torchtune"
+    seq_len: int = 2048
+    global_batch: int = 8  # sequences for each optimizer step, over all processes
+    micro_batch: int | None = None  # sequences for each process and forward pass
+    optimizer: str = "adamw"
+    precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
+    activation_checkpointing: bool | None = None
+    lora_rank: int = 8
+    lora_targets: tuple[str, ...] = PROJECTIONS
+    packing: bool = False
+    compile: bool = False
+    zero_stage: int | None = None
+    offload: Literal["none", "cpu"] = "none"
+    steps: int | None = None  # optimizer steps of the whole run; None: not known yet
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        _one_of("method", self.method, METHODS)
+        _one_of("engine", self.engine, ENGINES)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("offload", self.offload, ("none", "cpu"))
+        for name in ("seq_len", "global_batch", "lora_rank", "keep_checkpoints"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("micro_batch", "steps"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if self.seq_len > self.model.max_seq_len:
+            raise UserError(
+                f"seq_len {self.seq_len} is longer than the {self.model.max_seq_len} tokens "
+                f"that {self.model.name} was made for.",
+                f"Use seq_len {self.model.max_seq_len} or less.",
+            )
+        if self.micro_batch and self.global_batch % self.micro_batch:
+            raise UserError(
+                f"A batch of {self.global_batch} can't be divided by micro_batch {self.micro_batch}.",
+                f"Nearest workable batch: {nearest_multiple(self.global_batch, self.micro_batch)}.",
+            )
+        if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
+            raise UserError(f"zero.stage = {self.zero_stage!r} must be 0, 1, 2 or 3.")
+        if self.engine == "torchtune" and self.precision == "bf16-mixed":
+            raise UserError(
+                "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
+                "Use precision bf16, or --launcher deepspeed.",
+            )
+        if self.adapters:
+            if not self.lora_targets:
+                raise UserError("lora.targets is empty: no layer would be trained.")
+            self.model.lora_parameters(self.lora_rank, self.lora_targets)
+
+    @property
+    def adapters(self) -> bool:
+        """Whether adapters are trained and the base stays frozen."""
+        return self.method != "full"
+
+    @property
+    def trainable_parameters(self) -> int:
+        if not self.adapters:
+            return self.model.parameters
+        return self.model.lora_parameters(self.lora_rank, self.lora_targets)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+    @property
+    def mlp_targets(self) -> int:
+        return sum(target in MLP_PROJECTIONS for target in self.lora_targets)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a local machine has; given in by the caller."""
+
+    gpus: tuple[tuple[str, int], ...] = ()  # (NVML product name, memory in bytes)
+    cpu_cores: int
+    ram_bytes: int
+    disk_free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Where the job is to run, with the user's own choices; None is for the planner to decide."""
+
+    kind: Literal["local", "kubernetes", "batch"] = "local"
+    machine: Machine | None = None
+    nodes: int | None = None
+    gpus: int | None = None  # for each node; on CPUs: processes for each node
+    gpu: str | None = None
+    instance_type: str | None = None
+    cloud: str | None = None
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+
+    def __post_init__(self) -> None:
+        _one_of("target", self.kind, KINDS)
+        _one_of("device", self.device, DEVICES)
+        for name in ("nodes", "gpus"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if self.kind == "local" and self.machine is None:
+            raise UserError("A local plan needs to know the machine.")
+
+
+def nearest_multiple(value: int, of: int) -> int:
+    """The multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
+    return max(round(value / of), 1) * of
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise UserError(
+            f"{name} = {value!r} is not known.", f"Choose one of {', '.join(map(str, allowed))}."
+        )
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name} = {value!r} must be a whole number above 0.")
