@@ -1,0 +1,99 @@
+"""Prepared rows as a rank's micro batches, and the loss over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.checkpoint import checkpoint
+
+from estimator.plan import Layout
+from launchers.dataset.prepared import IGNORE, Prepared, Row
+
+# Positions whose logits are held in fp32 at once: half a GiB for a vocabulary of 128k.
+LOSS_CHUNK = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """[sequences, longest row] each. ``labels[i]`` is what the model should say after ``input_ids[i]``."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    labels: torch.Tensor
+    tokens: int  # without padding
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return MicroBatch(
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            labels=self.labels.to(device),
+            tokens=self.tokens,
+        )
+
+
+def step_rows(data: Prepared, step: int, global_batch: int) -> NDArray[np.int32]:
+    """Indices of the rows of a step; 0 is the first."""
+    return data.order[step * global_batch : (step + 1) * global_batch]
+
+
+def counted_labels(data: Prepared, step: int, global_batch: int) -> int:
+    """Labels of the whole global batch that count in the loss, over all ranks."""
+    rows = step_rows(data, step, global_batch)
+    return sum(int((data.row(index).labels != IGNORE).sum()) for index in rows)
+
+
+def micro_batches(data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[MicroBatch]:
+    """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th."""
+    mine = step_rows(data, step, layout.global_batch)[rank :: layout.data_parallel]
+    for first in range(0, len(mine), layout.micro_batch):
+        yield collate(
+            [data.row(index) for index in mine[first : first + layout.micro_batch]], data.info.pad_id
+        )
+
+
+def collate(rows: list[Row], pad_id: int) -> MicroBatch:
+    """Pad rows on the right to the longest of them.
+
+    No attention mask is needed: what comes before a token decides what it sees, padding comes after,
+    and transformers reads the borders of packed documents from positions that begin anew.
+    """
+    width = max(len(row.tokens) for row in rows)
+    shape = (len(rows), width)
+    tokens = np.full(shape, pad_id, dtype=np.int64)
+    labels = np.full(shape, IGNORE, dtype=np.int64)
+    positions = np.empty(shape, dtype=np.int64)
+    for index, row in enumerate(rows):
+        length = len(row.tokens)
+        tokens[index, :length] = row.tokens
+        labels[index, : length - 1] = row.labels[1:]
+        positions[index, :length] = row.positions
+        # after one document the count goes on, so that no border (and no mask) appears
+        positions[index, length:] = np.arange(width - length) + (length if len(row.lengths) == 1 else 0)
+    return MicroBatch(
+        input_ids=torch.from_numpy(tokens),
+        position_ids=torch.from_numpy(positions),
+        labels=torch.from_numpy(labels),
+        tokens=sum(len(row.tokens) for row in rows),
+    )
+
+
+def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross entropies of all labels that count, in fp32.
+
+    The fp32 copy of the logits is made for a few positions at a time and again in the backward pass.
+    """
+    flat_logits, flat_labels = logits.flatten(0, -2), labels.flatten()
+    total = torch.zeros((), device=logits.device)
+    for chunk, wanted in zip(
+        torch.split(flat_logits, LOSS_CHUNK), torch.split(flat_labels, LOSS_CHUNK), strict=True
+    ):
+        total = total + checkpoint(_chunk_loss, chunk, wanted, use_reentrant=False, preserve_rng_state=False)
+    return total
+
+
+def _chunk_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
