@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launchers.engines import _hf_layout
 from launchers.job import TrainJob
 
 if TYPE_CHECKING:
     from estimator.models import ModelSpec
     from launchers.settings import Settings
-
-# What a tokenizer and its chat template consist of.
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
-)
 
 
 class DeepSpeed:
@@ -48,19 +39,15 @@ class DeepSpeed:
         train(job)
 
     def collect(self, job: TrainJob, destination: Path) -> None:
+        adapter = job.output_dir / "adapter"
         for name in ("model", "adapter"):
-            if (job.output_dir / name).is_dir():
-                shutil.rmtree(destination / name, ignore_errors=True)
-                shutil.copytree(job.output_dir / name, destination / name, copy_function=_link_or_copy)
-        for pattern in _TOKENIZER_FILES:
-            for path in job.model_dir.glob(pattern):
-                shutil.copy2(path, destination / "model" / path.name)
-
-
-def _link_or_copy(source: str, destination: str) -> str:
-    """No second copy of the weights where both folders are on one disk."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copy2(source, destination)
-    return destination
+            shutil.rmtree(destination / name, ignore_errors=True)
+        weights = sorted((job.output_dir / "model").glob("*.safetensors"))
+        _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+        if adapter.is_dir():
+            _hf_layout.lay_out_adapter(
+                adapter / "adapter_model.safetensors",
+                json.loads((adapter / "adapter_config.json").read_text()),
+                destination / "adapter",
+                base_model=job.settings.model,
+            )

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from launchers.engines import _hf_layout
 from launchers.engines.deepspeed_config import zero_stage
 from launchers.job import TrainJob
 from launchers.rank import RankEnv
@@ -19,7 +20,7 @@ _ADAPTER_PREFIX = "base_model.model."
 
 
 def save(engine: Any, job: TrainJob, env: RankEnv) -> None:
-    """Called by every rank; rank 0 writes output/model and, for adapters, output/adapter."""
+    """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter."""
     adapters = job.plan.method != "full"
     state = None
     if zero_stage(job) == 3:  # gathers the shards on rank 0, with all ranks' help
@@ -31,8 +32,6 @@ def save(engine: Any, job: TrainJob, env: RankEnv) -> None:
         engine.module.save_pretrained(job.output_dir / "model", state_dict=state)
         return
     adapter = job.output_dir / "adapter"
-    for config in engine.module.peft_config.values():
-        config.base_model_name_or_path = job.settings.model
     # "auto" would look into the base model's vocabulary, on the hub where it has to
     engine.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
     merge(job.model_dir, adapter, job.output_dir / "model")
@@ -45,11 +44,8 @@ def merge(base: Path, adapter: Path, destination: Path) -> None:
     """
     changes = _low_rank_products(adapter)
     destination.mkdir(parents=True)
-    for path in sorted(base.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".model", ".jinja", ".txt"):
-            shutil.copy(path, destination / path.name)
     applied: set[str] = set()
-    for path in sorted(base.glob("*.safetensors")):
+    for path in _weight_files(base):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
         weights = load_file(path)
@@ -63,6 +59,15 @@ def merge(base: Path, adapter: Path, destination: Path) -> None:
         raise RuntimeError(
             f"the base model has no weights called {', '.join(sorted(missing)[:3])} to merge into"
         )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that transformers would load; some repositories hold a second copy in another layout."""
+    index = folder / _hf_layout.INDEX
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def _low_rank_products(adapter: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:

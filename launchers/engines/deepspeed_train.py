@@ -82,6 +82,10 @@ def _engine(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
         lr_scheduler=None if "scheduler" in config else deepspeed_model.schedule(job),
         config=config,
     )
+    if engine.bfloat16_enabled() and not engine.zero_optimization():
+        # To make its states, this wrapper has stepped the optimizer with zero gradients: undo that.
+        engine.basic_optimizer.state.clear()
+        engine.optimizer.refresh_fp32_params()
     _seed(job.settings.seed + env.rank + job.start_step * job.plan.layout.world_size)  # dropout
     if job.resume_dir is not None:
         deepspeed_checkpoint.restore(engine, job, env, converted)
