@@ -1,0 +1,101 @@
+"""Lays out a trained model as Hugging Face folders, without torch: files are linked, not copied.
+
+The model and its adapter go to folders of their own: transformers applies an adapter_config.json that lies
+beside weights, and so would apply an adapter a second time to weights that it is merged into already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+_SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.*",
+    "merges.txt",
+    "tekken.json",
+    "LICENSE*",
+    "USE_POLICY*",
+)
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -> None:
+    """A whole model: ``weights`` (safetensors) under their usual names, the rest from ``model_dir``."""
+    destination.mkdir(parents=True, exist_ok=True)
+    for pattern in _SIDE_FILES:
+        for path in model_dir.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, destination / path.name)
+    dtypes = place_weights(weights, destination)
+    _set_dtype(destination / "config.json", dtypes)
+
+
+def place_weights(weights: Sequence[Path], destination: Path) -> set[str]:
+    """Link the files and write their index; returns the safetensors names of the dtypes in them."""
+    if not weights:
+        raise FileNotFoundError("the engine left no weights to lay out")
+    weight_map: dict[str, str] = {}
+    total_size, dtypes = 0, set[str]()
+    for number, path in enumerate(weights, start=1):
+        many = len(weights) > 1
+        name = f"model-{number:05d}-of-{len(weights):05d}.safetensors" if many else "model.safetensors"
+        for tensor, entry in safetensors_header(path).items():
+            weight_map[tensor] = name
+            dtypes.add(entry["dtype"])
+            total_size += entry["data_offsets"][1] - entry["data_offsets"][0]
+        link(path, destination / name)
+    if len(weights) > 1:
+        index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+        (destination / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return dtypes
+
+
+def lay_out_adapter(weights: Path, config: dict[str, Any], destination: Path, *, base_model: str) -> None:
+    """An adapter in PEFT's format, naming the model that it belongs to."""
+    destination.mkdir(parents=True, exist_ok=True)
+    link(weights, destination / "adapter_model.safetensors")
+    values = config | {"base_model_name_or_path": base_model, "task_type": "CAUSAL_LM"}
+    (destination / "adapter_config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link, or a copy where the file systems differ; replaces what was there."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """The tensors of a file: name -> dtype, shape, data_offsets.
+
+    Format: https://huggingface.co/docs/safetensors (eight bytes of length, little-endian, then JSON).
+    """
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _set_dtype(config_path: Path, dtypes: set[str]) -> None:
+    """Say in config.json what the weights were trained in: transformers loads them as what it says."""
+    if len(dtypes) != 1 or (dtype := _DTYPES.get(next(iter(dtypes)))) is None:
+        return
+    config = json.loads(config_path.read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = dtype
+    config_path.write_text(json.dumps(config, indent=2) + "\n")

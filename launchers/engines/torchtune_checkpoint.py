@@ -1,0 +1,100 @@
+"""Step-level checkpoints for torchtune's recipes, which by themselves save at the ends of epochs only.
+
+A checkpoint folder holds::
+
+    .metadata            torch.distributed.checkpoint's map of all tensors; written by rank 0
+    __R_0.distcp         rank R's shards of the trained weights and of the optimizer's states
+    rng-RRRRR.pt         rank R's random generators
+
+Each rank writes only its own files and reads whatever of the union it needs, so no shared file system is
+wanted, and a checkpoint may be read at another world size. Frozen weights (LoRA's base) are not in it: they
+come from the model folder again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+# Names that activation checkpointing and torch.compile put in front of a module's own.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def save(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write this rank's part; every rank has written its own when this returns on any."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(_generators(), _rng_file(folder))
+    state_dict_saver.save(
+        _tensors(model, optimizer),
+        storage_writer=FileSystemWriter(folder),
+        no_dist=not dist.is_initialized(),
+    )
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Fill the model and the optimizer in place. Hyperparameters stay as the optimizer has them now."""
+    groups = [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    _init_optim_state(optimizer)  # a step with zero gradients: makes the states that are then filled
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group.update(values)
+    state_dict_loader.load(
+        _tensors(model, optimizer),
+        storage_reader=FileSystemReader(folder),
+        no_dist=not dist.is_initialized(),
+    )
+
+
+def load_generators(folder: Path) -> bool:
+    """Put this rank's random generators back; False where the checkpoint is of another world size."""
+    path = _rng_file(folder)
+    if not path.is_file():
+        return False
+    state = torch.load(path, weights_only=True)
+    if state["world_size"] != _world_size():
+        return False
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    return True
+
+
+def _generators() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"world_size": _world_size(), "cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def _rng_file(folder: Path) -> Path:
+    return folder / f"rng-{dist.get_rank() if dist.is_initialized() else 0:05d}.pt"
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Trained weights and optimizer states, by name; DTensors where the model is sharded.
+
+    get_state_dict of torch.distributed.checkpoint would do, but for QLoRA it first makes a whole
+    dequantised copy of the base that it then drops.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        tensors[f"model.{name}"] = parameter.detach()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optimizer.{name}.{key}"] = value
+    return tensors

@@ -1,0 +1,70 @@
+"""Times a recipe's steps from outside: hooks on the model and on the optimizer, no change to the loop."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Seconds of one optimizer step."""
+
+    step: float
+    forward: float
+    backward: float
+
+
+class StepClock:
+    """Forward: inside the model. Backward: from a model's output to the next input or to the optimizer.
+
+    The loss, the gradients' reduction and their clipping so count as backward. On a GPU the marks are CUDA
+    events and nothing waits for them: the recipes read the loss at the end of each step, so that the events
+    have passed when they are read.
+    """
+
+    def __init__(self, cuda: bool) -> None:
+        self._cuda = cuda
+        self._marks: list[tuple[str, Any]] = []
+        self._began = time.perf_counter()
+        self.lr: float | None = None  # of the last step: the one that it was made with
+
+    def watch(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        # prepend: before a sharded model gathers its weights, which is part of its forward pass
+        model.register_forward_pre_hook(lambda *_: self._mark("input"), prepend=True)
+        model.register_forward_hook(lambda *_: self._mark("output"))
+
+        def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            self._mark("optimizer")
+            self.lr = float(optimizer.param_groups[0]["lr"])
+
+        optimizer.register_step_pre_hook(before_step)
+
+    def restart(self) -> None:
+        self._marks.clear()
+        self._began = time.perf_counter()
+
+    def read(self) -> Times:
+        """Of the step that ends now."""
+        seconds = {"input": 0.0, "output": 0.0}
+        for (kind, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds[kind] += self._between(begin, end)
+        step = time.perf_counter() - self._began
+        return Times(step=step, forward=seconds["input"], backward=seconds["output"])
+
+    def _mark(self, kind: str) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,unused-ignore]
+            event.record()
+            self._marks.append((kind, event))
+        else:
+            self._marks.append((kind, time.perf_counter()))
+
+    def _between(self, begin: Any, end: Any) -> float:
+        if not self._cuda:
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
