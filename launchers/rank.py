@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from estimator.errors import UserError
 from launchers.telemetry import DistInfo, Memory, Phase, Step, Writer
 
 _PR_SET_PDEATHSIG = 1
@@ -174,12 +175,17 @@ def _is_part_file(path: Path) -> bool:
 
 
 def write_error(errors_dir: Path, rank: int, error: BaseException) -> None:
-    """Keep this rank's failure for the node's task: errors/rank-NNNNN.json."""
+    """Keep this rank's failure for the node's task: errors/rank-NNNNN.json, whole or not there."""
     errors_dir.mkdir(parents=True, exist_ok=True)
-    values = {
+    values: dict[str, object] = {
         "rank": rank,
         "at": time.time(),
         "message": f"{type(error).__name__}: {error}",
         "traceback": "".join(traceback.format_exception(error)),
     }
-    (errors_dir / f"rank-{rank:05d}.json").write_text(json.dumps(values))
+    if isinstance(error, UserError):
+        values["user"] = {"problem": error.problem, "advice": error.advice}
+    path = errors_dir / f"rank-{rank:05d}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(values))
+    temporary.rename(path)

@@ -1,0 +1,164 @@
+"""The processes of one node: how they are started, found and ended.
+
+Every process of a gang carries ``FINETUNE_GANG=<marker>`` in its environment, and so do all that it
+starts. So they can be found whatever session they are in and whoever their parent is now. Three things
+end them: the node's task; when the task itself is killed, the kernel (PR_SET_PDEATHSIG on each step of
+task -> agent -> rank) and launchers.sweeper, which finds what the kernel's chain does not reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+MARKER = "FINETUNE_GANG"
+PARENT = "FINETUNE_PARENT_PID"  # who a process's parent should be, for die_with_parent
+_ROOT = Path(__file__).resolve().parent.parent  # holds the import packages
+_PROC = Path("/proc")
+
+
+def marked_pids(marker: str) -> list[int]:
+    """Living processes (zombies are not) with this marker in their environment."""
+    wanted = f"{MARKER}={marker}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # it has just ended, or is another user's
+                continue
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def end_all(marker: str, *, grace_s: float, limit_s: float = 10.0) -> list[int]:
+    """End all processes of a gang on this machine: SIGTERM, after ``grace_s`` SIGKILL.
+
+    Returns those that are still there after ``limit_s`` more seconds (stuck in the kernel).
+    """
+    left = marked_pids(marker)
+    deadline = time.monotonic() + grace_s
+    if grace_s > 0:
+        _signal(left, signal.SIGTERM)
+        while left and time.monotonic() < deadline:
+            time.sleep(0.05)
+            left = [pid for pid in left if is_running(pid)]
+    deadline = time.monotonic() + limit_s
+    while (left := marked_pids(marker)) and time.monotonic() < deadline:
+        _signal(left, signal.SIGKILL)
+        time.sleep(0.05)
+    return left
+
+
+def _signal(pids: list[int], how: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, how)
+
+
+def child_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]:
+    environment = {**os.environ, **extra, MARKER: marker, PARENT: str(os.getpid())}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    return environment
+
+
+def rank_environment(*, processes: int, cores: int, main_host: str) -> dict[str, str]:
+    """What the engines need to find in a rank's environment."""
+    machine = len(os.sched_getaffinity(0))
+    threads = max(1, (min(machine, cores) if cores > 0 else machine) // processes)
+    environment = {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TIKTOKEN_CACHE_DIR": "",  # its cache goes by path: a new tokenizer at an old path would be missed
+    }
+    if is_loopback(main_host):  # all nodes are on this machine, whatever its host name resolves to
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def start_agent(
+    *,
+    marker: str,
+    job_file: Path,
+    engine: str | None,
+    logs_dir: Path,
+    node: int,
+    nodes: int,
+    processes: int,
+    main_host: str,
+    main_port: int,
+    rendezvous_s: float,
+    environment: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    """Start the node's agent (torchrun with static rendezvous) in a session of its own.
+
+    Call it from a thread that lives as long as the agent should: the kernel takes the end of that
+    thread for the end of the parent.
+    """
+    logs_dir.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "launchers.agent"),
+        *("--nnodes", str(nodes), "--node_rank", str(node), "--nproc_per_node", str(processes)),
+        *("--master_addr", main_host, "--master_port", str(main_port)),
+        *("--rdzv_id", marker, "--rdzv_conf", f"timeout={int(rendezvous_s)}"),
+        *("--max_restarts", "0", "--monitor_interval", "0.1"),
+        *("--log_dir", str(logs_dir), "--redirects", "3"),
+        *("-m", "launchers.worker", str(job_file)),
+        *(("--engine", engine) if engine else ()),
+    ]
+    with (logs_dir / "agent.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(marker, environment),
+            start_new_session=True,  # Ctrl-C reaches the task only, which ends its processes in order
+        )
+
+
+def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
+    """Start the small process that ends the gang's processes when this one has gone."""
+    return subprocess.Popen(
+        [sys.executable, "-S", "-m", "launchers.sweeper", marker, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PYTHONPATH": str(_ROOT), "PATH": os.environ.get("PATH", "")},
+        start_new_session=True,
+    )
+
+
+def end_sweeper(sweeper: subprocess.Popen[bytes]) -> None:
+    sweeper.kill()
+    sweeper.wait(timeout=10)
+
+
+def tail(path: Path, lines: int = 20) -> str:
+    """The last lines of a log; empty when it can't be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16_384))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

@@ -1,0 +1,131 @@
+"""One rank: runs the job's engine. ``python -m launchers.worker JOB_FILE [--engine MODULE:CLASS]``.
+
+Leaves for the node's task, in the work folder: ``ranks/rank-NNNNN.json`` (its pid) at the start,
+``ranks/rank-NNNNN.done`` when training has ended well, ``errors/rank-NNNNN.json`` when it has not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from estimator.errors import UserError
+from launchers import engines
+from launchers.job import TrainJob
+from launchers.processes import PARENT
+from launchers.rank import RankEnv, die_with_parent, write_error
+
+NO_SPACE = "No space left"  # how the problem of a full disk begins
+_RESERVE_BYTES = 256 * 1024
+
+
+def main() -> None:
+    die_with_parent(int(os.environ[PARENT]))
+    parser = argparse.ArgumentParser(prog="launchers.worker")
+    parser.add_argument("job_file", type=Path)
+    parser.add_argument("--engine", help="MODULE:CLASS instead of the job's engine")
+    arguments = parser.parse_args()
+    env = RankEnv.read()
+    work_dir = arguments.job_file.parent
+    ranks, errors = work_dir / "ranks", work_dir / "errors"
+    errors.mkdir(parents=True, exist_ok=True)
+    reserve = errors / f"rank-{env.rank:05d}.reserve"  # room to say what is wrong on a full disk
+    try:
+        _announce(ranks, env.rank)
+        _link_logs(work_dir / "logs", env.rank)
+        reserve.write_bytes(os.urandom(_RESERVE_BYTES))
+        job = TrainJob.load(arguments.job_file)
+        _engine(arguments.engine, job).train(job)
+        (ranks / f"rank-{env.rank:05d}.done").write_text(json.dumps({"at": time.time()}))
+    except BaseException as error:  # noqa: BLE001 the process ends here, whatever it was
+        reserve.unlink(missing_ok=True)
+        _fail(work_dir, env.rank, error)
+    # Ends without the interpreter's teardown: a crash in a library's destructor must not make a rank
+    # that has finished look failed while others still save.
+    reserve.unlink(missing_ok=True)
+    _leave(0)
+
+
+def _engine(name: str | None, job: TrainJob) -> engines.Engine:
+    if name is None:
+        return engines.get(job.plan.engine)
+    module, _, attribute = name.partition(":")
+    engine: engines.Engine = getattr(import_module(module), attribute)()
+    return engine
+
+
+def _announce(ranks: Path, rank: int) -> None:
+    ranks.mkdir(parents=True, exist_ok=True)
+    temporary = ranks / f"rank-{rank:05d}.tmp"
+    temporary.write_text(json.dumps({"pid": os.getpid(), "at": time.time()}))
+    temporary.rename(ranks / f"rank-{rank:05d}.json")
+
+
+def _link_logs(logs: Path, rank: int) -> None:
+    """logs/rank-NNNNN.out and .err: torchrun's own log folders go by local rank and a random name."""
+    for descriptor, suffix in ((1, "out"), (2, "err")):
+        target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        link = logs / f"rank-{rank:05d}.{suffix}"
+        if target.startswith(str(logs.resolve())):
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(target, logs.resolve()))
+
+
+def _fail(work_dir: Path, rank: int, error: BaseException) -> None:
+    if isinstance(error, SystemExit) and error.code in (0, None):
+        error = RuntimeError("the engine called sys.exit() before the end of training")
+    traceback.print_exception(error, file=sys.stderr)
+    if is_disk_full(error, work_dir):
+        _remove_unfinished(work_dir / "checkpoints")
+        where = next((str(e.filename) for e in _chain(error) if isinstance(e, OSError) and e.filename), "")
+        problem = f"{NO_SPACE} on {socket.gethostname()} for {where or work_dir}, written by rank {rank}."
+        error = UserError(problem, "Ask for a larger disk, or free some space there.")
+    write_error(work_dir / "errors", rank, error)
+    _leave(1)
+
+
+def _leave(code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def is_disk_full(error: BaseException, folder: Path) -> bool:
+    """Whether a full disk is behind this; torch's and safetensors' own errors keep no errno."""
+    for link in _chain(error):
+        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(link) or "os error 28" in str(link):
+            return True
+        if "PytorchStreamWriter failed" in str(link) and shutil.disk_usage(folder).free < 16 * 2**20:
+            return True
+    return False
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _remove_unfinished(checkpoints: Path) -> None:
+    """Checkpoints of which no rank has finished its part: a full disk's half-written one."""
+    for folder in checkpoints.glob("step-*"):
+        if not any(folder.glob("rank-*.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
