@@ -1,0 +1,297 @@
+"""Everything that this project needs of Metaflow's internals, in one place.
+
+Read from and tried with Metaflow 2.19.39; a newer Metaflow needs this module's tests to pass first.
+What is used, and why no public interface serves:
+
+* ``metaflow.system_context.system_context.phase`` and the click context's ``saved_args``: which command
+  this process runs. A mutator runs in all of them, and must plan in some and stay silent in the others.
+* ``metaflow._vendor.click.get_current_context``: the parsed flow parameters. A mutator is given the
+  parameters' declarations, not the values of this run.
+* ``TaskDataStoreSet``/``FlowDataStore``/``get_latest_run_id``: the parameters of the run that ``resume``
+  starts from; its own command has none.
+* ``parameters.deploy_time_eval``: the defaults that a deployed flow will run with.
+* ``MutableStep._my_step`` with ``.decorators``, ``.config_decorators``, and a decorator's ``attributes``,
+  ``_user_defined_attributes``, ``statically_defined``: what the user gave explicitly, as against defaults;
+  and editing in place. ``add_decorator(..., OVERRIDE)`` would mark a decorator as inserted, and Metaflow
+  would then not hand a ``--with kubernetes:...`` on to the processes of the step.
+* ``CardComponentManager._last_refresh`` and ``_card_proc``: the last state of a failed step must reach its
+  card, and be there before the task ends (Metaflow finishes the card of a successful step only).
+* ``FlowDataStore.default_storage_impl``: the storage behind this run's datastore.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from metaflow._vendor import click
+from metaflow.datastore import FlowDataStore, TaskDataStoreSet
+from metaflow.exception import MetaflowException
+from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
+from metaflow.system_context import ExecutionPhase, system_context
+from metaflow.util import get_latest_run_id
+
+from estimator.errors import UserError
+
+Backend = Literal["local", "kubernetes", "batch"]
+Command = Literal["run", "resume", "deploy", "task", "trampoline", "other"]
+CARD_ID = "finetune"
+
+_DEPLOYERS: dict[str, Backend] = {
+    "argo-workflows": "kubernetes",
+    "airflow": "kubernetes",
+    "step-functions": "batch",
+}
+_GIVEN = "_finetune_given"
+
+
+class FinetuneError(MetaflowException):  # type: ignore[misc]
+    """A user's mistake as Metaflow shows it: a headline and lines of text, no traceback, exit status 1."""
+
+    headline = "Can't go on"
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        # Metaflow takes asterisks for emphasis and drops them.
+        text = f"{problem}\n{advice}" if advice else problem
+        super().__init__(text.replace("*", "\N{ASTERISK OPERATOR}"))
+        self.problem = problem
+        self.advice = advice
+
+    def __reduce__(self) -> tuple[type[FinetuneError], tuple[str, str]]:
+        return type(self), (self.problem, self.advice)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn a UserError into its clean lines; for steps without ``@gpu_profile``, which does it itself."""
+    try:
+        yield
+    except UserError as error:
+        raise FinetuneError(error.problem, error.advice) from None
+
+
+def command() -> Command:
+    """What this process was started for."""
+    words = _words()
+    if not words:
+        return "other"
+    if system_context.phase == ExecutionPhase.TASK:
+        return "task"
+    if system_context.phase == ExecutionPhase.TRAMPOLINE:
+        return "trampoline"
+    if words[0] == "run":
+        return "run"
+    if words[0] == "resume":
+        return "resume"
+    if words[0] in _DEPLOYERS and "create" in words:
+        return "deploy"
+    return "other"
+
+
+def _words() -> list[str]:
+    context = click.get_current_context(silent=True)
+    return list(getattr(context.find_root(), "saved_args", None) or []) if context else []
+
+
+def in_container() -> bool:
+    """Whether this task runs in a Kubernetes pod or a Batch job rather than beside its scheduler."""
+    return "METAFLOW_KUBERNETES_WORKLOAD" in os.environ or "AWS_BATCH_JOB_ID" in os.environ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A value that the user wrote down, and where."""
+
+    value: Any
+    by: str
+
+
+class StepView:
+    """A step as its mutator may see and change it."""
+
+    def __init__(self, mutable_step: Any) -> None:
+        self._mutable = mutable_step
+        self._step = mutable_step._my_step
+
+    @property
+    def name(self) -> str:
+        return str(self._step.name)
+
+    def steps(self) -> list[StepView]:
+        """All steps of the flow, this one among them."""
+        return [StepView(step) for _, step in self._mutable.flow.steps]
+
+    def mutators(self, kind: type[Any]) -> list[Any]:
+        """The step's mutators of one class."""
+        return [mutator for mutator in self._step.config_decorators if isinstance(mutator, kind)]
+
+    def backend(self) -> Backend:
+        """Where the step will run, ``--with`` and deployments included."""
+        remote: tuple[Backend, ...] = ("kubernetes", "batch")
+        for name in remote:
+            if self._find(name) is not None:
+                return name
+        words = _words()
+        return _DEPLOYERS.get(words[0], "local") if words else "local"
+
+    def has(self, decorator: str) -> bool:
+        return self._find(decorator) is not None
+
+    def given(self, decorator: str) -> dict[str, Given]:
+        """What the user wrote explicitly into a decorator, in the flow or after ``--with``."""
+        found = self._find(decorator)
+        if found is None or found.inserted_by:
+            return {}
+        by = f"@{decorator} in the flow" if found.statically_defined else f"--with {decorator}"
+        return {
+            name: Given(value=value, by=by if found.statically_defined else f"{by}:{name}=")
+            for name, value in getattr(found, _GIVEN).items()
+            if value is not None
+        }
+
+    def values(self, decorator: str) -> dict[str, Any]:
+        """All values of a decorator, Metaflow's own configuration filled in; empty when it isn't there."""
+        found = self._find(decorator)
+        return dict(found.attributes) if found is not None else {}
+
+    def set_values(self, decorator: str, values: dict[str, Any]) -> None:
+        """Lay values over a decorator, adding it first where the step hasn't got it."""
+        found = self._find(decorator)
+        if found is None:
+            self._mutable.add_decorator(decorator, deco_kwargs=values)
+        else:
+            found.attributes.update(values)
+
+    def add_environment(self, variables: dict[str, str]) -> None:
+        """Environment variables for the step's container."""
+        self.set_values(
+            "environment", {"vars": {**(self.values("environment").get("vars") or {}), **variables}}
+        )
+
+    def add_card(self, refresh_seconds: float) -> None:
+        """The step's live card; a step that already has one of the same id keeps it."""
+        if not any(d.name == "card" and d.attributes.get("id") == CARD_ID for d in self._step.decorators):
+            self._mutable.add_decorator(
+                "card",
+                deco_kwargs={"type": "blank", "id": CARD_ID, "refresh_interval": refresh_seconds},
+            )
+
+    def flow_values(self) -> dict[str, Any]:
+        """Parameters (by name, dashes as underscores) and configs that the run will have."""
+        values: dict[str, Any] = {name: _plain(value) for name, value in self._mutable.flow.configs}
+        declared = dict(self._mutable.flow.parameters)
+        kind = command()
+        if kind == "run":
+            parsed = _run_parameters()
+        elif kind == "resume":
+            parsed = self._origin_parameters(declared)
+        else:
+            parsed = {_key(p): deploy_time_eval(p.kwargs.get("default")) for p in declared.values()}
+        for parameter in declared.values():
+            values[_key(parameter)] = _plain(parsed.get(_key(parameter)))
+        return values
+
+    def _origin_parameters(self, declared: dict[str, Any]) -> dict[str, Any]:
+        context = click.get_current_context()
+        flow = system_context.flow
+        run_id = context.params.get("origin_run_id") or get_latest_run_id(context.obj.echo, flow.name)
+        if run_id is None:
+            raise FinetuneError(
+                "There is no run to resume: no earlier run of this flow is known here.",
+                "Name one: resume --origin-run-id RUN",
+            )
+        found = list(
+            TaskDataStoreSet(
+                FlowDataStore(flow.name),
+                run_id,
+                steps=["_parameters"],
+                prefetch_data_artifacts=list(declared),
+            )
+        )
+        if not found:
+            raise FinetuneError(
+                f"Run {run_id} can't be resumed: its parameters are not in the datastore.",
+                "Name another: resume --origin-run-id RUN",
+            )
+        return {_key(p): found[0][var] for var, p in declared.items() if var in found[0]}
+
+    def _find(self, name: str) -> Any:
+        for decorator in self._step.decorators:
+            if decorator.name == name:
+                decorator.external_init()  # evaluates config expressions; a second call does nothing
+                if not hasattr(decorator, _GIVEN):
+                    given = {k: decorator.attributes.get(k) for k in decorator._user_defined_attributes}
+                    setattr(decorator, _GIVEN, given)
+                return decorator
+        return None
+
+
+def _run_parameters() -> dict[str, Any]:
+    context = click.get_current_context()
+    while context is not None and context.info_name != "run":
+        context = context.parent
+    parsed = dict(context.params) if context else {}
+    # A file's content is uploaded when its value is asked for; that is the run's business.
+    return {k: v for k, v in parsed.items() if not isinstance(v, DelayedEvaluationParameter)}
+
+
+def _key(parameter: Any) -> str:
+    return str(parameter.name).replace("-", "_").lower()
+
+
+def _plain(value: Any) -> Any:
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def task_is_control() -> bool:
+    """Whether this is the first node's task of a ``@parallel`` step."""
+    return bool(system_context.ubf_context == "ubf_control")
+
+
+def local_node_command() -> tuple[str, str]:
+    """Two words by which the command line of another node's local task is known.
+
+    A local ``@parallel`` step runs its other nodes as children of the first one's task.
+    """
+    return "--ubf-context", "ubf_task"
+
+
+def card() -> Any | None:
+    """This task's ``finetune`` card (Metaflow's CardComponentManager); None where the step has none."""
+    from metaflow import current
+
+    return current.card[CARD_ID] or None if "card" in current else None
+
+
+def push_card(manager: Any, *, wait: bool) -> None:
+    """Publish a card's page as it is now; with ``wait``, return when that is done.
+
+    Each publication starts one or two processes of the flow's ``card create`` command.
+    """
+    manager._last_refresh = 0
+    manager.refresh(force=True)
+    if wait:
+        manager._card_proc("refresh", sync=True)
+
+
+def storage() -> Any:
+    """The storage behind this run's datastore: Metaflow's DataStoreStorage of local, S3, GS or Azure."""
+    found = system_context.flow_datastore
+    if found is not None:
+        return found._storage_impl
+    if FlowDataStore.default_storage_impl is None:
+        raise RuntimeError("no flow is running in this process")
+    return FlowDataStore.default_storage_impl()
+
+
+def flow_name() -> str:
+    return str(system_context.flow.name)
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal; never on standard output, which commands may fill."""
+    print(text, file=sys.stderr, flush=True)

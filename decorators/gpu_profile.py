@@ -1,0 +1,187 @@
+"""``@gpu_profile``: give a step the plan, ask for the planned hardware, measure the step, show both.
+
+In a flow::
+
+    @gpu_profile(plan=plan_from_parameters)                  # the whole request
+    @gpu_profile(plan=plan_from_parameters, request="none")  # the plan, but no GPUs
+
+or, for any flow at all, ``run --with decorators.gpu_profile.gpu_profile``: no plan, only measurement.
+
+The plan is made once, where the run is launched, from the values that the flow's parameters have there.
+From there it travels in the environment variable ``FINETUNE_PLAN``: local tasks inherit it, containers
+get it through ``@environment``. Where the user has written a resource into the flow or behind ``--with``,
+that value stands, and the plan records it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import zlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+from metaflow import StepMutator, UserStepDecorator
+
+from decorators import _metaflow
+from decorators._metaflow import Backend, FinetuneError, Given, StepView
+from decorators.profiler import NO_PROFILE, Profile
+from decorators.requested import decorator_values, merge_given, with_given
+from estimator.errors import UserError
+from estimator.plan import Plan
+from launchers.rank import die_with_parent
+
+PLAN_VARIABLE = "FINETUNE_PLAN"
+CARD_REFRESH_SECONDS = 2
+Resolver = Callable[[dict[str, Any], Backend], Plan]
+Role = Literal["train", "evaluate", "none"]
+
+_planned: dict[tuple[Resolver, Backend, str], Plan] = {}  # one plan for each process, however many steps ask
+_active: Profile | None = None
+
+
+def current_plan() -> Plan | None:
+    """The plan that this run was launched with; None where no step of the flow has one."""
+    text = os.environ.get(PLAN_VARIABLE)
+    return unpack(text) if text else None
+
+
+def current_profile() -> Profile:
+    """The profile of the step that is running; one that ignores everything outside of a profiled step."""
+    return _active or NO_PROFILE
+
+
+def pack(plan: Plan) -> str:
+    """A plan as one short word of text: AWS Batch allows 8192 characters for all variables together."""
+    return base64.b64encode(zlib.compress(plan.to_json().encode(), 9)).decode()
+
+
+def unpack(text: str) -> Plan:
+    """Undo :func:`pack`."""
+    return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
+
+
+class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
+    """Plan, request and measure a step.
+
+    Parameters
+    ----------
+    plan:
+        ``plan(parameters, backend) -> Plan``, called where the run is launched. ``parameters`` holds the
+        flow's parameters and configs by name (dashes as underscores), ``backend`` is ``"local"``,
+        ``"kubernetes"`` or ``"batch"``. All steps of a flow share one function. Without it the step is
+        only measured.
+    request:
+        ``"train"``: ask for the planned hardware. ``"evaluate"``: the same for a step of one node.
+        ``"none"``: carry the plan, ask for nothing, make no card.
+    interval:
+        Seconds between two samples of the profiler; it takes fewer when sampling is dear.
+    """
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        unknown = set(kwargs) - {"plan", "request", "interval"}
+        if args or unknown:
+            raise FinetuneError(
+                f"@gpu_profile doesn't know {', '.join(sorted(unknown)) or repr(args[0])}.",
+                "It takes plan=, request= and interval=.",
+            )
+        self.resolver: Resolver | None = kwargs.get("plan")
+        self.role: Role = kwargs.get("request", "train")
+        self.interval = float(kwargs.get("interval", 1.0))
+        if self.role not in ("train", "evaluate", "none"):
+            raise FinetuneError(f'@gpu_profile(request="{self.role}"): it is "train", "evaluate" or "none".')
+        if self.interval <= 0:
+            raise FinetuneError(f"@gpu_profile(interval={self.interval:g}): it must be above 0 seconds.")
+
+    def mutate(self, mutable_step: Any) -> None:
+        """Called by Metaflow in every process that loads the flow; plans only where a run is launched."""
+        self.external_init()  # Metaflow leaves this out for decorators given after --with
+        step = StepView(mutable_step)
+        if self.role != "none":
+            step.add_card(CARD_REFRESH_SECONDS)
+        if self.resolver is None:
+            return
+        kind = _metaflow.command()
+        if kind in ("run", "resume", "deploy"):
+            plan = self._plan(self.resolver, step)
+            os.environ[PLAN_VARIABLE] = pack(plan)
+            if self.role != "none":
+                self._request(step, plan)
+        elif kind != "trampoline" or PLAN_VARIABLE not in os.environ:
+            return
+        if step.backend() != "local":
+            step.add_environment({PLAN_VARIABLE: os.environ[PLAN_VARIABLE]})
+
+    def _plan(self, resolver: Resolver, step: StepView) -> Plan:
+        """The run's plan, with the user's own values for the training step in it."""
+        lead = _lead(step)
+        backend = lead.backend()
+        try:
+            return with_given(
+                lambda parameters: _resolve_once(resolver, parameters, backend),
+                step.flow_values(),
+                _given(lead, backend),
+                backend,
+            )
+        except UserError as error:
+            raise FinetuneError(error.problem, error.advice) from None
+
+    def _request(self, step: StepView, plan: Plan) -> None:
+        backend = step.backend()
+        selector = step.values(backend).get("node_selector")
+        for decorator, values in decorator_values(plan, _given(step, backend), backend, selector).items():
+            if decorator == "resources" or step.has(decorator):
+                step.set_values(decorator, values)
+
+    def pre_step(self, step_name: str, flow: Any, inputs: Any = None) -> None:  # noqa: ARG002
+        """Called by Metaflow in the task, before the step's code."""
+        global _active
+        if not _metaflow.in_container():
+            die_with_parent(os.getppid(), signal.SIGTERM)
+        plan = current_plan() if self.resolver is not None else None
+        card = _metaflow.card() if self.role != "none" else None
+        _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card)
+        _active.start()
+
+    def post_step(
+        self,
+        step_name: str,  # noqa: ARG002
+        flow: Any,  # noqa: ARG002
+        exception: Exception | None = None,
+    ) -> tuple[Exception | None, None]:
+        """Called by Metaflow in the task, after the step's code, whether it has failed or not."""
+        if _active is not None:
+            _active.stop(failed=str(exception) if exception is not None else None)
+        return _clean(exception), None
+
+
+def _resolve_once(resolver: Resolver, parameters: dict[str, Any], backend: Backend) -> Plan:
+    key = (resolver, backend, repr(sorted(parameters.items())))
+    if key not in _planned:
+        _planned[key] = resolver(parameters, backend)
+    return _planned[key]
+
+
+def _clean(exception: Exception | None) -> Exception | None:
+    """A user's error without its traceback; so too the first node's complaint about another node."""
+    if isinstance(exception, UserError):
+        return FinetuneError(exception.problem, exception.advice)
+    if type(exception) is Exception and str(exception).startswith("Subprocess failed, return code"):
+        return FinetuneError("Another node of this step has failed.", "Its own message is above.")
+    return exception
+
+
+def _given(step: StepView, backend: Backend) -> dict[str, Given]:
+    compute = step.given(backend) if backend != "local" else {}
+    return merge_given(step.given("resources"), compute, backend)
+
+
+def _lead(step: StepView) -> StepView:
+    """The step whose decorators decide on the plan: the one that trains."""
+    for other in step.steps():
+        for mutator in other.mutators(gpu_profile):
+            mutator.external_init()
+            if mutator.resolver is not None and mutator.role == "train":
+                return other
+    return step

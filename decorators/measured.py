@@ -1,0 +1,91 @@
+"""Measured: what one node of a step really used. Goes beside the Plan, as an artifact and on the card."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuMeasured:
+    """One GPU over the step, as NVML saw it: the whole device, whoever used it. None: not known."""
+
+    index: int
+    name: str
+    total_bytes: int
+    start_used_bytes: int  # before the step did anything: other programs, or an earlier step's
+    peak_used_bytes: int
+    mean_utilisation: float | None  # 0 to 1: share of the time in which some kernel ran
+    peak_power_watts: float | None
+    peak_temperature_celsius: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMeasured:
+    """One training process, as it reported itself. torch's figures are None on a CPU."""
+
+    rank: int
+    host: str
+    device: str
+    allocated_peak_bytes: int | None
+    reserved_peak_bytes: int | None
+    rss_peak_bytes: int | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One node of a step. None is: not measured, never a guess."""
+
+    step: str
+    node: int
+    host: str
+    duration_seconds: float
+    samples: int
+    sampling_seconds: float  # CPU time that the profiler itself took
+    gpus: tuple[GpuMeasured, ...]
+    ranks: tuple[RankMeasured, ...]
+    host_total_bytes: int
+    host_rss_peak_bytes: int  # of the step's process tree; pages shared by processes count once for each
+    host_pss_peak_bytes: int | None  # the same with shared pages counted once; sampled rarely
+    mean_cpu_cores: float | None  # of the step's process tree
+    shared_memory_peak_bytes: int | None  # /dev/shm, whoever used it
+    disk_free_min_bytes: int | None  # of the file system of the working directory
+    steps: int  # optimizer steps seen
+    tokens_per_second: float | None  # over all processes of the run, median of the steps but the first
+    mfu: float | None  # 0 to 1
+    usd: float | None  # at the plan's price, for this duration
+    notes: tuple[str, ...]
+
+    @property
+    def sampling_share(self) -> float:
+        """The profiler's CPU time as a share of the step's time."""
+        return self.sampling_seconds / self.duration_seconds if self.duration_seconds > 0 else 0.0
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(gpu.name for gpu in self.gpus)
+
+    @property
+    def memory_peak_bytes(self) -> int | None:
+        """The largest process, comparable with a plan's memory for one process.
+
+        torch's reserved memory on GPUs (what NVML sees is more by the CUDA context), resident memory on
+        CPUs; None when no process has reported any.
+        """
+        reserved = [r.reserved_peak_bytes for r in self.ranks if r.reserved_peak_bytes is not None]
+        resident = [r.rss_peak_bytes for r in self.ranks if r.rss_peak_bytes is not None]
+        return max(reserved or resident, default=None)
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Host memory of the node's processes: PSS where it was sampled, else resident memory."""
+        return self.host_pss_peak_bytes or self.host_rss_peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "sampling_share": self.sampling_share}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True)

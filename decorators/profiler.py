@@ -1,0 +1,204 @@
+"""Profile: the running record of a step, from samples and telemetry, and its card."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import psutil
+
+from decorators import _metaflow
+from decorators.history import History
+from decorators.measured import GpuMeasured, Measured, RankMeasured
+from decorators.sampling import Sampler
+from decorators.state import CardState
+from estimator.plan import Plan
+from launchers.telemetry import Event
+
+FIRST_CARD_SECONDS = 2.0
+CARD_SECONDS = 5.0  # between two pages of the card, at least
+CARD_TIME_SHARE = 0.1  # of the wall time that making pages may take; they are made at the lowest priority
+
+
+class Profile:
+    """What is known of the step that is running.
+
+    Parameters
+    ----------
+    plan:
+        What was predicted; None where nothing was.
+    step:
+        The step's name.
+    interval_s:
+        Seconds between two samples, at least.
+    card:
+        Metaflow's handle of the card, or None.
+    """
+
+    def __init__(
+        self, *, plan: Plan | None, step: str, interval_s: float = 1.0, card: Any | None = None
+    ) -> None:
+        self.plan = plan
+        self._step = step
+        self._card = card
+        self._lock = threading.Lock()
+        self._history = History(plan=plan)
+        self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
+        self._started = time.time()
+        self._ended: float | None = None
+        self._failed: str | None = None
+        self._card_seconds = 0.0
+        self._ending = threading.Event()
+        self._drawer = threading.Thread(target=self._draw_in_turn, name="gpu-profile-card", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample, and to draw the card if there is one."""
+        self._sampler.start()
+        if self._card is not None:
+            self._drawer.start()
+
+    def stop(self, failed: str | None = None) -> None:
+        """End sampling and put the last state on the card; ``failed`` is the error's text."""
+        self._sampler.stop()
+        self._ended, self._failed = time.time(), failed
+        self._ending.set()
+        if self._card is not None and self._drawer.is_alive():
+            self._drawer.join(60)
+
+    def expect(self, *, total_steps: int) -> None:
+        """Say how many optimizer steps there will be, for the card's progress and ETA."""
+        with self._lock:
+            self._history.total_steps = total_steps
+
+    def add(self, event: Event) -> None:
+        """Take an event of a rank's telemetry: what ``on_event`` is given."""
+        with self._lock:
+            self._history.add(event)
+
+    def measured(self) -> Measured:
+        """What has been measured until now."""
+        with self._lock, self._sampler.lock:
+            return self._measured()
+
+    def state(self) -> CardState:
+        """All that a card shows, as of now."""
+        with self._lock, self._sampler.lock:
+            return CardState(
+                plan=self.plan,
+                measured=self._measured(),
+                steps=tuple(self._history.steps()),
+                ranks=tuple(self._history.ranks()),
+                memory=tuple(self._history.memory_series),
+                samples=tuple(self._sampler.samples.kept),
+                total_steps=self._history.total_steps,
+                eta_seconds=None if self._ended else self._history.eta_seconds(),
+                phase=self._history.phase.name if self._history.phase else "",
+                started=self._started,
+                ended=self._ended,
+                failed=self._failed,
+            )
+
+    def _measured(self) -> Measured:
+        samples, history, sampler = self._sampler.samples, self._history, self._sampler
+        duration = (self._ended or time.time()) - self._started
+        price = self.plan.prediction.usd_per_hour if self.plan else None
+        return Measured(
+            step=self._step,
+            node=int(os.environ.get("MF_PARALLEL_NODE_INDEX", "0")),
+            host=socket.gethostname(),
+            duration_seconds=duration,
+            samples=samples.count,
+            sampling_seconds=sampler.own_cpu_seconds + self._card_seconds,
+            gpus=self._gpus() if samples.count else (),
+            ranks=tuple(
+                RankMeasured(
+                    rank=row.rank,
+                    host=row.info.host if row.info else "",
+                    device=row.info.device if row.info else "",
+                    allocated_peak_bytes=row.memory.allocated_peak if row.memory else None,
+                    reserved_peak_bytes=row.memory.reserved_peak if row.memory else None,
+                    rss_peak_bytes=row.memory.rss_peak if row.memory else None,
+                    tokens_per_second=row.tokens_per_second,
+                )
+                for row in history.ranks()
+            ),
+            host_total_bytes=int(psutil.virtual_memory().total),
+            host_rss_peak_bytes=samples.rss_peak,
+            host_pss_peak_bytes=samples.pss_peak,
+            mean_cpu_cores=sampler.cpu_seconds / duration if samples.count > 1 else None,
+            shared_memory_peak_bytes=samples.shared_memory_peak,
+            disk_free_min_bytes=samples.disk_free_min,
+            steps=history.last_step,
+            tokens_per_second=history.tokens_per_second(),
+            mfu=history.mfu(),
+            usd=price * duration / 3600 if price is not None else None,
+            notes=tuple(sampler.notes),
+        )
+
+    def _gpus(self) -> tuple[GpuMeasured, ...]:
+        samples = self._sampler.samples
+        if len(samples.gpu_peak) != len(self._sampler.gpus):
+            return ()
+        return tuple(
+            GpuMeasured(
+                index=info.index,
+                name=info.name,
+                total_bytes=info.total_bytes,
+                start_used_bytes=samples.gpu_start[i],
+                peak_used_bytes=samples.gpu_peak[i],
+                mean_utilisation=_ratio(*samples.gpu_utilisation[i]),
+                peak_power_watts=samples.gpu_power_peak[i],
+                peak_temperature_celsius=samples.gpu_temperature_peak[i],
+            )
+            for i, info in enumerate(self._sampler.gpus)
+        )
+
+    def _draw_in_turn(self) -> None:
+        """The card's thread: a page as often as making it stays cheap, then a last one."""
+        from decorators.card_writer import write
+
+        with contextlib.suppress(OSError):
+            # Threads have priorities of their own on Linux, and the pages' processes inherit this one's.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        pause = FIRST_CARD_SECONDS
+        while True:
+            self._ending.wait(pause)
+            last = self._ended is not None
+            before = time.monotonic()
+            try:
+                write(self._card, self.state())
+                if not last or self._failed is not None:  # Metaflow itself publishes a finished step's card
+                    _metaflow.push_card(self._card, wait=True)
+            except Exception as error:  # noqa: BLE001  # a card never breaks a step
+                with self._sampler.lock:
+                    note = f"The card could not be drawn: {type(error).__name__}: {error}"
+                    if note not in self._sampler.notes:
+                        self._sampler.notes.append(note)
+            self._card_seconds = time.thread_time()
+            if last:
+                return
+            pause = max(CARD_SECONDS, (time.monotonic() - before) / CARD_TIME_SHARE)
+
+
+class _NoProfile(Profile):
+    """Stands where no step is profiled: takes everything, measures nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(plan=None, step="")
+
+    def start(self) -> None:
+        pass
+
+    def add(self, event: Event) -> None:
+        pass
+
+
+NO_PROFILE: Profile = _NoProfile()
+
+
+def _ratio(total: float, seconds: float) -> float | None:
+    return total / seconds if seconds > 0 else None

@@ -1,0 +1,164 @@
+"""What a step asks of the cluster: the plan's request, and over it what the user wrote down.
+
+Metaflow merges ``@resources`` with ``@kubernetes`` or ``@batch`` by rules of its own (2.19.39: the larger
+of the two, but on Kubernetes ``@resources`` decides on ``gpu`` and ``shared_memory``). A user who wrote a
+value in one of them means that value, so it is put in both places.
+
+Units: Kubernetes takes ``memory`` and ``disk`` in MB (10**6 bytes), Batch takes ``memory`` in MiB, and
+``shared_memory`` is in MiB everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from decorators._metaflow import Backend, Given
+from estimator.errors import UserError
+from estimator.plan import MIB, Override, Plan
+
+GPUS_PARAMETER = "gpus"
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+_MB = 10**6
+_FIELDS = {  # a decorator's attribute: the request's field
+    "cpu": "cpu",
+    "memory": "memory_mib",
+    "shared_memory": "shared_memory_mib",
+    "disk": "disk_mib",
+}
+_RESOURCES_DECIDE = ("gpu", "shared_memory")
+_PLACEMENT = ("node_selector", "compute_pool")
+
+
+def merge_given(
+    resources: Mapping[str, Given], compute: Mapping[str, Given], backend: Backend
+) -> dict[str, Given]:
+    """The user's values of ``@resources`` and of the compute decorator, merged as Metaflow would."""
+    merged = {name: given for name, given in compute.items() if name in (*_FIELDS, "gpu", *_PLACEMENT)}
+    for name, given in resources.items():
+        other = merged.get(name)
+        decides = backend == "kubernetes" and name in _RESOURCES_DECIDE
+        if other is None or decides or _number(name, given) > _number(name, other):
+            merged[name] = given
+    return merged
+
+
+def with_given(
+    resolve: Callable[[dict[str, Any]], Plan],
+    parameters: dict[str, Any],
+    given: Mapping[str, Given],
+    backend: Backend,
+) -> Plan:
+    """The plan with the user's values in it, each noted as an override.
+
+    Another number of GPUs changes the layout too: where the flow has a parameter ``gpus``, the plan is
+    made again with it. Raises UserError where two of the user's own values contradict each other.
+    """
+    plan = resolve(parameters)
+    if "gpu" in given:
+        plan = _with_gpus(plan, resolve, parameters, given["gpu"])
+    for name, field in _FIELDS.items():
+        if name in given:
+            used = _to_mib(name, _number(name, given[name]), backend)
+            planned = getattr(plan.request, field)
+            if used != planned:
+                note = Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by)
+                plan = plan.with_override(note, **{field: used})
+    return _with_placement(plan, given)
+
+
+def decorator_values(
+    plan: Plan, given: Mapping[str, Given], backend: Backend, node_selector: Mapping[str, str] | None
+) -> dict[str, dict[str, Any]]:
+    """Values for the step's decorators, by decorator name.
+
+    ``node_selector`` is what the cluster's administrator configured for every step.
+    """
+    request = plan.request
+    memory, disk = request.memory_mib, request.disk_mib
+    if backend == "kubernetes":
+        memory, disk = math.ceil(memory * MIB / _MB), math.ceil(disk * MIB / _MB)
+    planned = {
+        "cpu": request.cpu,
+        "memory": memory,
+        "disk": disk,
+        "shared_memory": request.shared_memory_mib or None,
+        "gpu": request.gpus_per_node or None,  # a limit of 0 would keep the pod off nodes with GPUs
+    }
+    own = {name: _whole(_number(name, given[name])) for name in planned if name in given}
+    resources = {**planned, **own}
+    values: dict[str, dict[str, Any]] = {"resources": resources}
+    if backend == "kubernetes":
+        values["kubernetes"] = {name: resources[name] for name in ("cpu", "memory", "disk")}
+        if request.instance_type and not any(name in given for name in _PLACEMENT):
+            values["kubernetes"]["node_selector"] = {
+                **(node_selector or {}),
+                INSTANCE_TYPE_LABEL: request.instance_type,
+            }
+    return values
+
+
+def _with_gpus(
+    plan: Plan, resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given
+) -> Plan:
+    gpus = int(_number("gpu", given))
+    planned = plan.request.gpus_per_node
+    if gpus == planned:
+        return plan
+    note = Override(name="gpus_per_node", planned=str(planned), used=str(gpus), given_by=given.by)
+    asked = parameters.get(GPUS_PARAMETER)
+    if asked:
+        raise UserError(
+            f"--gpus {asked} and {given.by.rstrip('=')} {gpus} contradict each other.",
+            "Give the number of GPUs for each node once.",
+        )
+    if GPUS_PARAMETER in parameters and gpus > 0:
+        again = resolve({**parameters, GPUS_PARAMETER: gpus})
+        return dataclasses.replace(again, overrides=(*again.overrides, note))
+    return plan.with_override(note, gpus_per_node=gpus)
+
+
+def _with_placement(plan: Plan, given: Mapping[str, Given]) -> Plan:
+    planned = plan.request.instance_type
+    chosen = next((given[name] for name in _PLACEMENT if name in given), None)
+    if planned is None or chosen is None:
+        return plan
+    labels = chosen.value if isinstance(chosen.value, dict) else {}
+    used = labels.get(INSTANCE_TYPE_LABEL)
+    if used == planned:
+        return plan
+    note = Override(
+        name="instance_type",
+        planned=planned,
+        used=used or f"any that fits {_selector_text(chosen.value)}",
+        given_by=chosen.by,
+    )
+    return plan.with_override(note, instance_type=used)
+
+
+def _selector_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={label}" for name, label in value.items())
+    return str(value)
+
+
+def _to_mib(name: str, value: float, backend: Backend) -> int:
+    if backend == "kubernetes" and name in ("memory", "disk"):
+        value = value * _MB / MIB
+    return math.floor(value)
+
+
+def _number(name: str, given: Given) -> float:
+    try:
+        return float(given.value)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{given.by.rstrip('=')}: {name} {given.value!r} is not a number.",
+            f"Write {name}=8, for example.",
+        ) from None
+
+
+def _whole(value: float) -> int | float:
+    return int(value) if value.is_integer() else value
