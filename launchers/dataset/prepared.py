@@ -45,6 +45,12 @@ class PreparedInfo:
     total_steps: int
     seed: int
     fingerprint: str  # of tokenizer, data and settings: equal means the same training order and tokens
+    documents: int = 0  # conversations or texts in all rows; equals rows unless packed
+    dropped_rows: int = 0  # left out: nothing that counts in the loss was within seq_len
+    shortest: int = 0  # lengths of the documents in tokens, before truncation
+    median: int = 0
+    p95: int = 0
+    longest: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

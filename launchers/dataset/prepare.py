@@ -1,0 +1,298 @@
+"""Tokenise once: cut, pack, fix the order of training, hold some rows out, and write it all down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.errors import UserError
+from launchers.dataset import prepared, render
+from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
+from launchers.dataset.rows import Conversation
+from launchers.settings import Settings
+
+MAX_HELD_OUT = 256
+_SHOWN_CHARS = 1500  # of one stretch of a sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Document:
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    full_length: int  # before truncation
+
+
+class _Documents:
+    """Conversations as tokens, cut at ``seq_len``; those in which nothing counts are left out."""
+
+    def __init__(
+        self, conversations: Sequence[Conversation], tokenizer: Any, settings: Settings, seq_len: int
+    ) -> None:
+        self.kept: list[_Document] = []
+        self.truncated = self.dropped = 0
+        rows = render.tokenise(conversations, tokenizer, train_on_prompt=settings.train_on_prompt)
+        for tokens, counted in rows:
+            self.truncated += len(tokens) > seq_len
+            labels = np.where(counted, tokens, IGNORE).astype(np.int32)[:seq_len]
+            if (labels == IGNORE).all():
+                self.dropped += 1
+            else:
+                document = _Document(tokens=tokens[:seq_len], labels=labels, full_length=len(tokens))
+                self.kept.append(document)
+
+
+def split(
+    conversations: Sequence[Conversation], settings: Settings
+) -> tuple[list[Conversation], list[Conversation]]:
+    """Training rows in the order of the file, and held-out rows in a drawn order; the draw is seeded.
+
+    ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or if there is a
+    held-out dataset of its own.
+    """
+    rows = list(conversations)
+    if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None or len(rows) < 2:
+        return rows, []
+    count = min(max(1, round(settings.evaluation.fraction * len(rows))), MAX_HELD_OUT, len(rows) - 1)
+    held_out = _random(settings.seed, "split").permutation(len(rows))[:count].tolist()
+    chosen = set(held_out)
+    return [row for index, row in enumerate(rows) if index not in chosen], [rows[i] for i in held_out]
+
+
+def prepare(
+    train: Sequence[Conversation],
+    model_dir: Path,
+    settings: Settings,
+    seq_len: int,
+    folder: Path,
+    held_out: Sequence[Conversation] = (),
+) -> PreparedInfo:
+    """Write ``folder`` (see prepared.py) and, if there are held-out rows, ``folder``/heldout like it and
+    ``folder``/heldout.jsonl: ``{"prompt", "reference", "messages", "line"}`` a row, ``prompt`` as the model
+    sees it, special tokens included.
+
+    Raises UserError where a row can't be rendered, where nothing is left, or where there are fewer rows than
+    one batch.
+    """
+    model = _Model(model_dir, settings)
+    _clear(folder)
+    documents = _Documents(train, model.tokenizer, settings, seq_len)
+    if not documents.kept:
+        raise UserError(
+            f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the loss "
+            f"within {seq_len:,} tokens.",
+            "Raise --seq-len, or set train_on_prompt.",
+        )
+    if settings.packing:
+        rows = _pack(documents.kept, seq_len, settings.seed)
+    else:
+        rows = [_row([document]) for document in documents.kept]
+    order = _order(len(rows), settings)
+    info = _info(documents, rows, order, model, seq_len, settings)
+    if held_out:
+        _prepare_held_out(held_out, model, settings, seq_len, folder)
+    prepared.write(folder, rows, order, info)
+    return info
+
+
+def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
+    """One row as the model sees it; tokens that do not count in the loss stand between ⟦ and ⟧."""
+    sample = data.row(row)
+    lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
+    start = 0
+    for number, length in enumerate(sample.lengths.tolist()):
+        if len(sample.lengths) > 1:
+            lines.append(
+                f"--- document {number + 1} of {len(sample.lengths)} in this row, {length} tokens ---"
+            )
+        tokens = sample.tokens[start : start + length].tolist()
+        masked = (sample.labels[start : start + length] == IGNORE).tolist()
+        lines.append(_marked(tokens, masked, tokenizer))
+        start += length
+    return "\n".join(lines)
+
+
+def summary(info: PreparedInfo, dataset: str) -> str:
+    """What the dataset came to, in a few lines."""
+    share = info.truncated_rows / max(info.documents + info.dropped_rows, 1)
+    lines = [
+        f"{dataset}: {info.documents:,} rows, {info.tokens:,} tokens, "
+        f"{info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss",
+        f"tokens a row: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
+        f"max {info.longest:,}",
+    ]
+    if info.truncated_rows:
+        lines.append(f"cut at {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
+    else:
+        lines.append(f"none is longer than {info.seq_len:,} tokens")
+    if info.dropped_rows:
+        lines.append(f"left out: {info.dropped_rows:,} rows whose answer lies behind the cut")
+    if info.packed:
+        filled = info.tokens / (info.rows * info.seq_len)
+        lines.append(f"packed into {info.rows:,} sequences, {filled:.0%} full")
+    return "\n".join(lines)
+
+
+def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of indices: each length, in order, goes into the first bin with enough room left."""
+    room = np.full(len(lengths), capacity, dtype=np.int64)
+    bins: list[list[int]] = []
+    for index, length in enumerate(lengths):
+        # Unopened bins have full room, so there is always a first one that fits.
+        chosen = int(np.argmax(room[: len(bins) + 1] >= length))
+        if chosen == len(bins):
+            bins.append([])
+        bins[chosen].append(index)
+        room[chosen] -= length
+    return bins
+
+
+class _Model:
+    """What is needed of the model: its tokenizer, and how many tokens it knows."""
+
+    def __init__(self, model_dir: Path, settings: Settings) -> None:
+        self.tokenizer = render.load_tokenizer(model_dir, settings)
+        self.tokenizer_json = model_dir / "tokenizer.json"
+        self.vocab_size = len(self.tokenizer)
+        if (model_dir / "config.json").exists():
+            config = json.loads((model_dir / "config.json").read_text())
+            self.vocab_size = int(config.get("vocab_size", self.vocab_size))
+
+    @property
+    def pad_id(self) -> int:
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(int(token) for token in candidates if token is not None)
+
+
+def _prepare_held_out(
+    held_out: Sequence[Conversation], model: _Model, settings: Settings, seq_len: int, folder: Path
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
+        for conversation in held_out:
+            prompt, reference = render.prompt_of(conversation, model.tokenizer)
+            messages = [{"role": m.role, "content": m.content} for m in conversation.messages[:-1]]
+            values = {"prompt": prompt, "reference": reference, "messages": messages}
+            file.write(json.dumps(values | {"line": conversation.line}) + "\n")
+    documents = _Documents(held_out, model.tokenizer, settings, seq_len)
+    if not documents.kept:
+        return
+    one_by_one = settings.model_copy(update={"packing": False, "batch_size": 1, "epochs": 1})
+    rows = [_row([document]) for document in documents.kept]
+    order = np.arange(len(rows), dtype=np.int32)
+    info = _info(documents, rows, order, model, seq_len, one_by_one)
+    prepared.write(folder / "heldout", rows, order, info)
+
+
+def _clear(folder: Path) -> None:
+    """Take away what an earlier run has left, so that nothing old is taken for new."""
+    (folder / "info.json").unlink(missing_ok=True)
+    (folder / "heldout.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(folder / "heldout", ignore_errors=True)
+
+
+def _row(documents: Sequence[_Document]) -> Row:
+    return Row(
+        tokens=np.concatenate([d.tokens for d in documents]),
+        labels=np.concatenate([d.labels for d in documents]),
+        lengths=np.array([len(d.tokens) for d in documents], dtype=np.int32),
+    )
+
+
+def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
+    shuffled = [documents[index] for index in _random(seed, "pack").permutation(len(documents))]
+    bins = first_fit([len(document.tokens) for document in shuffled], seq_len)
+    return [_row([shuffled[index] for index in members]) for members in bins]
+
+
+def _order(rows: int, settings: Settings) -> NDArray[np.int32]:
+    batch = settings.batch_size
+    if rows < batch:
+        packed = " sequences after packing" if settings.packing else " rows to train on"
+        raise UserError(
+            f"batch_size {batch} is more than the {rows:,}{packed}.",
+            f"Give --batch-size {rows} or less, or more data.",
+        )
+    steps = settings.epochs * rows // batch
+    if settings.max_steps is not None:
+        steps = min(steps, settings.max_steps)
+    epochs = -(-steps * batch // rows)
+    orders = [_random(settings.seed, "epoch", epoch).permutation(rows) for epoch in range(epochs)]
+    return np.concatenate(orders)[: steps * batch].astype(np.int32)
+
+
+def _random(seed: int, purpose: str, number: int = 0) -> np.random.Generator:
+    """One stream a purpose, so that a change to one leaves the others as they are."""
+    return np.random.Generator(np.random.PCG64([seed, int.from_bytes(purpose.encode(), "big"), number]))
+
+
+def _info(
+    documents: _Documents,
+    rows: Sequence[Row],
+    order: NDArray[np.int32],
+    model: _Model,
+    seq_len: int,
+    settings: Settings,
+) -> PreparedInfo:
+    largest = max(int(row.tokens.max()) for row in rows)
+    if largest >= model.vocab_size:
+        raise UserError(
+            f"{model.tokenizer_json.parent}: the tokenizer makes token {largest}, but config.json says "
+            f"vocab_size {model.vocab_size}.",
+            "Tokenizer and weights are of different models.",
+        )
+    lengths = np.array([document.full_length for document in documents.kept])
+    return PreparedInfo(
+        rows=len(rows),
+        tokens=sum(len(row.tokens) for row in rows),
+        label_tokens=sum(int((row.labels != IGNORE).sum()) for row in rows),
+        truncated_rows=documents.truncated,
+        longest_row=max(len(row.tokens) for row in rows),
+        seq_len=seq_len,
+        packed=settings.packing,
+        pad_id=model.pad_id,
+        vocab_size=model.vocab_size,
+        global_batch=settings.batch_size,
+        total_steps=len(order) // settings.batch_size,
+        seed=settings.seed,
+        fingerprint=_fingerprint(rows, order, model, seq_len, settings),
+        documents=len(documents.kept),
+        dropped_rows=documents.dropped,
+        shortest=int(lengths.min()),
+        median=int(np.median(lengths)),
+        p95=int(np.percentile(lengths, 95)),
+        longest=int(lengths.max()),
+    )
+
+
+def _fingerprint(
+    rows: Sequence[Row], order: NDArray[np.int32], model: _Model, seq_len: int, settings: Settings
+) -> str:
+    """sha256 over the tokenizer's file, the rows as tokens and labels, their order and the batch."""
+    digest = hashlib.sha256(f"{seq_len} {settings.batch_size} {settings.packing} {model.pad_id}".encode())
+    if model.tokenizer_json.exists():
+        digest.update(model.tokenizer_json.read_bytes())
+    for row in rows:
+        for array in (row.lengths, row.tokens, row.labels):
+            digest.update(array.tobytes())
+    digest.update(order.tobytes())
+    return digest.hexdigest()
+
+
+def _marked(tokens: list[int], masked: list[bool], tokenizer: Any) -> str:
+    parts = []
+    for is_masked, group in groupby(zip(tokens, masked, strict=True), key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in group])
+        if len(text) > _SHOWN_CHARS:
+            half = _SHOWN_CHARS // 2
+            text = f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+        parts.append(f"⟦{text}⟧" if is_masked else text)
+    return "".join(parts)

@@ -1,0 +1,192 @@
+"""From a conversation to tokens: the chat template, and which tokens count in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.errors import UserError
+from launchers.dataset.rows import Conversation
+from launchers.settings import Settings
+
+_BATCH = 1024  # conversations tokenised at a time
+_PROMPT_CHARS = 200  # of a text that the model is asked to go on with
+
+# For base models, whose tokenizers have no chat template. The names of the parts are Stanford Alpaca's.
+INSTRUCTION_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] | trim }}\n\n"
+    "{% elif message['role'] == 'user' %}### Instruction:\n{{ message['content'] | trim }}\n\n### Response:\n"
+    "{% else %}{{ message['content'] | trim }}{{ eos_token }}{% if not loop.last %}\n\n{% endif %}{% endif %}"
+    "{% endfor %}"
+)
+
+
+def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
+    """The model's tokenizer with the chat template that is used: the settings', its own, or the plain one.
+
+    Nothing is downloaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}") from None
+    if settings.chat_template is not None:
+        tokenizer.chat_template = settings.chat_template
+    elif not tokenizer.chat_template:
+        bos = "{{ bos_token }}" if _adds_bos(tokenizer) else ""
+        eos = "{{ eos_token }}" if tokenizer.eos_token else ""
+        template = INSTRUCTION_TEMPLATE.replace("{{ bos_token }}", bos).replace("{{ eos_token }}", eos)
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # of one row, and which of them count in the loss
+
+
+def tokenise(
+    conversations: Sequence[Conversation], tokenizer: Any, *, train_on_prompt: bool = False
+) -> Iterator[Tokens]:
+    """Each conversation's tokens, and which of them count: the assistant's (in plain text, all).
+
+    The first token of a row never counts: nothing predicts it. An end-of-sequence token is appended where the
+    chat template has not ended the last turn.
+    """
+    for start in range(0, len(conversations), _BATCH):
+        yield from _tokenise(conversations[start : start + _BATCH], tokenizer, train_on_prompt)
+
+
+def _tokenise(
+    conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool
+) -> Iterator[Tokens]:
+    ending = _Ending(tokenizer)
+    rendered = [_render(conversation, tokenizer, not train_on_prompt) for conversation in conversations]
+    chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
+    texts = [c.text for c in conversations if c.text is not None]
+    chat_ids = iter(_ids(tokenizer, chats, special=False))
+    text_ids = iter(_ids(tokenizer, texts, special=True))
+    prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
+    for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
+        ids = next(chat_ids if conversation.messages else text_ids)
+        bounds = []
+        for cut in cuts:
+            prefix = next(prefixes)
+            if ids[: len(prefix)] != prefix:
+                raise _melted(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
+            bounds.append(len(prefix))
+        counted = np.zeros(len(ids) + 1, dtype=np.bool_)
+        if train_on_prompt or not conversation.messages:
+            counted[:] = True
+        else:
+            for first, last in zip(bounds[::2], [*bounds[1::2], len(ids)], strict=True):
+                counted[first:last] = True
+        counted[0] = False
+        eos = ending.missing(ids)
+        if eos is not None:
+            ids, counted[len(ids)] = [*ids, eos], True
+        yield np.array(ids, dtype=np.int32), counted[: len(ids)]
+
+
+def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
+    if not texts:
+        return []
+    # verbose=False: no warning about rows that are longer than the model; they are cut later.
+    encoded = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
+    ids: list[list[int]] = encoded["input_ids"]
+    return ids
+
+
+def _render(conversation: Conversation, tokenizer: Any, find_answers: bool) -> tuple[str, list[int]]:
+    """The text, and where each assistant turn begins and ends in it (the last one ends with the text)."""
+    if conversation.text is not None:
+        return conversation.text, []
+    messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
+    whole = _apply(tokenizer, messages, conversation)
+    if not find_answers:
+        return whole, []
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    cuts = []
+    for index in answers:
+        prefixes = [_apply(tokenizer, messages[:index], conversation, prompt=True)]
+        if index != answers[-1]:
+            prefixes.append(_apply(tokenizer, messages[: index + 1], conversation))
+        for prefix in prefixes:
+            if not whole.startswith(prefix):
+                raise UserError(
+                    f"{_name(conversation)}: the chat template renders the beginning of this chat otherwise "
+                    f"than the whole, so the assistant's turn {index + 1} can't be found in it.",
+                    "Set chat_template to one that only appends (or split such chats into single answers).",
+                )
+            cuts.append(len(prefix))
+    return whole, cuts
+
+
+def _apply(
+    tokenizer: Any, messages: list[dict[str, str]], conversation: Conversation, prompt: bool = False
+) -> str:
+    from jinja2.exceptions import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except TemplateError as error:
+        raise UserError(
+            f"{_name(conversation)}: the chat template refuses it: {one_line(error)}.",
+            "Change the row, or set chat_template.",
+        ) from None
+    return text
+
+
+def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
+    """What the model is given, special tokens included, and the rest: the last answer, or half of a text."""
+    if conversation.text is None:
+        messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
+        prompt = _apply(tokenizer, messages[:-1], conversation, prompt=True)
+        return prompt, conversation.messages[-1].content
+    text = conversation.text
+    cut = min(len(text) // 2, _PROMPT_CHARS)
+    cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut
+    return (tokenizer.bos_token if _adds_bos(tokenizer) else "") + text[:cut], text[cut:]
+
+
+def _melted(conversation: Conversation, before: str, after: str) -> UserError:
+    return UserError(
+        f"{_name(conversation)}: the tokenizer melts the end of one turn and the beginning of the next into "
+        f"one token ({before!r} and {after!r}), so what counts in the loss can't be told apart.",
+        "Remove white space at the beginning of the answer, or set chat_template.",
+    )
+
+
+class _Ending:
+    """Tells whether a row ends with a token that ends a turn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.eos: int | None = tokenizer.eos_token_id
+        added = tokenizer.added_tokens_decoder.items()
+        self._ends = {token for token, value in added if value.special} | {self.eos}
+        self._blank = {ids[0] for ids in _ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1}
+
+    def missing(self, ids: list[int]) -> int | None:
+        """The token to append: EOS, or None where the row has an end (or the tokenizer has no EOS)."""
+        position = len(ids) - 1
+        while position >= 0 and ids[position] in self._blank:
+            position -= 1
+        return None if position >= 0 and ids[position] in self._ends else self.eos
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    ids = _ids(tokenizer, ["a"], special=True)[0]
+    return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+
+
+def _name(conversation: Conversation) -> str:
+    return f"Dataset, line {conversation.line}" if conversation.line else "Dataset"
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

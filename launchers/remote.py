@@ -1,0 +1,145 @@
+"""The Hugging Face Hub and S3: their failures in words for people, their tokens, S3's files.
+
+Tokens come from the environment alone and are never shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+
+_TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def hub_token() -> str | bool:
+    """The environment's token; False (not None, which would read a token file) where there is none."""
+    return next((os.environ[name] for name in _TOKEN_VARIABLES if os.environ.get(name)), False)
+
+
+@contextmanager
+def hub_errors(kind: str, name: str) -> Iterator[None]:
+    """Turn the failures of huggingface_hub, datasets and their HTTP client into UserErrors.
+
+    ``kind`` is "model" or "dataset"; ``name`` its id on the hub.
+    """
+    import httpx
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except HFValidationError:
+        raise UserError(f"{name!r} is not a Hugging Face id.", "An id looks like org/name.") from None
+    except (HfHubHTTPError, EntryNotFoundError, httpx.HTTPError, ConnectionError, FileNotFoundError) as error:
+        raise _explain_hub(error, kind, name) from None
+
+
+def _explain_hub(error: Exception, kind: str, name: str) -> UserError:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RemoteEntryNotFoundError,
+    )
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+    title = f"{kind.capitalize()} {name}"
+    if isinstance(error, GatedRepoError) or "gated dataset" in str(error):
+        if hub_token():
+            return UserError(
+                f"HF_TOKEN: this token may not read {kind} {name}, which is gated.",
+                f"Ask for access with the token's account at {page}",
+            )
+        return UserError(
+            f"HF_TOKEN: {kind} {name} is gated and no token is set.",
+            f"Ask for access at {page} and set HF_TOKEN (on a cluster with @secrets).",
+        )
+    if isinstance(error, RemoteEntryNotFoundError):
+        return UserError(f"{title}: the Hugging Face Hub has no config.json for it.", f"See {page}")
+    if status in (401, 403) and hub_token():
+        return UserError(
+            f"HF_TOKEN: the Hugging Face Hub refuses this token for {kind} {name} (HTTP {status}).",
+            "Make a token with read access at https://huggingface.co/settings/tokens",
+        )
+    # The hub answers 401 to a caller without a token where there is no such repository, too.
+    if status in (401, 403, 404) or "doesn't exist on the Hub" in str(error):
+        return UserError(
+            f"{title} is not on the Hugging Face Hub, or is private.",
+            f"Look at {page}; for a private one set HF_TOKEN.",
+        )
+    if status is not None:
+        return UserError(f"{title}: the Hugging Face Hub answers HTTP {status}.", "Try again later.")
+    offline = isinstance(error, OfflineModeIsEnabled) or bool(os.environ.get("HF_HUB_OFFLINE"))
+    if offline or isinstance(error, LocalEntryNotFoundError):
+        why = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face Hub can't be reached"
+        return UserError(
+            f"{title} is not in the local cache, and {why}.",
+            f"Fetch it where there is a network, or give a local path instead of the {kind}'s id.",
+        )
+    return UserError(
+        f"{title}: the Hugging Face Hub can't be reached ({type(error).__name__}).",
+        f"Check the network (HF_ENDPOINT, proxies), or give a local path instead of the {kind}'s id.",
+    )
+
+
+def s3_location(url: str) -> tuple[str, str]:
+    """Bucket and key of s3://bucket/key; raises UserError where one of them is missing."""
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    if not bucket or not key.strip("/"):
+        raise UserError(f"{url} names no file or folder.", "Write s3://bucket/path")
+    return bucket, key
+
+
+def s3_client() -> Any:
+    try:
+        import boto3
+    except ImportError:
+        raise UserError(
+            "s3:// needs boto3, which is not installed.", "pip install 'metaflow-finetune[aws]'"
+        ) from None
+    return boto3.client("s3")
+
+
+@contextmanager
+def s3_errors(url: str) -> Iterator[None]:
+    """Turn the failures of boto3 into UserErrors."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        yield
+    except NoCredentialsError:
+        raise UserError(
+            f"{url}: there are no AWS credentials.",
+            "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the task a role.",
+        ) from None
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code in ("404", "NoSuchKey", "NotFound"):
+            raise UserError(f"{url}: there is no such key.", "Look with: aws s3 ls") from None
+        if code == "NoSuchBucket":
+            raise UserError(f"{url}: there is no such bucket.", "Look with: aws s3 ls") from None
+        if code in ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"):
+            raise UserError(
+                f"{url}: the AWS credentials may not read it ({code}).", "See: aws sts get-caller-identity"
+            ) from None
+        raise UserError(f"{url}: S3 answers {code or 'an error'}.", "Try again later.") from None
+    except BotoCoreError as error:
+        raise UserError(
+            f"{url}: S3 can't be reached ({type(error).__name__}).", "Check the network and AWS_REGION."
+        ) from None
+
+
+def s3_download(client: Any, bucket: str, key: str, target: Path) -> None:
+    """Download one object under a temporary name, then rename it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(target.name + ".part")
+    try:
+        client.download_file(bucket, key, str(temporary))
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,379 @@
+"""Where a model comes from, what shape it has, and its files: fetched once, checked before use.
+
+Sources: tiny-llama (made here), the model table, the Hugging Face Hub, a local directory, S3.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from estimator import models
+from estimator.errors import UserError
+from estimator.models import ModelSpec
+from estimator.plan import GIB
+from launchers import remote, tiny_llama
+
+TINY = "tiny-llama"
+Kind = Literal["tiny", "table", "hub", "local", "s3"]
+
+# What is fetched: configuration, tokenizer, safetensors. Not other formats of the same weights, not folders.
+PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+NOT_PATTERNS = ("*/*", "consolidated*", "adapter_*")
+_INDEX = "model.safetensors.index.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRef:
+    """A model and where it is: a table name, a hub id, a folder or an s3:// URL in ``location``."""
+
+    kind: Kind
+    name: str  # as the user gave it
+    location: str
+
+
+def resolve(model: str) -> ModelRef:
+    """What ``--model`` names. Looks at the table and the local disk only.
+
+    A name of the table wins over a folder of that name (write ``./name`` for the folder); a folder that is
+    there wins over a hub id. Raises UserError for a missing folder or an unknown name.
+    """
+    if model == TINY:
+        return ModelRef(kind="tiny", name=model, location="")
+    if model.startswith("s3://"):
+        remote.s3_location(model)
+        return ModelRef(kind="s3", name=model, location=model.rstrip("/"))
+    path = Path(model).expanduser()
+    if path.is_absolute() or model.startswith((".", "~")):
+        if not path.is_dir():
+            raise UserError(f"There is no model directory {path}.", "Give a folder with config.json in it.")
+        return ModelRef(kind="local", name=model, location=str(path.resolve()))
+    if "/" not in model and not path.is_dir():
+        return _of_table(model, models.find(model))
+    if model in models.names():
+        return _of_table(model, models.find(model))
+    if path.is_dir():
+        return ModelRef(kind="local", name=model, location=str(path.resolve()))
+    if _HUB_ID.fullmatch(model):
+        return ModelRef(kind="hub", name=model, location=model)
+    raise UserError(f"There is no model directory {model}.", f"Known names: {', '.join(models.names())}.")
+
+
+def spec_of(ref: ModelRef) -> ModelSpec:
+    """The model's shape. No weights are downloaded; for a hub id or S3 its config.json is."""
+    if ref.kind in ("tiny", "table"):
+        return models.find(ref.name)
+    if ref.kind == "local":
+        return ModelSpec.from_hf_config(_read_config(Path(ref.location)), ref.name)
+    if ref.kind == "s3":
+        return ModelSpec.from_hf_config(_s3_config(ref.location), ref.name)
+    try:
+        return models.find(ref.location)  # the table knows this id: no network needed
+    except UserError:
+        return ModelSpec.from_hf_config(_hub_config(ref.location), ref.name)
+
+
+def fetch(ref: ModelRef, folder: Path) -> Path:
+    """The model's files, whole: a local directory in place, any other in ``folder`` (or the hub's cache).
+
+    What is there already is not fetched again; a download that was cut goes on. Raises UserError where the
+    model can't be had, where the disk is too small (before anything is downloaded), or where files are broken.
+    """
+    if ref.kind == "tiny":
+        return tiny_llama.make(folder)
+    if ref.kind == "local":
+        path = Path(ref.location)
+    elif ref.kind == "s3":
+        path = _fetch_s3(ref.location, folder)
+    else:
+        path = _fetch_hub(ref.location, folder)
+    check_complete(path)
+    return path
+
+
+def check_complete(folder: Path) -> None:
+    """Raise UserError unless config.json, a tokenizer and all weights are there, whole, of one shape.
+
+    Reads the headers of the safetensors files, not the weights.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no model directory {folder}.")
+    config = _read_config(folder)
+    tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+    if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
+        raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _weight_files(folder):
+        shapes |= _read_header(path)
+    _check_index(folder, shapes)
+    _check_embedding(folder, config, shapes)
+
+
+# Local files
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} can't be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object.")
+    return config
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name by the index; empty where there is no index."""
+    path = folder / _INDEX
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} can't be read.", "Fetch it again.") from None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    listed = sorted(set(_weight_map(folder).values()))
+    if listed:
+        missing = [name for name in listed if not (folder / name).is_file()]
+        if missing:
+            raise UserError(
+                f"{folder}: {len(missing)} of {len(listed)} weight files are missing, {missing[0]} first.",
+                f"They are listed in {_INDEX}; fetch them again.",
+            )
+        return [folder / name for name in listed]
+    found = sorted(path for path in folder.glob("*.safetensors") if _wanted(path.name))
+    if not found:
+        other = sorted([*folder.glob("adapter_model.*"), *folder.glob("*.bin"), *folder.glob("*.pth")])
+        advice = "*.safetensors belong there."
+        if other:
+            advice = f"It has {other[0].name}, but *.safetensors of the whole model are needed."
+        raise UserError(f"No weights in {folder}.", advice)
+    return found
+
+
+def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a safetensors file; raises UserError unless the file is as long as its header says.
+
+    The format: 8 bytes of header length, a JSON header, the data
+    (https://github.com/huggingface/safetensors#format).
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(max(8, len(_LFS_POINTER)))
+        if head.startswith(_LFS_POINTER):
+            raise UserError(f"{path} is a Git LFS pointer, not the weights.", "Run: git lfs pull")
+        length = int.from_bytes(head[:8], "little")
+        if 8 < size < 8 + length <= 8 + _MAX_HEADER_BYTES:
+            raise _truncated(path, size, f"at least {8 + length:,}")
+        try:
+            if size <= 8 or length > _MAX_HEADER_BYTES:
+                raise ValueError("no header")
+            file.seek(8)
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            expected = 8 + length + max((int(t["data_offsets"][1]) for t in header.values()), default=0)
+            shapes = {name: tuple(int(n) for n in tensor["shape"]) for name, tensor in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise UserError(f"{path} is not a safetensors file.", "Delete it and fetch it again.") from None
+    if size < expected:
+        raise _truncated(path, size, f"{expected:,}")
+    if size > expected:
+        raise UserError(
+            f"{path} is broken: {size:,} bytes, but its header says {expected:,}.",
+            "Delete it and fetch it again.",
+        )
+    return shapes
+
+
+def _truncated(path: Path, size: int, expected: str) -> UserError:
+    return UserError(
+        f"{path} is truncated: {size:,} of {expected} bytes.", "Delete it and fetch or copy it again."
+    )
+
+
+def _check_index(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    missing = [name for name in _weight_map(folder) if name not in shapes]
+    if missing:
+        raise UserError(
+            f"{folder}: {len(missing)} tensors of {_INDEX} are in none of the files, {missing[0]} first.",
+            "Index and files are of different versions; fetch them again.",
+        )
+
+
+def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), None)
+    if embedding is None:
+        raise UserError(
+            f"{folder}: the weights have no token embedding (embed_tokens.weight).",
+            "Give a whole model in Hugging Face's layout.",
+        )
+    text = config.get("text_config") or config
+    expected = (text.get("vocab_size"), text.get("hidden_size"))
+    if embedding != expected:
+        raise UserError(
+            f"{folder}: the weights' embedding is {list(embedding)}, config.json says vocab_size "
+            f"{expected[0]} and hidden_size {expected[1]}.",
+            "Weights and config.json are of different models.",
+        )
+
+
+def _wanted(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, p) for p in PATTERNS) and not any(
+        fnmatch.fnmatch(name, p) for p in NOT_PATTERNS
+    )
+
+
+def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed_bytes > free:
+        raise UserError(
+            f"{name} needs {needed_bytes / GIB:.1f} GiB, {folder} has {free / GIB:.1f} GiB free.",
+            "Free some space, or choose another folder.",
+        )
+
+
+# The Hugging Face Hub
+
+
+def _of_table(name: str, spec: ModelSpec) -> ModelRef:
+    if spec.name == TINY or spec.hf_id is None:
+        return ModelRef(kind="tiny", name=spec.name, location="")
+    return ModelRef(kind="table", name=name, location=spec.hf_id)
+
+
+def _hub_config(repo_id: str) -> dict[str, Any]:
+    import huggingface_hub
+
+    cached = huggingface_hub.try_to_load_from_cache(repo_id, "config.json")
+    if not isinstance(cached, str):
+        with remote.hub_errors("model", repo_id):
+            cached = huggingface_hub.hf_hub_download(repo_id, "config.json", token=remote.hub_token())
+    return _read_config(Path(cached).parent)
+
+
+def _fetch_hub(repo_id: str, folder: Path) -> Path:
+    import huggingface_hub
+
+    cached = _cached(repo_id)
+    if cached is not None:
+        return cached
+    with remote.hub_errors("model", repo_id):
+        info = huggingface_hub.model_info(repo_id, files_metadata=True, token=remote.hub_token())
+        sizes = {s.rfilename: s.size or 0 for s in info.siblings or [] if _wanted(s.rfilename)}
+        if not any(name.endswith(".safetensors") for name in sizes):
+            raise UserError(f"Model {repo_id} has no *.safetensors on the Hugging Face Hub.")
+        _check_space(folder, _missing_bytes(folder, sizes), f"Model {repo_id}")
+        with _disk_full(folder, repo_id):
+            path = huggingface_hub.snapshot_download(
+                repo_id,
+                revision=info.sha,
+                local_dir=folder,
+                token=remote.hub_token(),
+                allow_patterns=list(PATTERNS),
+                ignore_patterns=list(NOT_PATTERNS),
+            )
+    return Path(path)
+
+
+def _cached(repo_id: str) -> Path | None:
+    """The model in the hub's own cache, where all of it is there."""
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        path = huggingface_hub.snapshot_download(
+            repo_id,
+            local_files_only=True,
+            allow_patterns=list(PATTERNS),
+            ignore_patterns=list(NOT_PATTERNS),
+        )
+        check_complete(Path(path))
+    except (LocalEntryNotFoundError, UserError):
+        return None
+    return Path(path)
+
+
+def _missing_bytes(folder: Path, sizes: dict[str, int]) -> int:
+    """What is still to be written: whole files are there, and a cut download keeps what it has."""
+    missing = sum(
+        size for name, size in sizes.items() if not _has_size(folder / name, size)
+    )  # the hub's client keeps unfinished files below .cache in the folder
+    unfinished = (folder / ".cache").rglob("*.incomplete") if folder.exists() else ()
+    return max(0, missing - sum(path.stat().st_blocks * 512 for path in unfinished))
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+@contextmanager
+def _disk_full(folder: Path, name: str) -> Iterator[None]:
+    import errno
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"The disk of {folder} is full; {name} is not whole.",
+            "Free some space and run again: it goes on where it stopped.",
+        ) from None
+
+
+# S3
+
+
+def _fetch_s3(url: str, folder: Path) -> Path:
+    bucket, prefix = remote.s3_location(url)
+    client = remote.s3_client()
+    with remote.s3_errors(url):
+        sizes = {
+            key: size
+            for key, size in _s3_list(client, bucket, prefix.rstrip("/") + "/")
+            if _wanted(Path(key).name) and "/" not in key[len(prefix.rstrip("/")) + 1 :]
+        }
+        if not sizes:
+            raise UserError(f"{url}: there is no model.", "Look with: aws s3 ls")
+        missing = {k: s for k, s in sizes.items() if not _has_size(folder / Path(k).name, s)}
+        _check_space(folder, sum(missing.values()), url)
+        with _disk_full(folder, url):
+            for key in missing:
+                remote.s3_download(client, bucket, key, folder / Path(key).name)
+    return folder
+
+
+def _s3_list(client: Any, bucket: str, prefix: str) -> Iterable[tuple[str, int]]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return ((entry["Key"], entry["Size"]) for page in pages for entry in page.get("Contents", ()))
+
+
+def _s3_config(url: str) -> dict[str, Any]:
+    bucket, prefix = remote.s3_location(url + "/config.json")
+    with remote.s3_errors(url + "/config.json"):
+        body = remote.s3_client().get_object(Bucket=bucket, Key=prefix)["Body"].read()
+    try:
+        config = json.loads(body)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise UserError(f"{url}/config.json is not a JSON object.")
+    return config
