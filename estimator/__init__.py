@@ -1,6 +1,34 @@
 """Predicts memory, speed and price of a fine-tuning job, and plans where to run it.
 
-Imports neither torch nor Metaflow.
+Imports neither torch nor Metaflow. In: a :class:`Job` and a :class:`Target`. Out: a :class:`Plan`.
 """
 
+from estimator.errors import UserError
+from estimator.hardware import Gpu, Instance
+from estimator.job import Job, Machine, Target
+from estimator.models import ModelSpec
+from estimator.plan import Layout, MemoryEstimate, Override, Plan, Prediction, Request
+from estimator.planner import CannotFit, plan
+from estimator.report import render, render_cannot_fit
+
 METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole, tables included
+
+__all__ = [
+    "CannotFit",
+    "Gpu",
+    "Instance",
+    "Job",
+    "Layout",
+    "Machine",
+    "MemoryEstimate",
+    "ModelSpec",
+    "Override",
+    "Plan",
+    "Prediction",
+    "Request",
+    "Target",
+    "UserError",
+    "plan",
+    "render",
+    "render_cannot_fit",
+]

@@ -132,9 +132,7 @@ def nearest_multiple(value: int, of: int) -> int:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise UserError(
-            f"{name} = {value!r} is not known.", f"Choose one of {', '.join(map(str, allowed))}."
-        )
+        raise UserError(f"{name} = {value!r} is not known.", f"Choose one of {', '.join(map(str, allowed))}.")
 
 
 def _at_least_one(name: str, value: object) -> None:

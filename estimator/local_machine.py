@@ -1,0 +1,84 @@
+"""What this machine has, as the planner wants it. The only module here that looks at the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from estimator.job import Machine
+
+
+def here(folder: Path | str = ".") -> Machine:
+    """GPUs (through NVML), CPU cores, memory and the free disk of ``folder``'s file system.
+
+    Cores and memory are those that this process may use: its CPU affinity and its control group's limit.
+    No driver, no library or no GPU: no GPUs.
+    """
+    import psutil  # not needed for planning a cluster's job
+
+    return Machine(
+        gpus=_gpus(),
+        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        ram_bytes=min(int(psutil.virtual_memory().total), _memory_limit() or 2**63),
+        disk_free_bytes=shutil.disk_usage(_existing(Path(folder))).free,
+    )
+
+
+def _gpus() -> tuple[tuple[str, int], ...]:
+    """(name, memory) of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order."""
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            found.append((_text(name), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), _text(uuid)))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        found = _visible(found, visible)
+    return tuple((name, size) for name, size, _ in found)
+
+
+def _visible(found: list[tuple[str, int, str]], visible: str) -> list[tuple[str, int, str]]:
+    """CUDA's rule: indices or UUID prefixes; the first that names no GPU ends the list."""
+    chosen = []
+    for item in (part.strip() for part in visible.split(",")):
+        if item.isdigit() and int(item) < len(found):
+            chosen.append(found[int(item)])
+            continue
+        match = [gpu for gpu in found if item and gpu[2].startswith(item)]
+        if len(match) != 1:
+            break
+        chosen.append(match[0])
+    return chosen
+
+
+def _memory_limit() -> int | None:
+    """The control group's memory limit, where there is one (v2, then v1)."""
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return int(Path(name).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,373 @@
+"""Peak memory of one process, by category, from closed formulas.
+
+A training step has four moments at which memory can peak: the loss, the start of the backward pass, its
+end, and the optimizer's step. Each is the sum of what is alive then; the largest is the prediction.
+
+Letters as in the papers: P parameters, T tokens of one micro batch, h hidden size, f MLP width,
+V vocabulary, L layers, n processes that share the states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from estimator.job import Job
+from estimator.plan import GIB, Layout, MemoryEstimate
+
+CATEGORIES = (
+    "weights",
+    "master weights",
+    "adapters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits and loss",
+    "communication buffers",
+    "optimizer temporaries",
+    "NF4 overhead",
+    "runtime",
+    "fragmentation",
+)
+
+# NF4 with double quantisation: 4 bits a weight, an 8-bit scale for each block of 64, an fp32 scale for each
+# 256 of those. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
+NF4_WEIGHT_BYTES = 0.5
+NF4_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
+
+# torchtune's CEWithChunkedOutputLoss, torchtune 0.6.1 (modules/loss/ce_chunked_output_loss.py)
+LOSS_CHUNKS = 8
+
+# CUDA context of one process 0.47-0.92 GiB, and 1.5 GiB more at NCCL's first collective: measured on A100s
+# in stas00/ml-engineering, training/performance. Outside PyTorch's allocator.
+CUDA_CONTEXT_BYTES = int(0.75 * GIB)
+NCCL_BYTES = int(1.5 * GIB)
+
+# Python, torch and the engine of one process without a GPU. To be replaced by a measurement.
+CPU_RUNTIME_BYTES = int(0.75 * GIB)
+
+# DeepSpeed: launchers/engines/deepspeed_config.py sets the bucket (keep them equal); the rest are the
+# defaults of runtime/zero/config.py in DeepSpeed 0.19.
+DEEPSPEED_BUCKET = 200_000_000  # elements
+ZERO3_LIVE_PARAMETERS = 1_000_000_000
+ZERO3_PREFETCH = 50_000_000
+ZERO3_SUB_GROUP = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """How measured memory compares with the sum of the live tensors, for one class of runs."""
+
+    reserved: float  # what the caching allocator reserves, over what is active in it
+    width: float  # the upper bound, over the likely value, less 1
+    basis: str
+
+
+# Ratios of reserved to active memory: torchtitan benchmarks (FSDP2 1.18-1.37), litgpt and torchtune on one
+# GPU (1.02-1.05 at a fixed length, 1.15-1.25 with lengths that vary, from LLaMA-Cookbook and ms-swift runs).
+RESIDUALS = {
+    "one GPU, fixed length": Residual(1.04, 0.15, "published torchtune and litgpt runs on one GPU"),
+    "one GPU": Residual(1.15, 0.15, "published runs on one GPU with lengths that vary"),
+    "fsdp": Residual(1.20, 0.15, "published torchtitan FSDP2 runs"),
+    "zero": Residual(1.20, 0.25, "published Hugging Face and DeepSpeed runs, few and wide apart"),
+    "cpu": Residual(1.10, 0.25, "no published runs; a wide margin"),
+}
+
+
+def estimate(
+    job: Job, layout: Layout, *, capacity_bytes: int | None = None, chunked_loss: bool | None = None
+) -> MemoryEstimate:
+    """Peak memory of one process of ``layout``, and the host memory of one of its nodes.
+
+    Parameters
+    ----------
+    capacity_bytes:
+        What one GPU (on a CPU, one process's share of the memory) offers, if known.
+    chunked_loss:
+        Whether the loss is computed in chunks; None: as the engine does it.
+    """
+    parts = _peak(job, layout, job.engine == "torchtune" if chunked_loss is None else chunked_loss)
+    residual = residual_of(job, layout)
+    parts["fragmentation"] = int((residual.reserved - 1) * sum(parts.values()))
+    parts["runtime"] = runtime_bytes(layout)
+    likely = sum(parts.values())
+    upper = int(likely * (1 + residual.width))
+    return MemoryEstimate(
+        categories=tuple((name, parts[name]) for name in CATEGORIES if parts.get(name)),
+        upper_bytes=upper,
+        capacity_bytes=capacity_bytes,
+        host_bytes=upper * layout.processes_per_node if layout.device == "cpu" else host_bytes(job, layout),
+        basis=f"+{residual.width:.0%}: {residual.basis}",
+    )
+
+
+def residual_of(job: Job, layout: Layout) -> Residual:
+    """The row of ``RESIDUALS`` for this class of run."""
+    if layout.device == "cpu":
+        return RESIDUALS["cpu"]
+    if layout.world_size > 1:
+        return RESIDUALS["fsdp" if layout.sharding == "fsdp" else "zero"]
+    return RESIDUALS["one GPU, fixed length" if job.packing or job.compile else "one GPU"]
+
+
+def runtime_bytes(layout: Layout) -> int:
+    """Memory of a process that holds no tensor yet, outside PyTorch's allocator."""
+    if layout.device == "cpu":
+        return CPU_RUNTIME_BYTES
+    return CUDA_CONTEXT_BYTES + (NCCL_BYTES if layout.world_size > 1 else 0)
+
+
+@lru_cache(maxsize=4096)
+def states(job: Job, layout: Layout) -> tuple[tuple[str, int], ...]:
+    """Bytes of weights, master weights, adapters, gradients and optimizer states in one process.
+
+    torchtune trains in the weights' own type and keeps both AdamW moments in it: 2 + 2 + 4 B a parameter
+    in bf16 (torchtune 0.6.1, recipes/full_finetune_*.py), all divided by n under FSDP2.
+    DeepSpeed with bf16 keeps an fp32 copy and fp32 moments: 2 + 2 + 4 + 8 B; stage 1 divides the last two
+    by n, stage 2 the gradients as well, stage 3 the weights too. Rajbhandari et al. 2020, ZeRO
+    (arXiv:1910.02054), section 3.1 and figure 1.
+    Adapters: the base holds neither gradients nor states. Hu et al. 2021 (arXiv:2106.09685), section 4.2.
+    """
+    model, n = job.model, layout.world_size
+    fp32 = layout.precision == "fp32"
+    size = 4 if fp32 else 2
+    moments = {"adamw": 2, "sgd": 1}[job.optimizer]
+    trainable = job.trainable_parameters
+    stage = zero_stage(layout)
+    mixed_fsdp = stage is None and layout.precision == "bf16-mixed"  # FSDP2 with fp32 shards
+    own = 4 if mixed_fsdp else size
+
+    if job.method == "qlora":
+        base = int(model.linear_parameters * NF4_WEIGHT_BYTES)
+        base += (model.parameters - model.linear_parameters) * size
+    else:
+        base = model.parameters * own
+    shares = {  # by how many processes each part is divided
+        "weights": n if layout.sharding in ("fsdp", "zero3") else 1,
+        "adapters": n if layout.sharding in ("fsdp", "zero3") else 1,
+        "gradients": n if layout.sharding in ("fsdp", "zero2", "zero3") else 1,
+        "optimizer": n if layout.sharding in ("fsdp", "zero1", "zero2", "zero3") else 1,
+    }
+    result = {
+        "weights": _share(base, shares["weights"]),
+        "adapters": _share(trainable * own, shares["adapters"]) if job.adapters else 0,
+        "gradients": _share(trainable * own, shares["gradients"]),
+    }
+    if stage is None:
+        result["optimizer"] = _share(trainable * own * moments, shares["optimizer"])
+    else:
+        # DeepSpeed's ZeRO optimizers copy their partition of the weights in fp32, also of fp32 weights
+        copy = 0 if fp32 and stage == 0 else 4 * trainable
+        result["master weights"] = _share(copy, shares["optimizer"])
+        result["optimizer"] = _share(4 * moments * trainable, shares["optimizer"])
+        if layout.offload == "cpu" and stage:
+            result |= {"master weights": 0, "optimizer": 0, "gradients": 0}
+    return tuple(result.items())
+
+
+def zero_stage(layout: Layout) -> int | None:
+    """DeepSpeed's stage of this layout, None where it is not DeepSpeed's."""
+    return int(layout.sharding[-1]) if layout.sharding.startswith("zero") else None
+
+
+def layer_activation_bytes(job: Job, layout: Layout) -> int:
+    """What one block keeps for its backward pass, for one token.
+
+    Eager, all weights trained: per block 24h + 8f bytes in bf16. Two norms keep input, fp32 copy and output
+    (16h); attention keeps queries, expanded keys and values, and its output (8 query widths); the gated MLP
+    keeps four tensors of width f. With adapters the norms' inputs are not needed: 20h + 8f. Compiled, the
+    partitioner keeps 16h + 6f. Found by tracing torchtune's Llama 3.2 3B and Llama 3 8B (45.4h and 52h
+    eager, 32h and 37h compiled); the count by hand follows Korthikanti et al. 2022 (arXiv:2205.05198),
+    section 4, with flash attention and a gated MLP. fp32 doubles it.
+    """
+    model = job.model
+    experts = max(model.experts_per_token, 1)
+    if job.compile:
+        width = 8 * model.hidden + 8 * model.q_dim + 6 * model.ffn * experts
+    else:
+        width = (12 if job.adapters else 16) * model.hidden + 8 * model.q_dim + 8 * model.ffn * experts
+    if model.experts:
+        width += 4 * model.hidden * experts  # each expert's input and weighted output
+    if job.adapters:  # the narrow side of each adapter
+        width += 2 * job.lora_rank * (len(job.lora_targets) + job.mlp_targets * (experts - 1))
+    width *= 2 if layout.precision == "fp32" else 1
+    return width + 4 * model.heads  # logsumexp of flash attention
+
+
+def loss_bytes(job: Job, layout: Layout, *, chunked: bool) -> int:
+    """Logits and cross-entropy at the start of the backward pass.
+
+    Plain: fp32 logits, log-softmax and their gradient, 12 B x T x V (transformers, loss/loss_utils.py
+    upcasts to fp32; a trace of torchtune's plain loss gives the same). Chunked, eager: the logits in the
+    model's type and the fp32 log-softmax of every chunk stay, and one chunk has two more fp32 copies:
+    (2 + 4) B x T x V + 8 B x T x V / chunks; compiled, without the log-softmax.
+    torchtune measured 8.1 GiB less for 8,192 tokens of Llama 3.2 3B with chunks (PR #1607).
+    """
+    size = 4 if layout.precision == "fp32" else 2
+    elements = layout.micro_batch * layout.seq_len * job.model.vocab
+    if not chunked:
+        return 12 * elements
+    kept = size if job.compile else size + 4
+    return kept * elements + 8 * elements // LOSS_CHUNKS
+
+
+def communication_bytes(job: Job, layout: Layout) -> int:
+    """Buffers that gather weights and reduce gradients.
+
+    FSDP2 holds two blocks gathered (one computing, one prefetched), the inputs of two reduce-scatters, and
+    the root group (embedding, output head, last norm) whole from the forward to the end of the backward
+    pass: Zhao et al. 2023 (arXiv:2304.11277), section 3.3; torch.distributed.fsdp.fully_shard, which never
+    reshards the root. DeepSpeed: its buckets, twice when communication overlaps; stage 3: live parameters
+    and prefetch on top (https://www.deepspeed.ai/docs/config-json/).
+    """
+    if layout.world_size == 1 and layout.offload == "none":
+        return 0
+    model, stage = job.model, zero_stage(layout)
+    size = 4 if layout.precision == "fp32" else 2
+    trainable = job.trainable_parameters
+    if stage is not None:
+        bucket = size * min(DEEPSPEED_BUCKET, trainable)
+        if stage == 0:
+            return bucket
+        if stage < 3:
+            return bucket * (3 if layout.device == "cuda" else 2)  # reduce (double when overlapped), gather
+        live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH, model.parameters)
+        return bucket * (2 if layout.device == "cuda" else 1) + size * live
+    if layout.sharding != "fsdp":
+        return 0
+    if job.method == "qlora":
+        linear = model.attention_linear_parameters + model.mlp_linear_parameters
+        block = int(linear * (NF4_WEIGHT_BYTES + NF4_SCALE_BYTES))
+        block += size * (model.layer_parameters - linear)
+    else:
+        block = size * model.layer_parameters
+    root = size * (model.embedding_parameters + model.hidden)
+    reduce_size = 4 if layout.precision == "bf16-mixed" else size
+    reduced = 2 * reduce_size * _share(trainable, model.layers) if job.adapters else 0
+    if not job.adapters:
+        reduced = 2 * reduce_size * model.layer_parameters
+    return 2 * block + reduced + root
+
+
+def optimizer_temporary_bytes(job: Job, layout: Layout) -> int:
+    """What the optimizer's step allocates for a moment.
+
+    The fused AdamW of GPUs: nothing. Tensor by tensor, on a CPU: about two copies of the largest tensor
+    (torch.optim.adamw, _single_tensor_adamw). DeepSpeed: the fp32 gradients of its partition, in sub-groups
+    at stage 3 (runtime/zero/stage_1_and_2.py and stage3.py, step).
+    """
+    stage = zero_stage(layout)
+    shards = layout.world_size if layout.sharding not in ("none", "ddp", "zero0") else 1
+    if stage is not None:
+        if layout.offload == "cpu" and stage:
+            return 0
+        own = _share(job.trainable_parameters, shards)
+        return 4 * (min(own, ZERO3_SUB_GROUP) if stage == 3 else own)
+    if layout.device == "cuda":
+        return 0
+    largest = max(job.model.vocab * job.model.hidden, job.model.ffn * job.model.hidden)
+    if job.adapters:
+        largest = job.lora_rank * max(job.model.ffn, job.model.hidden, job.model.q_dim)
+    return 2 * (4 if layout.precision == "fp32" else 2) * _share(largest, shards)
+
+
+def nf4_bytes(job: Job, layout: Layout) -> int:
+    """Scales of the 4-bit weights, and the largest linear layer dequantised for its product."""
+    if job.method != "qlora":
+        return 0
+    model = job.model
+    shards = layout.world_size if layout.sharding in ("fsdp", "zero3") else 1
+    scales = _share(int(model.linear_parameters * NF4_SCALE_BYTES), shards)
+    largest = max(rows * columns for rows, columns in model.linear_shapes.values())
+    return scales + (4 if layout.precision == "fp32" else 2) * largest
+
+
+def host_bytes(job: Job, layout: Layout) -> int:
+    """Memory of one node of a job that trains on GPUs.
+
+    Each process: Python, torch and CUDA's host side. Loading: torchtune maps the safetensors files, whose
+    pages all ranks share, and permutes copies of the query and key weights in each; transformers loads a
+    copy in every process, but with ZeRO-3 one file of up to 5 GB at a time. Saving: the first rank gathers
+    the model on the host and converts it. Offload: DeepSpeed's own rule, 16 B a trained parameter over the
+    nodes, times 1.5 (runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs).
+    """
+    model, ranks = job.model, layout.processes_per_node
+    whole = 2 * model.parameters
+    base = ranks * GPU_PROCESS_HOST_BYTES
+    if job.engine == "torchtune":
+        permuted = 2 * model.layers * model.hidden * (model.q_dim + model.kv_dim)
+        loading = whole + ranks * permuted
+    elif layout.sharding == "zero3":
+        loading = whole + ranks * min(whole, 5 * 10**9)
+    else:
+        loading = ranks * whole
+    saving = 2 * whole
+    offloaded = 0
+    if layout.offload == "cpu":
+        offloaded = int(1.5 * _share(16 * job.trainable_parameters, layout.nodes))
+    return base + max(loading, saving) + offloaded
+
+
+# Resident memory of a Python process with torch, CUDA's libraries and an engine loaded: 2-3 GiB. Recalled,
+# to be replaced by a measurement.
+GPU_PROCESS_HOST_BYTES = 3 * GIB
+
+
+def disk_bytes(job: Job, layout: Layout) -> int:
+    """Room that one node needs: the weights, the kept checkpoints (and one being written), the result."""
+    whole = 2 * job.model.parameters
+    parts = dict(states(job, layout))
+    per_rank = sum(parts.get(name, 0) for name in ("master weights", "optimizer", "adapters"))
+    if not job.adapters:
+        per_rank += parts["weights"]
+    if layout.offload == "cpu":
+        per_rank += _share(12 * job.trainable_parameters, layout.world_size)
+    checkpoint = per_rank * layout.world_size  # on resuming, every node holds all ranks' parts
+    return 2 * whole + (job.keep_checkpoints + 1) * checkpoint + GIB
+
+
+def _peak(job: Job, layout: Layout, chunked: bool) -> dict[str, int]:
+    """The categories at the moment of the peak, without runtime and fragmentation."""
+    model = job.model
+    tokens = layout.micro_batch * layout.seq_len
+    size = 4 if layout.precision == "fp32" else 2
+    always = dict(states(job, layout))
+    gradients = always.pop("gradients")
+    always["NF4 overhead"] = nf4_bytes(job, layout)
+    gathered = communication_bytes(job, layout)
+    logits = loss_bytes(job, layout, chunked=chunked)
+
+    block = tokens * layer_activation_bytes(job, layout)
+    boundary = tokens * size * model.hidden
+    ends = 4 * boundary  # the last norm: input, fp32 copy, output
+    if job.packing:
+        ends += layout.micro_batch * layout.seq_len**2  # the mask that keeps samples apart
+    if layout.activation_checkpointing:
+        forward, deepest = model.layers * boundary + ends, model.layers * boundary + block
+    else:
+        forward = deepest = model.layers * block + ends
+    # Gradients live from the first backward pass to the optimizer's step; DeepSpeed's are flat buffers
+    held = gradients if layout.accumulation > 1 or zero_stage(layout) is not None else 0
+
+    moments: list[dict[str, int]] = [
+        {
+            "activations": forward,
+            "logits and loss": logits,
+            "gradients": held,
+            "communication buffers": gathered,
+        },
+        {"activations": deepest, "gradients": held, "communication buffers": gathered},
+        {
+            "activations": boundary + block,
+            "gradients": gradients,
+            "communication buffers": gathered,
+        },
+        {"gradients": gradients, "optimizer temporaries": optimizer_temporary_bytes(job, layout)},
+    ]
+    peak = max(moments, key=lambda moment: sum(moment.values()))
+    return {name: value for name, value in (always | peak).items() if value}
+
+
+def _share(total: int, among: int) -> int:
+    """One process's part, rounded up."""
+    return -(-total // among)

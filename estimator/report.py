@@ -1,0 +1,177 @@
+"""A Plan as plain text: what is asked for, how it is laid out, what it should need, and why."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.plan import GIB, MIB, Plan
+from estimator.planner import CannotFit
+
+LABEL = 12  # width of the left column
+BAR = 24  # width of the longest memory bar
+
+
+def render(plan: Plan, width: int = 100) -> str:
+    """The whole plan, at most ``width`` columns wide, without colour codes."""
+    lines = [
+        f"Plan: {plan.model}, {plan.method} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"
+    ]
+    lines += _row("Where", _where(plan), width)
+    lines += _row("Request", _request(plan), width)
+    lines += _row("Layout", _layout(plan), width)
+    lines += _memory(plan, width)
+    lines += _row("Speed", _speed(plan), width)
+    lines += _row("Price", _price(plan), width)
+    lines += _list("Why", plan.why, width)
+    lines += _list("Rejected", plan.rejected, width)
+    overrides = tuple(
+        f"{item.name}: {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
+    )
+    lines += _list("Overridden", overrides, width)
+    return "\n".join(lines)
+
+
+def render_cannot_fit(error: CannotFit, argv_hint: str, width: int = 100) -> str:
+    """What is missing, what there is, what it would take, and the commands that would work.
+
+    ``argv_hint`` is the command that was given; each suggestion is shown as that command with its options.
+    """
+    lines = textwrap.wrap(error.problem, width)
+    if error.here:
+        lines += _row("Here", error.here, width)
+    if error.wanted is not None:
+        lines += ["", "It needs, for instance:", render(error.wanted, width)]
+    if error.suggestions:
+        lines += ["", "These would work:"]
+        lines += [f"  {_command(argv_hint, option)}" for option in error.suggestions]
+    return "\n".join(lines)
+
+
+def _command(argv_hint: str, option: str) -> str:
+    """The command with the option added; Metaflow's --with goes before its `run`."""
+    try:
+        words = shlex.split(argv_hint)
+        added = shlex.split(option)
+    except ValueError as error:
+        raise UserError(f"The command {argv_hint!r} can't be read: {error}.") from None
+    replaced = {word for word in added if word.startswith("--") and word != "--with"}
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in replaced:
+            skip = True
+        elif word.split("=")[0] not in replaced:
+            kept.append(word)
+    return shlex.join(kept + added)
+
+
+def _where(plan: Plan) -> str:
+    request = plan.request
+    if plan.target == "local":
+        place = "this machine"
+    else:
+        place = {"kubernetes": "Kubernetes", "batch": "AWS Batch"}[plan.target]
+    if request.instance_type:
+        place += f", {request.nodes}x {request.instance_type}"
+        place += f" ({request.cloud})" if request.cloud else ""
+    return place
+
+
+def _request(plan: Plan) -> str:
+    request = plan.request
+    gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
+    return (
+        f"{request.nodes} node(s), each: {gpus}, {request.cpu} CPU, {_mib(request.memory_mib)} memory, "
+        f"{_mib(request.shared_memory_mib)} shared memory, {_mib(request.disk_mib)} disk"
+    )
+
+
+def _layout(plan: Plan) -> str:
+    layout = plan.layout
+    parts = [
+        f"{layout.world_size} process(es) on {layout.device}, {_sharding(layout.sharding)}",
+        f"batch {layout.global_batch} = {layout.micro_batch} x {layout.accumulation} x {layout.data_parallel}",
+        f"{layout.seq_len} tokens",
+        layout.precision,
+        layout.optimizer,
+        f"checkpointing {'on' if layout.activation_checkpointing else 'off'}",
+    ]
+    if layout.offload != "none":
+        parts.append(f"optimizer offloaded to the {layout.offload.upper()}")
+    return ", ".join(parts)
+
+
+def _sharding(name: str) -> str:
+    if name.startswith("zero"):
+        return f"ZeRO-{name[-1]}"
+    return {"none": "not sharded", "ddp": "DDP", "fsdp": "FSDP"}[name]
+
+
+def _memory(plan: Plan, width: int) -> list[str]:
+    memory = plan.prediction.memory
+    what = "GPU" if plan.layout.device == "cuda" else "process"
+    text = f"{_gib(memory.likely_bytes)} likely, up to {_gib(memory.upper_bytes)}"
+    if memory.capacity_bytes is not None:
+        text += f", of {_gib(memory.capacity_bytes)} for each {what}"
+    if memory.fits is not None:
+        text += " (fits)" if memory.fits else " (DOES NOT FIT)"
+    if plan.layout.device == "cuda":
+        text += f"; host {_gib(memory.host_bytes)} a node"
+    lines = _row("Memory", text, width)
+    largest = max((value for _, value in memory.categories), default=0)
+    for name, value in memory.categories:
+        bar = "#" * round(BAR * value / largest) if largest else ""
+        lines.append(f"{'':{LABEL}}{name:<22}{_gib(value):>10}  {bar}".rstrip())
+    return lines + _row("", f"range {memory.basis}", width)
+
+
+def _speed(plan: Plan) -> str:
+    prediction = plan.prediction
+    if prediction.tokens_per_second is None:
+        return f"unknown: {prediction.throughput_basis or 'no figures'}"
+    hours = "" if prediction.hours is None else f", {_hours(prediction.hours)} at most"
+    return f"{prediction.tokens_per_second:,.0f} tokens/s{hours}; {prediction.throughput_basis}"
+
+
+def _price(plan: Plan) -> str:
+    prediction, name = plan.prediction, plan.request.instance_type
+    if prediction.usd_per_hour is None:
+        return "none on this machine" if plan.target == "local" else "unknown: no sourced price"
+    text = f"${prediction.usd_per_hour:,.2f} an hour"
+    if prediction.usd is not None:
+        text += f", ${prediction.usd:,.2f} at most"
+    if name is not None:
+        item = hardware.instance(name)
+        text += f" (on demand, {item.region}, prices of {item.price_date})"
+    return text
+
+
+def _row(label: str, text: str, width: int) -> list[str]:
+    wrapped = textwrap.wrap(text, max(width - LABEL, 20)) or [""]
+    return [f"{label:<{LABEL}}{wrapped[0]}".rstrip()] + [f"{'':{LABEL}}{line}" for line in wrapped[1:]]
+
+
+def _list(label: str, items: tuple[str, ...], width: int) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        wrapped = textwrap.wrap(item, max(width - LABEL - 2, 20))
+        lines += [f"{'' if lines else label:<{LABEL}}- {wrapped[0]}"]
+        lines += [f"{'':{LABEL}}  {line}" for line in wrapped[1:]]
+    return lines
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:.1f} GiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size} MiB" if size * MIB < GIB else f"{size * MIB / GIB:.1f} GiB"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:.1f} h"
