@@ -1,0 +1,292 @@
+"""Held-out loss before and after training, and a few answers, by one code for both models.
+
+A process of its own (``python -m launchers.evaluate request.json``), so that its memory is given back and
+a crash in it is only a failed evaluation. The finished model is loaded from its exported folder: a result
+also proves that the export loads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from estimator.errors import UserError
+from launchers.processes import PARENT, child_environment, tail
+from launchers.rank import die_with_parent
+
+if TYPE_CHECKING:
+    from launchers.dataset.prepared import Prepared
+
+# Tokens, padding included, that go through a model at once: at a vocabulary of 128k, 2 GiB of bf16 logits.
+MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRequest:
+    """``data_dir`` is a prepared folder: its heldout/ gives the loss, its heldout.jsonl the prompts."""
+
+    base_dir: Path
+    model_dir: Path
+    data_dir: Path
+    work_dir: Path  # gets request.json, result.json and evaluate.log
+    generations: int = 3
+    max_new_tokens: int = 64
+    max_rows: int = 256  # held-out rows that are measured
+    device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs where there are any
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
+    timeout_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("generations", "max_new_tokens", "max_rows"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must not be below 0")
+
+    def save(self) -> Path:
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        path = self.work_dir / "request.json"
+        path.write_text(json.dumps(dataclasses.asdict(self), default=str, indent=1))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> EvaluationRequest:
+        values = json.loads(path.read_text())
+        folders = {name: Path(values[name]) for name in ("base_dir", "model_dir", "data_dir", "work_dir")}
+        return cls(**(values | folders))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A model on the held-out rows."""
+
+    loss: float  # mean cross entropy over all labels that count
+    labels: int
+    rows: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What both models say to a held-out prompt, greedily."""
+
+    prompt: str
+    reference: str
+    base: str
+    finetuned: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationResult:
+    """Scores are None where nothing was held out."""
+
+    base: Score | None
+    finetuned: Score | None
+    answers: tuple[Answer, ...] = ()
+    device: str = ""
+    precision: str = ""
+    schema: int = field(default=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> EvaluationResult:
+        scores = {
+            name: None if values[name] is None else Score(**values[name]) for name in ("base", "finetuned")
+        }
+        answers = tuple(Answer(**answer) for answer in values["answers"])
+        return cls(**(values | scores | {"answers": answers}))
+
+    def text(self) -> str:
+        """For a terminal: the two losses, then each prompt with its answers."""
+        lines = ["held-out loss: nothing was held out"]
+        if self.base is not None and self.finetuned is not None:
+            lines = [
+                f"held-out loss: {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
+                f" (perplexity {self.base.perplexity:,.4g} -> {self.finetuned.perplexity:,.4g};"
+                f" {self.base.rows:,} rows, {self.base.labels:,} tokens)"
+            ]
+        for answer in self.answers:
+            lines += [
+                f"prompt:    {_one_line(answer.prompt)}",
+                f"  wanted:  {_one_line(answer.reference)}",
+                f"  before:  {_one_line(answer.base)}",
+                f"  after:   {_one_line(answer.finetuned)}",
+            ]
+        return "\n".join(lines)
+
+
+def evaluate(request: EvaluationRequest) -> EvaluationResult:
+    """Run the evaluation in a process of its own and wait for it.
+
+    Raises UserError if it fails or does not end in time; the process ends with this one.
+    """
+    path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
+    result.unlink(missing_ok=True)
+    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if request.device == "cpu":
+        extra["CUDA_VISIBLE_DEVICES"] = ""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launchers.evaluate", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(uuid.uuid4().hex, extra),
+        )
+        try:
+            status = process.wait(timeout=request.timeout_s)
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"The evaluation did not end within {request.timeout_s:g} s.",
+                "Hold out fewer rows (evaluation.fraction), or ask for fewer evaluation.generations.",
+            ) from None
+        finally:
+            process.kill()
+            process.wait()
+    if status != 0 or not result.is_file():
+        why = tail(log, 1) or f"exit status {status}"
+        raise UserError(f"The evaluation of {request.model_dir} failed: {why}", f"Its log: {tail(log, 30)}")
+    return EvaluationResult.from_dict(json.loads(result.read_text()))
+
+
+def main() -> None:
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    request = EvaluationRequest.load(Path(sys.argv[1]))
+    result = _evaluate(request)
+    temporary = request.work_dir / "result.tmp"
+    temporary.write_text(json.dumps(result.to_dict(), indent=1))
+    temporary.rename(request.work_dir / "result.json")
+
+
+def _evaluate(request: EvaluationRequest) -> EvaluationResult:
+    import torch
+
+    from launchers.dataset.prepared import Prepared
+
+    device = request.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = request.precision
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "fp32"
+    held_out = request.data_dir / "heldout"
+    data = Prepared(held_out) if (held_out / "info.json").is_file() else None
+    prompts = _prompts(request.data_dir / "heldout.jsonl", request.generations)
+    texts = [prompt["prompt"] for prompt in prompts]
+    outcomes = []
+    for folder in (request.base_dir, request.model_dir):
+        model = _load(folder, device, precision)
+        # the finished model's tokenizer for both: the base may have come without one of its own
+        answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
+        outcomes.append((None if data is None else _score(model, data, request.max_rows), answers))
+        del model
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    (base, base_answers), (finetuned, finetuned_answers) = outcomes
+    return EvaluationResult(
+        base=base,
+        finetuned=finetuned,
+        answers=tuple(
+            Answer(prompt=prompt["prompt"], reference=prompt["reference"], base=before, finetuned=after)
+            for prompt, before, after in zip(prompts, base_answers, finetuned_answers, strict=True)
+        ),
+        device=device,
+        precision=precision,
+    )
+
+
+def _load(folder: Path, device: str, precision: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    options = {"device_map": "auto"} if device == "cuda" else {}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+
+
+def _score(model: Any, data: Prepared, max_rows: int) -> Score:
+    import torch
+
+    from launchers.engines.deepspeed_batches import collate, summed_cross_entropy
+
+    total, labels = 0.0, 0
+    with torch.inference_mode():
+        for indices in _batches_by_length(data, max_rows, MAX_BATCH_TOKENS[model.device.type]):
+            batch = collate([data.row(index) for index in indices], data.info.pad_id).to(model.device)
+            logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
+            total += summed_cross_entropy(logits, batch.labels.to(logits.device)).item()
+            labels += int((batch.labels >= 0).sum())
+    return Score(loss=total / max(1, labels), labels=labels, rows=min(max_rows, len(data)))
+
+
+def _batches_by_length(data: Prepared, max_rows: int, max_tokens: int) -> Iterator[list[int]]:
+    """Rows of similar length together, at least one at a time; the longest first."""
+    count = min(max_rows, len(data))
+    lengths = {index: len(data.row(index).tokens) for index in range(count)}
+    batch: list[int] = []
+    for index in sorted(lengths, key=lambda index: -lengths[index]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _prompts(path: Path, count: int) -> list[dict[str, str]]:
+    """The first rows of heldout.jsonl; ``prompt`` is text as the model sees it, special tokens included."""
+    if not count or not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
+
+
+def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens: int) -> list[str]:
+    """Greedy continuations of the prompts, one by one."""
+    import torch
+    from transformers import AutoTokenizer
+
+    if not prompts:
+        return []
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    room = max(1, getattr(model.config, "max_position_embeddings", 2**31) - max_new_tokens)
+    answers = []
+    for prompt in prompts:
+        tokens = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids[:, -room:]
+        tokens = tokens.to(model.device)
+        with torch.inference_mode():
+            output = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                pad_token_id=pad,
+            )
+        answers.append(tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True))
+    return answers
+
+
+def _one_line(text: str, limit: int = 160) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[: limit - 4]} ..."
+
+
+if __name__ == "__main__":
+    main()
