@@ -1,1 +1,26 @@
+"""What stands between Metaflow and the rest: plans become requests, steps are measured, cards drawn."""
+
+from decorators._metaflow import FinetuneError, ensure_user, user_errors
+from decorators.gpu_profile import current_plan, current_profile, gpu_profile
+from decorators.measured import GpuMeasured, Measured, RankMeasured
+from decorators.profiler import Profile
+from decorators.storage import MetaflowStorage, datastore, fetch_model, origin_run_ids
+
 METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole
+
+__all__ = [
+    "FinetuneError",
+    "GpuMeasured",
+    "Measured",
+    "MetaflowStorage",
+    "Profile",
+    "RankMeasured",
+    "current_plan",
+    "current_profile",
+    "datastore",
+    "ensure_user",
+    "fetch_model",
+    "gpu_profile",
+    "origin_run_ids",
+    "user_errors",
+]

@@ -16,7 +16,8 @@ What is used, and why no public interface serves:
   would then not hand a ``--with kubernetes:...`` on to the processes of the step.
 * ``CardComponentManager._last_refresh`` and ``_card_proc``: the last state of a failed step must reach its
   card, and be there before the task ends (Metaflow finishes the card of a successful step only).
-* ``FlowDataStore.default_storage_impl``: the storage behind this run's datastore.
+* ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
+  datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from metaflow.datastore import FlowDataStore, TaskDataStoreSet
 from metaflow.exception import MetaflowException
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
 from metaflow.system_context import ExecutionPhase, system_context
-from metaflow.util import get_latest_run_id
+from metaflow.util import get_latest_run_id, get_username
 
 from estimator.errors import UserError
 
@@ -280,16 +281,48 @@ def push_card(manager: Any, *, wait: bool) -> None:
 
 def storage() -> Any:
     """The storage behind this run's datastore: Metaflow's DataStoreStorage of local, S3, GS or Azure."""
-    found = system_context.flow_datastore
-    if found is not None:
-        return found._storage_impl
-    if FlowDataStore.default_storage_impl is None:
+    if system_context.flow_datastore is None:
         raise RuntimeError("no flow is running in this process")
-    return FlowDataStore.default_storage_impl()
+    return system_context.flow_datastore._storage_impl
+
+
+def configured_storage() -> Any:
+    """The storage of the datastore that Metaflow is configured with, outside of any run."""
+    from metaflow.metaflow_config import DEFAULT_DATASTORE
+    from metaflow.plugins import DATASTORES
+
+    kind = next(kind for kind in DATASTORES if kind.TYPE == DEFAULT_DATASTORE)
+    return kind(kind.get_datastore_root_from_config(lambda *_, **__: None))
+
+
+def s3_client() -> tuple[Any, type[Exception]]:
+    """Metaflow's boto3 client for S3 and the class of its errors."""
+    from metaflow.plugins.datatools.s3.s3util import get_s3_client
+
+    client, error = get_s3_client()
+    return client, error
 
 
 def flow_name() -> str:
     return str(system_context.flow.name)
+
+
+def run_id() -> str:
+    return str(system_context.run_id)
+
+
+def origin_run_id() -> str | None:
+    """The run that this task's run was resumed from."""
+    from metaflow import current
+
+    origin = current.origin_run_id
+    return str(origin) if origin else None
+
+
+def ensure_user() -> None:
+    """Give Metaflow a user's name where the machine has none for it, as in a container run by root."""
+    if get_username() is None:
+        os.environ["USERNAME"] = "local"
 
 
 def say(text: str) -> None:

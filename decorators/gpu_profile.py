@@ -5,7 +5,7 @@ In a flow::
     @gpu_profile(plan=plan_from_parameters)                  # the whole request
     @gpu_profile(plan=plan_from_parameters, request="none")  # the plan, but no GPUs
 
-or, for any flow at all, ``run --with decorators.gpu_profile.gpu_profile``: no plan, only measurement.
+or, for any flow at all, ``run --with decorators.gpu_profile``: no plan, only measurement.
 
 The plan is made once, where the run is launched, from the values that the flow's parameters have there.
 From there it travels in the environment variable ``FINETUNE_PLAN``: local tasks inherit it, containers
@@ -28,11 +28,13 @@ from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
 from decorators.profiler import NO_PROFILE, Profile
 from decorators.requested import decorator_values, merge_given, with_given
+from decorators.storage import remember_origin
 from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.rank import die_with_parent
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
+STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
 CARD_REFRESH_SECONDS = 2
 Resolver = Callable[[dict[str, Any], Backend], Plan]
 Role = Literal["train", "evaluate", "none"]
@@ -111,7 +113,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         elif kind != "trampoline" or PLAN_VARIABLE not in os.environ:
             return
         if step.backend() != "local":
-            step.add_environment({PLAN_VARIABLE: os.environ[PLAN_VARIABLE]})
+            carried = (PLAN_VARIABLE, STAGED_VARIABLE)
+            step.add_environment({name: os.environ[name] for name in carried if name in os.environ})
 
     def _plan(self, resolver: Resolver, step: StepView) -> Plan:
         """The run's plan, with the user's own values for the training step in it."""
@@ -139,6 +142,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         global _active
         if not _metaflow.in_container():
             die_with_parent(os.getppid(), signal.SIGTERM)
+        remember_origin()
         plan = current_plan() if self.resolver is not None else None
         card = _metaflow.card() if self.role != "none" else None
         _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card)

@@ -1,0 +1,239 @@
+"""MetaflowStorage: the run's datastore as a store of bundles (launchers.bundles.Storage).
+
+Keys lie below ``ROOT/FLOW/finetune/``, or, where flows share them, below ``ROOT/finetune-cache/``.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from decorators import _metaflow
+from launchers.bundles import LocalStorage, Storage, get_bundle
+
+
+class MetaflowStorage:
+    """A Storage in Metaflow's datastore: local, S3, Google Cloud Storage or Azure.
+
+    Parameters
+    ----------
+    implementation:
+        Metaflow's DataStoreStorage.
+    folder:
+        The folder below the datastore's root.
+    """
+
+    def __init__(self, implementation: Any, folder: str) -> None:
+        self.kind = str(implementation.TYPE)
+        self._storage: Storage
+        if self.is_local:
+            self._storage = LocalStorage(Path(implementation.datastore_root) / folder)
+        elif self.kind == "s3":
+            self._storage = _S3Storage(f"{implementation.datastore_root}/{folder}")
+        else:
+            self._storage = _OtherStorage(implementation, folder)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on this machine."""
+        return self.kind == "local"
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._storage.put_file(key, path)
+
+    def get_file(self, key: str, path: Path) -> None:
+        self._storage.get_file(key, path)
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        self._storage.put_bytes(key, data)
+
+    def get_bytes(self, key: str) -> bytes:
+        return self._storage.get_bytes(key)
+
+    def size(self, key: str) -> int | None:
+        return self._storage.size(key)
+
+    def keys(self, prefix: str) -> list[str]:
+        return self._storage.keys(prefix)
+
+    def delete(self, keys: Iterable[str]) -> bool:
+        return self._storage.delete(keys)
+
+    def describe(self, key: str) -> str:
+        return self._storage.describe(key)
+
+
+def datastore(*, shared: bool = False) -> MetaflowStorage:
+    """The storage of the flow that is running here; with ``shared``, one for all flows."""
+    folder = "finetune-cache" if shared else f"{_metaflow.flow_name()}/finetune"
+    return MetaflowStorage(_metaflow.storage(), folder)
+
+
+def fetch_model(run: str, folder: Path) -> Path:
+    """Bring a finished model (``"FinetuneFlow/123"``) from the configured datastore into a folder.
+
+    Raises UserError when there is none.
+    """
+    flow, _, run_id = run.rpartition("/")
+    storage = MetaflowStorage(_metaflow.configured_storage(), f"{flow or 'FinetuneFlow'}/finetune")
+    get_bundle(storage, f"models/{run_id}", folder)
+    return folder
+
+
+def origin_run_ids() -> tuple[str, ...]:
+    """The runs that this one was resumed from, the nearest first; empty for a run of its own."""
+    store = datastore()
+    found: list[str] = []
+    run_id = _metaflow.origin_run_id()
+    while run_id is not None and run_id not in found:
+        found.append(run_id)
+        try:
+            run_id = store.get_bytes(_origin_key(run_id)).decode()
+        except FileNotFoundError:
+            break
+    return tuple(found)
+
+
+def remember_origin() -> None:
+    """Note which run this one was resumed from, for later resumes of it; for a fresh run, nothing."""
+    origin = _metaflow.origin_run_id()
+    if origin is not None:
+        datastore().put_bytes(_origin_key(_metaflow.run_id()), origin.encode())
+
+
+def _origin_key(run_id: str) -> str:
+    return f"runs/{run_id}/origin"
+
+
+class _S3Storage:
+    """Through boto3, with the client, credentials and endpoint that Metaflow is configured with."""
+
+    def __init__(self, root: str) -> None:
+        address = urlparse(root)
+        self._bucket, self._prefix = address.netloc, address.path.strip("/")
+        self._client, self._error = _metaflow.s3_client()
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._client.upload_file(str(path), self._bucket, self._key(key))
+
+    def get_file(self, key: str, path: Path) -> None:
+        try:
+            self._client.download_file(self._bucket, self._key(key), str(path))
+        except self._error as error:
+            self._missing(error, key)
+            raise
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
+
+    def get_bytes(self, key: str) -> bytes:
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
+        except self._error as error:
+            self._missing(error, key)
+            raise
+        return bytes(answer["Body"].read())
+
+    def size(self, key: str) -> int | None:
+        try:
+            return int(self._client.head_object(Bucket=self._bucket, Key=self._key(key))["ContentLength"])
+        except self._error as error:
+            if _is_missing(error):
+                return None
+            raise
+
+    def keys(self, prefix: str) -> list[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._key(prefix).rstrip("/") + "/"
+        )
+        start = len(self._key(""))
+        return sorted(item["Key"][start:] for page in pages for item in page.get("Contents", ()))
+
+    def delete(self, keys: Iterable[str]) -> bool:
+        names = [{"Key": self._key(key)} for key in keys]
+        for first in range(0, len(names), 1000):  # S3's limit for one request
+            self._client.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": names[first : first + 1000], "Quiet": True}
+            )
+        return True
+
+    def describe(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._key(key)}"
+
+    def _missing(self, error: Exception, key: str) -> None:
+        if _is_missing(error):
+            raise FileNotFoundError(self.describe(key)) from None
+
+
+def _is_missing(error: Any) -> bool:
+    return error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey", "NotFound")
+
+
+class _OtherStorage:
+    """Through Metaflow's own interface, which can't remove anything and reads values as files."""
+
+    _said = False
+
+    def __init__(self, implementation: Any, folder: str) -> None:
+        self._storage = implementation
+        self._folder = folder
+
+    def _path(self, key: str) -> str:
+        return f"{self._folder}/{key}"
+
+    def put_file(self, key: str, path: Path) -> None:
+        with path.open("rb") as file:
+            self._storage.save_bytes([(self._path(key), file)], overwrite=True)
+
+    def get_file(self, key: str, path: Path) -> None:
+        with self._storage.load_bytes([self._path(key)]) as loaded:
+            for _, found, _ in loaded:
+                if found is None:
+                    raise FileNotFoundError(self.describe(key))
+                shutil.copyfile(found, path)
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        self._storage.save_bytes([(self._path(key), io.BytesIO(data))], overwrite=True)
+
+    def get_bytes(self, key: str) -> bytes:
+        with self._storage.load_bytes([self._path(key)]) as loaded:
+            for _, found, _ in loaded:
+                if found is not None:
+                    return Path(found).read_bytes()
+        raise FileNotFoundError(self.describe(key))
+
+    def size(self, key: str) -> int | None:
+        if not self._storage.is_file([self._path(key)])[0]:
+            return None
+        size = self._storage.size_file(self._path(key))
+        return None if size is None else int(size)
+
+    def keys(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        folders = [self._path(prefix)]
+        while folders:
+            for path, is_file in self._storage.list_content([folders.pop()]):
+                if is_file:
+                    found.append(path[len(self._folder) + 1 :])
+                else:
+                    folders.append(path)
+        return sorted(found)
+
+    def delete(self, keys: Iterable[str]) -> bool:
+        if list(keys) and not _OtherStorage._said:
+            _OtherStorage._said = True
+            _metaflow.say(
+                f"Metaflow can't remove files from a {self._storage.TYPE} datastore: "
+                f"old checkpoints stay in {self.describe('')}"
+            )
+        return False
+
+    def describe(self, key: str) -> str:
+        return str(self._storage.full_uri(self._path(key)))
