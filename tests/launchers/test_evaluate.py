@@ -1,0 +1,219 @@
+"""Held-out losses and sample answers of two models, measured in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from estimator.errors import UserError
+from launchers import evaluate as evaluation
+from launchers import tiny_llama
+from launchers.dataset import prepared
+from launchers.evaluate import Answer, EvaluationRequest, EvaluationResult, Score, evaluate
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows() -> list[prepared.Row]:
+    generator = np.random.default_rng(0)
+    found = []
+    for length in (30, 7, 12, 7, 25, 3):
+        tokens = generator.integers(0, 2000, length).astype(np.int32)
+        labels = tokens.copy()
+        labels[: length // 2] = prepared.IGNORE
+        found.append(prepared.Row(tokens=tokens, labels=labels, lengths=np.array([length], dtype=np.int32)))
+    return found
+
+
+def hold_out(folder: Path) -> Path:
+    held_out = rows()
+    info = prepared.PreparedInfo(
+        rows=len(held_out),
+        tokens=sum(len(row.tokens) for row in held_out),
+        label_tokens=sum(int((row.labels != prepared.IGNORE).sum()) for row in held_out),
+        truncated_rows=0,
+        longest_row=30,
+        seq_len=64,
+        packed=False,
+        pad_id=2,
+        vocab_size=tiny_llama.VOCAB_SIZE,
+        global_batch=1,
+        total_steps=len(held_out),
+        seed=0,
+        fingerprint="test",
+    )
+    prepared.write(folder / "heldout", held_out, np.arange(len(held_out), dtype=np.int32), info)
+    questions = [{"prompt": f"What does function {n} do?", "reference": f"Answer {n}."} for n in range(4)]
+    (folder / "heldout.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    tiny_llama.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finetuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base model with another head."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("finetuned")
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["lm_head.weight"][::-1].copy()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def loss_one_by_one(folder: Path) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    total, count = 0.0, 0
+    for row in rows():
+        labels = torch.tensor(row.labels[1:]).long()
+        with torch.no_grad():
+            logits = model(torch.tensor(row.tokens).long()[None]).logits[0, :-1]
+        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        count += int((labels >= 0).sum())
+    return total / count
+
+
+def request(base: Path, finetuned: Path, data: Path, work: Path) -> EvaluationRequest:
+    return EvaluationRequest(
+        base_dir=base,
+        model_dir=finetuned,
+        data_dir=data,
+        work_dir=work,
+        generations=2,
+        max_new_tokens=4,
+        device="cpu",
+        timeout_s=240,
+    )
+
+
+@pytest.mark.slow
+def test_both_models_are_measured_over_all_labels_and_answer(
+    tmp_path: Path, base: Path, finetuned: Path
+) -> None:
+    result = evaluate(request(base, finetuned, hold_out(tmp_path / "data"), tmp_path / "work"))
+    assert result.base is not None
+    assert result.finetuned is not None
+    assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
+    assert result.finetuned.loss == pytest.approx(loss_one_by_one(finetuned), rel=1e-5)
+    assert result.base.rows == 6
+    assert [answer.reference for answer in result.answers] == ["Answer 0.", "Answer 1."]
+    assert all(answer.base != answer.finetuned for answer in result.answers)
+    assert (result.device, result.precision) == ("cpu", "fp32")
+
+
+@pytest.mark.slow
+def test_without_held_out_rows_there_is_no_loss_but_the_export_is_loaded(
+    tmp_path: Path, base: Path, finetuned: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    result = evaluate(request(base, finetuned, tmp_path / "data", tmp_path / "work"))
+    assert (result.base, result.finetuned, result.answers) == (None, None, ())
+
+
+@pytest.mark.slow
+def test_an_export_that_does_not_load_is_an_error_for_people(tmp_path: Path, base: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(base, broken)
+    os.truncate(broken / "model.safetensors", 1000)
+    with pytest.raises(UserError, match=f"evaluation of {broken} failed"):
+        evaluate(request(base, broken, hold_out(tmp_path / "data"), tmp_path / "work"))
+
+
+def test_an_evaluation_that_takes_too_long_is_ended(tmp_path: Path, base: Path) -> None:
+    short = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=0.2)
+    with pytest.raises(UserError, match=r"within 0\.2 s"):
+        evaluate(short)
+    assert not processes(tmp_path / "work")
+
+
+def test_the_process_dies_with_the_one_that_started_it(tmp_path: Path, base: Path) -> None:
+    waiting = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=100)
+    waiting.save()
+    code = (
+        "import sys; from pathlib import Path; from launchers.evaluate import EvaluationRequest, evaluate; "
+        "evaluate(EvaluationRequest.load(Path(sys.argv[1])))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "work" / "request.json")], cwd=ROOT)
+    wait_for(lambda: bool(processes(tmp_path / "work", "launchers.evaluate")))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: not processes(tmp_path / "work"))
+
+
+def processes(work: Path, also: str = "") -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode()
+            except OSError:
+                continue
+            if str(work) in command and also in command:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for(condition, seconds: float = 30.0) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_rows_of_like_length_go_together_and_none_is_left_out(tmp_path: Path) -> None:
+    data = prepared.Prepared(hold_out(tmp_path) / "heldout")
+    batches = list(evaluation._batches_by_length(data, 100, 32))
+    assert batches == [[0], [4], [2, 1], [3, 5]]
+    assert list(evaluation._batches_by_length(data, 3, 10)) == [[0], [2], [1]]
+
+
+def test_request_and_result_go_through_json(tmp_path: Path) -> None:
+    asked = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
+    assert EvaluationRequest.load(asked.save()) == asked
+    answer = Answer(prompt="p", reference="r", base="b", finetuned="f")
+    result = EvaluationResult(
+        base=Score(loss=2.0, labels=5, rows=1), finetuned=None, answers=(answer,), device="cpu"
+    )
+    assert EvaluationResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_the_text_shows_both_losses_and_the_answers() -> None:
+    result = EvaluationResult(
+        base=Score(loss=2.0, labels=5, rows=1),
+        finetuned=Score(loss=1.0, labels=5, rows=1),
+        answers=(Answer(prompt="two\nlines", reference="wanted", base="before", finetuned="x" * 500),),
+    )
+    text = result.text()
+    assert "2.0000 before, 1.0000 after (perplexity 7.389 -> 2.718" in text
+    assert "two lines" in text
+    assert all(len(line) < 200 for line in text.splitlines())
+
+
+def test_a_hopeless_loss_has_an_infinite_perplexity() -> None:
+    assert Score(loss=1e6, labels=1, rows=1).perplexity == math.inf
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="generations"):
+        EvaluationRequest(base_dir=ROOT, model_dir=ROOT, data_dir=ROOT, work_dir=ROOT, generations=-1)
