@@ -69,6 +69,10 @@ class TrainJob:
         return self.work_dir / "checkpoints"
 
     @property
+    def logs_dir(self) -> Path:
+        return self.work_dir / "logs"
+
+    @property
     def output_dir(self) -> Path:
         return self.work_dir / "output"
 

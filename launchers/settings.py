@@ -181,16 +181,16 @@ def build(
 
     Later ones win. Raises UserError with one line for each wrong key or value.
     """
-    values = json.loads(json.dumps(values))
+    merged: dict[str, Any] = json.loads(json.dumps(values))
     for name, value in (flags or {}).items():
-        _assign(values, name.split("."), value)
+        _assign(merged, name.split("."), value)
     for override in overrides:
         name, separator, text = override.partition("=")
         if not separator:
             raise UserError(f"--set {override}: no `=` in it.", "Write --set optimizer.lr=2e-5")
-        _assign(values, name.strip().split("."), _scalar(text))
+        _assign(merged, name.strip().split("."), _scalar(text))
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(merged)
     except ValidationError as error:
         raise UserError(*_explain(error)) from None
 
@@ -213,12 +213,10 @@ def dotted_names() -> list[str]:
 
 def help_of(name: str) -> str:
     """The one-paragraph help of a setting, by its dotted name."""
-    section: type[BaseModel] = Settings
+    section: Any = Settings
     *sections, last = name.split(".")
     for part in sections:
-        kind = section.model_fields[part].annotation
-        assert isinstance(kind, type)
-        section = kind
+        section = section.model_fields[part].annotation
     return " ".join((section.model_fields[last].description or "").split())
 
 
@@ -248,19 +246,21 @@ def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _explain(error: ValidationError) -> tuple[str, str]:
-    lines, advice = [], ""
+    wrong: dict[str, list[str]] = {}  # by name and value; a union of types has one complaint each
+    advice = ""
     for item in error.errors():
-        name = ".".join(str(part) for part in item["loc"] if not str(part).startswith("constrained"))
+        name = ".".join(part for part in map(str, item["loc"]) if part.isalnum() or part.isidentifier())
         if item["type"] == "extra_forbidden":
             near = difflib.get_close_matches(name, dotted_names(), n=3, cutoff=0.5)
-            lines.append(f"settings: there is no `{name}`.")
+            wrong[f"there is no `{name}`"] = []
             advice = f"Did you mean {', '.join(near)}?" if near else ""
+        elif not name:
+            wrong[item["msg"].removeprefix("Value error, ")] = []
         else:
-            message = item["msg"].removeprefix("Value error, ")
-            message = message[0].lower() + message[1:]
-            value = "" if isinstance(item["input"], dict) else f" = {item['input']!r}"
-            lines.append(f"settings: {name}{value}: {message}." if name else f"settings: {message}.")
-    return " ".join(dict.fromkeys(lines)), advice
+            message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+            wrong.setdefault(f"{name} = {item['input']!r}", []).append(message.split(", unable")[0])
+    lines = [f"{what}: should be {' or '.join(rules)}" if rules else what for what, rules in wrong.items()]
+    return f"settings: {'; '.join(lines)}.", advice
 
 
 if __name__ == "__main__":

@@ -1,0 +1,165 @@
+"""What goes in and out of a run: the weights, once for the cluster; the finished model, with its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from decorators.measured import Measured
+from decorators.storage import MetaflowStorage, datastore
+from estimator.errors import UserError
+from estimator.models import ModelSpec
+from estimator.plan import GIB, Plan
+from flows import staging
+from launchers import weights
+from launchers.bundles import get_bundle, has_bundle, put_bundle, read_manifest
+from launchers.evaluate import EvaluationResult
+from launchers.metrics import Summary, duration
+
+
+def local_copy(storage: MetaflowStorage, reference: str, folder: Path) -> Path:
+    """A folder on this machine that holds what ``reference`` (a path or a bundle's key) names."""
+    if Path(reference).is_absolute():
+        return Path(reference)
+    get_bundle(storage, reference, folder)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps models that did not come from Hugging Face's own cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "metaflow-finetune"
+
+
+def weights_once(model: str, work: Path) -> str:
+    """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
+
+    With a datastore on this machine the weights stay where they are (or in this machine's cache). With a
+    shared one they are fetched by this one task and kept there, and every node takes them from there.
+    """
+    store = datastore(shared=True)
+    staged = staging.key_of(model)
+    if staged is not None:
+        return staged
+    ref = weights.resolve(model)
+    if store.is_local:
+        return str(weights.fetch(ref, cache_folder() / slug(model)).resolve())
+    key = f"weights/{slug(ref.location or ref.name)}"
+    if has_bundle(store, key):
+        print(f"weights of {model}: already in {store.describe(key)}")
+        return key
+    manifest = put_bundle(store, key, weights.fetch(ref, work / "weights"))
+    print(f"weights of {model}: {manifest.total_bytes / GIB:.2f} GiB in {store.describe(key)}")
+    return key
+
+
+def model_folder(reference: str, folder: Path) -> Path:
+    """What :func:`weights_once` has named, as a folder on this machine."""
+    return local_copy(datastore(shared=True), reference, folder)
+
+
+def spec_of(model: str) -> ModelSpec:
+    """The model's shape, also of a folder that lies on the launching machine only."""
+    staged = staging.key_of(model)
+    if staged is None:
+        return weights.spec_of(weights.resolve(model))
+    store = datastore(shared=True)
+    manifest = read_manifest(store, staged)
+    config = next(file for file in manifest.files if file.name == "config.json") if manifest else None
+    if config is None:
+        raise UserError(f"{model} was staged in {store.describe(staged)} and is no longer there.")
+    return ModelSpec.from_hf_config(json.loads(store.get_bytes(f"{staged}/{config.key}")), model)
+
+
+def slug(model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
+
+
+def export(
+    *,
+    storage: MetaflowStorage,
+    output: str,
+    run: str,
+    plan: Plan,
+    settings: dict[str, Any],
+    facts: list[tuple[str, str]],
+) -> str:
+    """Put the finished model where the user can take it; returns its folder, or its bundle's address.
+
+    A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers. A run
+    elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it.
+    """
+    if not storage.is_local:
+        return storage.describe(output)
+    destination = Path(settings["output_dir"]).expanduser().resolve() / run
+    temporary = destination.with_name(f".{run}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    get_bundle(storage, output, temporary)
+    (temporary / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    (temporary / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
+    (temporary / "model" / "README.md").write_text(model_page(plan, settings, facts))
+    shutil.rmtree(destination, ignore_errors=True)
+    temporary.rename(destination)
+    return str(destination / "model")
+
+
+def model_page(plan: Plan, settings: dict[str, Any], facts: list[tuple[str, str]]) -> str:
+    """A model card (README.md) in Hugging Face's form."""
+    head = {"library_name": "transformers", "tags": ["metaflow-finetune", plan.method]}
+    if "/" in settings["model"] and "://" not in settings["model"] and not settings["model"].startswith("/"):
+        head["base_model"] = settings["model"]
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    return (
+        f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
+        f"Method {plan.method}, engine {plan.engine}, data {settings['dataset']}.\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n"
+        "`settings.yaml` beside this folder repeats the run:\n\n"
+        "    python flows/finetune_flow.py --config settings settings.yaml run\n"
+    )
+
+
+def closing_facts(
+    plan: Plan, summary: Summary, measured: Measured, evaluation: EvaluationResult
+) -> list[tuple[str, str]]:
+    """Predicted beside measured, and what was learnt, as rows of (what, value)."""
+    predicted = plan.prediction
+    memory = predicted.memory
+    rows = [
+        ("steps", f"{summary.steps}"),
+        ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
+        (
+            "time for a step",
+            duration(summary.step_seconds) if summary.step_seconds >= 60 else f"{summary.step_seconds:.2f} s",
+        ),
+        (
+            "tokens/s",
+            f"predicted {_number(predicted.tokens_per_second)}, measured {summary.tokens_per_second:,.0f}",
+        ),
+        (
+            "peak memory of a process",
+            f"predicted {memory.likely_bytes / GIB:.2f} GiB (up to {memory.upper_bytes / GIB:.2f}), "
+            f"measured {_gib(measured.memory_peak_bytes)}",
+        ),
+    ]
+    if evaluation.base is not None and evaluation.finetuned is not None:
+        rows.append(
+            ("held-out loss", f"{evaluation.base.loss:.4f} before, {evaluation.finetuned.loss:.4f} after")
+        )
+    if summary.mfu is not None:
+        rows.append(("MFU", f"{summary.mfu:.1%}"))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"
+
+
+def _gib(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / GIB:.2f} GiB"

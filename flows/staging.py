@@ -1,0 +1,67 @@
+"""Local files of a run that goes elsewhere: put into the datastore where it is launched, found by tasks.
+
+``FINETUNE_STAGED`` maps what the user wrote (a dataset's path, a model's folder) to a bundle's key, and
+travels with the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from decorators.gpu_profile import STAGED_VARIABLE
+from decorators.storage import datastore
+from launchers import weights
+from launchers.bundles import get_bundle, has_bundle, put_bundle, sha256_of
+from launchers.dataset import sources
+from launchers.settings import Settings
+
+
+def stage(wanted: Settings) -> None:
+    """Upload the local dataset, held-out dataset and model folder that these settings name."""
+    staged: dict[str, str] = {}
+    store = datastore(shared=True)
+    for dataset in (wanted.dataset, wanted.evaluation.dataset):
+        if dataset is not None and sources.kind_of(dataset) == "path":
+            path = Path(dataset).expanduser()
+            staged[dataset] = key = f"staged/{sha256_of(path)[:32]}"
+            if not has_bundle(store, key):
+                with tempfile.TemporaryDirectory() as temporary:
+                    (Path(temporary) / path.name).symlink_to(path.resolve())
+                    put_bundle(store, key, Path(temporary))
+    ref = weights.resolve(wanted.model)
+    if ref.kind == "local":
+        folder = Path(ref.location)
+        weights.check_complete(folder)
+        staged[wanted.model] = key = f"staged/{_fingerprint(folder)}"
+        put_bundle(store, key, folder)
+    if staged:
+        os.environ[STAGED_VARIABLE] = json.dumps(staged)
+
+
+def key_of(name: str) -> str | None:
+    """The key under which the launching machine has put what the user calls ``name``."""
+    found: str | None = json.loads(os.environ.get(STAGED_VARIABLE, "{}")).get(name)
+    return found
+
+
+def dataset_file(dataset: str, folder: Path) -> Path:
+    """The dataset as a JSONL file on this machine, wherever it comes from."""
+    key = key_of(dataset)
+    if key is None:
+        return sources.fetch(dataset, folder)
+    get_bundle(datastore(shared=True), key, folder)
+    return next(path for path in folder.iterdir() if path.is_file())
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of names, sizes and times: reading hundreds of gigabytes to find a name would take too long."""
+    facts = [
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    ]
+    return hashlib.sha256(repr((str(folder), facts)).encode()).hexdigest()[:32]

@@ -1,0 +1,113 @@
+"""A user's mistakes: each one clear line and what to do, before a GPU is asked for; never a traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launchers import tiny_llama
+from tests.flows.conftest import FlowRun
+
+GOOD_ROW = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+
+
+def check_refused(run: FlowRun, *words: str) -> None:
+    assert run.returncode != 0
+    assert "Traceback" not in run.output, run.output
+    assert "Workflow starting" not in run.output, "the run should not even have begun"
+    text = " ".join(run.output.split())
+    for word in words:
+        assert word in text, run.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "lama-8b"], ["lama-8b", "llama-8b"]),
+        (["--method", "loar"], ["method = 'loar'", "'lora'"]),
+        (["--launcher", "megatron"], ["launcher = 'megatron'", "deepspeed"]),
+        (["--nodes", "0"], ["nodes = 0"]),
+        (["--batch-size", "0"], ["batch_size = 0"]),
+        (["--seq-len", "4096"], ["4096", "2048"]),
+        (["--batch-size", "8", "--nodes", "3"], ["8", "3"]),
+        (["--set", "optimizer.lt=1"], ["optimizer.lt", "optimizer.lr"]),
+        (["--dataset", "missing.jsonl"], ["missing.jsonl"]),
+        (["--model", "mixtral-8x7b", "--method", "lora"], ["torchtune", "--launcher deepspeed"]),
+        (["--launcher", "deepspeed", "--method", "qlora"], ["qlora", "--launcher torchtune"]),
+        (["--tracker", "notes"], ["tracker"]),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_the_run(
+    flow: Callable[..., FlowRun], arguments: list[str], words: list[str]
+) -> None:
+    check_refused(flow("run", *arguments, timeout=60), *words)
+
+
+def test_a_model_that_cannot_fit_here_says_what_would_work(flow: Callable[..., FlowRun]) -> None:
+    run = flow("run", "--model", "llama-8b", timeout=60)
+    check_refused(run, "llama-8b", "--with kubernetes", "--with batch", "GiB")
+    assert not (run.home / "cache" / "huggingface").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], ["sums.jsonl", "empty"]),
+        ([*[json.dumps(GOOD_ROW)] * 6, '{"messages": [', json.dumps(GOOD_ROW)], ["line 7", "JSON"]),
+        ([json.dumps({"messages": GOOD_ROW["messages"][:1]})] * 9, ["line 1", "assistant"]),
+    ],
+)
+def test_a_broken_dataset_is_refused_before_the_run(
+    flow: Callable[..., FlowRun], dataset: Path, lines: list[str], words: list[str]
+) -> None:
+    dataset.write_text("".join(line + "\n" for line in lines))
+    check_refused(flow("run", "--dataset", str(dataset), timeout=60), *words)
+
+
+def test_a_model_folder_without_weights_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+    model = tiny_llama.make(tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    check_refused(flow("run", "--model", str(model), timeout=60), "no weights", str(model))
+
+
+def test_a_model_folder_with_truncated_weights_is_refused(
+    flow: Callable[..., FlowRun], tmp_path: Path
+) -> None:
+    model = tiny_llama.make(tmp_path / "model")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    check_refused(flow("run", "--model", str(model), timeout=60), "truncated", "model.safetensors")
+
+
+def test_a_model_without_tokenizer_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+    model = tiny_llama.make(tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    check_refused(flow("run", "--model", str(model), timeout=60), "tokenizer")
+
+
+def test_an_unknown_hub_model_without_network_is_one_line(flow: Callable[..., FlowRun]) -> None:
+    check_refused(flow("run", "--model", "nobody/nothing", timeout=60), "nobody/nothing")
+
+
+def test_a_broken_settings_file_is_one_line(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("optimizer:\n  lr: fast\n")
+    run = flow("--config", "settings", "s.yaml", "run", timeout=60)
+    check_refused(run, "optimizer.lr", "fast")
+
+
+def test_plan_only_prints_the_plan_and_starts_nothing(flow: Callable[..., FlowRun]) -> None:
+    run = flow("run", "--plan-only", timeout=60)
+    assert run.returncode == 0, run.output
+    assert "tiny-llama" in run.output
+    assert "Workflow starting" not in run.output
+
+
+def test_help_explains_every_knob(flow: Callable[..., FlowRun]) -> None:
+    from launchers.settings import dotted_names
+
+    text = " ".join(flow("run", "--help", timeout=60).output.split())
+    missing = [name for name in dotted_names() if name not in text]
+    assert missing == []
