@@ -68,10 +68,10 @@ def _visible(found: list[tuple[str, int, str]], visible: str) -> list[tuple[str,
 def _memory_limit() -> int | None:
     """The control group's memory limit, where there is one (v2, then v1)."""
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            return int(Path(name).read_text())
-        except (OSError, ValueError):
-            continue
+        file = Path(name)
+        text = file.read_text().strip() if file.is_file() else ""
+        if text.isdigit():  # v2 says "max" where there is none
+            return int(text)
     return None
 
 

@@ -38,7 +38,7 @@ CLUSTER_CLOUDS = ("aws", "gcp", "azure")  # with a managed Kubernetes
 RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
 
 
-class CannotFit(UserError):
+class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, more than an error
     """Nothing that is at hand can run the job.
 
     Attributes
@@ -212,10 +212,9 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         suggestions.append("--with kubernetes")
         if _or_none(job, replace(anywhere, kind="batch")) is not None:
             suggestions.append("--with batch")
-    if job.method != "qlora" and machine is not None and machine.gpus:
-        smaller = replace(job, method="qlora")
-        if _local_fits(smaller, target):
-            suggestions.append("--method qlora")
+    smaller = _as_qlora(job)
+    if smaller is not None and _local_fits(smaller, target):
+        suggestions.append(_QLORA_OPTIONS[job.engine])
     return CannotFit(
         problem,
         "It would run with " + ", or ".join(suggestions) + "." if suggestions else "",
@@ -223,6 +222,17 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         suggestions=tuple(suggestions),
         here=describe(machine) if machine else "",
     )
+
+
+# DeepSpeed has no QLoRA here (launchers/engines/deepspeed.py)
+_QLORA_OPTIONS = {"torchtune": "--method qlora", "deepspeed": "--method qlora --launcher torchtune"}
+
+
+def _as_qlora(job: Job) -> Job | None:
+    """The same job with QLoRA on torchtune; None where there is no such thing."""
+    if job.method == "qlora" or job.model.experts or job.precision == "bf16-mixed":
+        return None
+    return replace(job, method="qlora", engine="torchtune", zero_stage=None, offload="none")
 
 
 def _local_fits(job: Job, target: Target) -> bool:
@@ -397,8 +407,9 @@ def _cannot_fit_there(job: Job, target: Target, misses: list[_Miss]) -> CannotFi
     suggestions: list[str] = []
     if wanted is not None:
         suggestions.append(f"--nodes {wanted.request.nodes} --instance-type {wanted.request.instance_type}")
-    if job.method != "qlora" and _or_none(replace(job, method="qlora"), target) is not None:
-        suggestions.append("--method qlora")
+    smaller = _as_qlora(job)
+    if smaller is not None and _or_none(smaller, target) is not None:
+        suggestions.append(_QLORA_OPTIONS[job.engine])
     return CannotFit(
         problem,
         "It would run with " + ", or ".join(suggestions) + "." if suggestions else "",

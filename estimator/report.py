@@ -51,7 +51,7 @@ def render_cannot_fit(error: CannotFit, argv_hint: str, width: int = 100) -> str
 
 
 def _command(argv_hint: str, option: str) -> str:
-    """The command with the option added; Metaflow's --with goes before its `run`."""
+    """The command with the option added, or its value replaced where it was given."""
     try:
         words = shlex.split(argv_hint)
         added = shlex.split(option)
@@ -95,7 +95,7 @@ def _layout(plan: Plan) -> str:
     layout = plan.layout
     parts = [
         f"{layout.world_size} process(es) on {layout.device}, {_sharding(layout.sharding)}",
-        f"batch {layout.global_batch} = {layout.micro_batch} x {layout.accumulation} x {layout.data_parallel}",
+        f"batch {layout.global_batch} = {layout.micro_batch} x {layout.accumulation} x {layout.world_size}",
         f"{layout.seq_len} tokens",
         layout.precision,
         layout.optimizer,
