@@ -5,10 +5,10 @@ Sources: tiny-llama (made here), the model table, the Hugging Face Hub, a local 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import fnmatch
 import json
-import math
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -88,17 +88,18 @@ def spec_of(ref: ModelRef) -> ModelSpec:
 def fetch(ref: ModelRef, folder: Path) -> Path:
     """The model's files, whole: a local directory in place, any other in ``folder`` (or the hub's cache).
 
-    What is there already is not fetched again; a download that was cut goes on. Raises UserError where the
-    model can't be had, where the disk is too small (before anything is downloaded), or where files are broken.
+    Files that are there already are not fetched again, so a download that was cut goes on with the file at
+    which it stopped. Of several processes that fetch into one folder, one downloads and the others wait.
+    Raises UserError where the model can't be had, where the disk is too small (before anything is
+    downloaded), or where files are broken.
     """
     if ref.kind == "tiny":
         return tiny_llama.make(folder)
     if ref.kind == "local":
         path = Path(ref.location)
-    elif ref.kind == "s3":
-        path = _fetch_s3(ref.location, folder)
     else:
-        path = _fetch_hub(ref.location, folder)
+        with _alone(folder):
+            path = (_fetch_s3 if ref.kind == "s3" else _fetch_hub)(ref.location, folder)
     check_complete(path)
     return path
 
@@ -265,6 +266,8 @@ def _hub_config(repo_id: str) -> dict[str, Any]:
     cached = huggingface_hub.try_to_load_from_cache(repo_id, "config.json")
     if not isinstance(cached, str):
         with remote.hub_errors("model", repo_id):
+            # Asked first because it fails at once without a network; the download would retry for 20 s.
+            huggingface_hub.model_info(repo_id, token=remote.hub_token())
             cached = huggingface_hub.hf_hub_download(repo_id, "config.json", token=remote.hub_token())
     return _read_config(Path(cached).parent)
 
@@ -272,6 +275,8 @@ def _hub_config(repo_id: str) -> dict[str, Any]:
 def _fetch_hub(repo_id: str, folder: Path) -> Path:
     import huggingface_hub
 
+    if _is_complete(folder):
+        return folder
     cached = _cached(repo_id)
     if cached is not None:
         return cached
@@ -280,7 +285,9 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         sizes = {s.rfilename: s.size or 0 for s in info.siblings or [] if _wanted(s.rfilename)}
         if not any(name.endswith(".safetensors") for name in sizes):
             raise UserError(f"Model {repo_id} has no *.safetensors on the Hugging Face Hub.")
-        _check_space(folder, _missing_bytes(folder, sizes), f"Model {repo_id}")
+        _remove_unfinished(folder)
+        missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
+        _check_space(folder, missing, f"Model {repo_id}")
         with _disk_full(folder, repo_id):
             path = huggingface_hub.snapshot_download(
                 repo_id,
@@ -305,19 +312,23 @@ def _cached(repo_id: str) -> Path | None:
             allow_patterns=list(PATTERNS),
             ignore_patterns=list(NOT_PATTERNS),
         )
-        check_complete(Path(path))
-    except (LocalEntryNotFoundError, UserError):
+    except LocalEntryNotFoundError:
         return None
-    return Path(path)
+    return Path(path) if _is_complete(Path(path)) else None
 
 
-def _missing_bytes(folder: Path, sizes: dict[str, int]) -> int:
-    """What is still to be written: whole files are there, and a cut download keeps what it has."""
-    missing = sum(
-        size for name, size in sizes.items() if not _has_size(folder / name, size)
-    )  # the hub's client keeps unfinished files below .cache in the folder
-    unfinished = (folder / ".cache").rglob("*.incomplete") if folder.exists() else ()
-    return max(0, missing - sum(path.stat().st_blocks * 512 for path in unfinished))
+def _is_complete(folder: Path) -> bool:
+    try:
+        check_complete(folder)
+    except UserError:
+        return False
+    return True
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a killed download has left: huggingface_hub (1.33) never uses it again nor removes it."""
+    for path in (folder / ".cache" / "huggingface" / "download").glob("*.incomplete"):
+        path.unlink(missing_ok=True)
 
 
 def _has_size(path: Path, size: int) -> bool:
@@ -325,9 +336,16 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 @contextmanager
-def _disk_full(folder: Path, name: str) -> Iterator[None]:
-    import errno
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a lock beside ``folder``; the kernel lets go of it when this process ends, however it ends."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
+
+@contextmanager
+def _disk_full(folder: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
