@@ -1,7 +1,8 @@
 """torchtune 0.6.1: full fine-tuning, LoRA and QLoRA of dense models, on one process or several (FSDP2).
 
-This file is the engine's face. What it does is in ``torchtune_config`` (TrainJob -> YAML),
-``torchtune_recipe`` (running torchtune's own recipes), ``torchtune_checkpoint`` and ``torchtune_parts``.
+This file is the engine's face. Behind it are ``torchtune_support`` (what it can't do), ``torchtune_config``
+(TrainJob -> YAML), ``torchtune_recipe`` (running torchtune's own recipes) with ``torchtune_checkpoint`` and
+``torchtune_clock``, and ``torchtune_parts`` (what the YAML names).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from estimator.models import ModelSpec
-from launchers.engines import _hf_layout, torchtune_config
+from launchers.engines import _hf_layout, torchtune_config, torchtune_support
 from launchers.job import TrainJob
 from launchers.rank import RankEnv, RankReporter
 from launchers.settings import Settings
@@ -25,7 +26,7 @@ class Torchtune:
     """See :class:`launchers.engines.Engine`."""
 
     def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
-        return torchtune_config.unsupported(settings, spec)
+        return torchtune_support.unsupported(settings, spec)
 
     def train(self, job: TrainJob) -> None:
         env = RankEnv.read()

@@ -14,103 +14,13 @@ from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import Layout
 from launchers.dataset.prepared import Prepared
+from launchers.engines.torchtune_support import ATTENTION, MLP, unsupported
 from launchers.job import TrainJob
 from launchers.settings import Settings
 
 _PARTS = "launchers.engines.torchtune_parts"
 _MODELS = "torchtune.models"
-_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
-_MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
-# NF4 keeps one scale for 64 values and quantises the scales in blocks of 256 (torchao.dtypes.nf4tensor).
-_NF4_MULTIPLE = 64 * 256
-# Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
-_LLAMA3_ROPE = (1.0, 4.0, 8192)
-# Keys of the YAML that follow from the plan, and the setting that changes each.
-_PLANNED_KEYS = {
-    "batch_size": "micro_batch",
-    "gradient_accumulation_steps": "batch_size",
-    "epochs": "epochs",
-    "max_steps_per_epoch": "max_steps",
-    "dtype": "precision",
-    "device": "resources.device",
-    "tensor_parallel_dim": "",
-    "optimizer_in_bwd": "",
-    "resume_from_checkpoint": "",
-    "save_adapter_weights_only": "",
-    "output_dir": "output_dir",
-    "shuffle": "",
-    "dataset": "dataset",
-    "collate_fn": "packing",
-}
-
-
-def unsupported(settings: Settings, spec: ModelSpec) -> str | None:
-    """Why torchtune 0.6.1 can't do this, as one clause, or None."""
-    return _unsupported_model(spec) or _unsupported_settings(settings, spec)
-
-
-def _unsupported_model(spec: ModelSpec) -> str | None:
-    if spec.experts > 1:
-        return f"torchtune 0.6.1 has no mixture-of-experts models ({spec.name} has {spec.experts} experts)"
-    if spec.family not in ("llama", "mistral", "qwen2"):
-        return (
-            f"torchtune 0.6.1's builders used here are llama, mistral and qwen2, and {spec.name} is "
-            f"{spec.family}"
-        )
-    if spec.q_dim != spec.hidden:
-        return (
-            f"torchtune 0.6.1 needs heads * head_dim = hidden, and {spec.name} has "
-            f"{spec.heads} * {spec.head_dim} and {spec.hidden}"
-        )
-    if spec.qkv_bias != (spec.family == "qwen2"):
-        present = "biases" if spec.qkv_bias else "no biases"
-        return f"torchtune 0.6.1 can't build a {spec.family} model with {present} on q, k and v"
-    if spec.tied_embeddings and spec.family == "mistral":
-        return "torchtune 0.6.1 can't build a mistral model with tied embeddings"
-    return _unsupported_rope(spec)
-
-
-def _unsupported_rope(spec: ModelSpec) -> str | None:
-    kind = spec.rope_scaling_type
-    if kind is None:
-        return None
-    if kind != "llama3" or spec.family != "llama":
-        return f"torchtune 0.6.1 can't scale the rotary embeddings of a {spec.family} model the {kind} way"
-    found = (spec.rope_low_freq_factor, spec.rope_high_freq_factor, spec.rope_original_max_seq_len)
-    if found != _LLAMA3_ROPE:
-        return f"torchtune 0.6.1 scales rotary embeddings with {_LLAMA3_ROPE}, and {spec.name} has {found}"
-    return None
-
-
-def _unsupported_settings(settings: Settings, spec: ModelSpec) -> str | None:
-    seq_len = settings.seq_len or min(2048, spec.max_seq_len)
-    if spec.sliding_window and spec.sliding_window < seq_len:
-        return (
-            f"torchtune 0.6.1 has no sliding-window attention, and {spec.name}'s window of "
-            f"{spec.sliding_window} is shorter than seq_len {seq_len}"
-        )
-    if settings.precision == "bf16-mixed":
-        return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
-    for key in _PLANNED_KEYS.keys() & settings.engine.keys():
-        instead = f"; set {_PLANNED_KEYS[key]} instead" if _PLANNED_KEYS[key] else ""
-        return f"engine.{key} can't be set by hand, the run's own accounting depends on it{instead}"
-    return None if settings.method == "full" else _unsupported_adapters(settings, spec)
-
-
-def _unsupported_adapters(settings: Settings, spec: ModelSpec) -> str | None:
-    targets = set(settings.lora.targets)
-    if not targets & _ATTENTION.keys():
-        return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
-    if targets & _MLP and not targets >= _MLP:
-        return "torchtune 0.6.1 puts LoRA on gate_proj, up_proj and down_proj together or on none of them"
-    if settings.method == "qlora":
-        for name, (rows, columns) in spec.linear_shapes.items():
-            if rows * columns % _NF4_MULTIPLE:
-                return (
-                    f"NF4 needs matrices of a multiple of {_NF4_MULTIPLE} values, and {spec.name}'s {name} "
-                    f"is {rows} x {columns}"
-                )
-    return None
+_CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune_qwen2.Qwen2Checkpointer"}
 
 
 def recipe_name(job: TrainJob) -> str:
@@ -124,9 +34,10 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
 
     Raises UserError where torchtune can't do what is asked.
     """
-    spec = ModelSpec.from_hf_config(_read_config(job.model_dir), job.settings.model)
+    hf_config = json.loads((job.model_dir / "config.json").read_text())
+    spec = ModelSpec.from_hf_config(hf_config, job.settings.model)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
-    reason = unsupported(settings, spec) or _misfit(job, data)
+    reason = unsupported(settings, spec) or _misfit(job, data) or _incomplete(hf_config, spec)
     if reason:
         raise UserError(f"torchtune can't run this: {reason}.", "Try --launcher deepspeed.")
     values = {
@@ -136,7 +47,11 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "device": layout.device,
         "dtype": layout.precision,
         "model": model_component(spec, settings, layout),
-        "tokenizer": {"_component_": f"{_PARTS}.PadOnly", "pad_id": data.info.pad_id},
+        # A pad id beyond the model's vocabulary can't be embedded; what padding holds doesn't matter.
+        "tokenizer": {
+            "_component_": f"{_PARTS}.PadOnly",
+            "pad_id": data.info.pad_id if 0 <= data.info.pad_id < spec.vocab else 0,
+        },
         "dataset": {
             "_component_": f"{_PARTS}.PreparedDataset",
             "folder": str(job.data_dir),
@@ -145,7 +60,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
             "packed": data.info.packed,
         },
         "checkpointer": {
-            "_component_": "torchtune.training.FullModelHFCheckpointer",
+            "_component_": _CHECKPOINTERS.get(spec.family, "torchtune.training.FullModelHFCheckpointer"),
             "checkpoint_dir": str(job.model_dir),
             "checkpoint_files": weight_files(job.model_dir),
             "recipe_checkpoint": None,
@@ -187,7 +102,17 @@ def _misfit(job: TrainJob, data: Prepared) -> str | None:
         )
     if data.info.total_steps < job.total_steps:
         return f"the data was prepared for {data.info.total_steps} steps, the job has {job.total_steps}"
+    if data.info.seq_len > layout.seq_len:
+        return f"the data was prepared for sequences of {data.info.seq_len}, the plan has {layout.seq_len}"
     return None
+
+
+def _incomplete(hf_config: dict[str, Any], spec: ModelSpec) -> str | None:
+    """torchtune's checkpointer reads these from config.json and knows no defaults for them."""
+    needed = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
+    needed += ["tie_word_embeddings"] if spec.family == "qwen2" else []
+    missing = [name for name in needed if name not in hf_config]
+    return f"the model's config.json has no {missing[0]}, which torchtune reads" if missing else None
 
 
 def model_component(spec: ModelSpec, settings: Settings, layout: Layout) -> dict[str, Any]:
@@ -232,8 +157,8 @@ def _builder(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
 def _adapters(settings: Settings) -> dict[str, Any]:
     lora = settings.lora
     return {
-        "lora_attn_modules": [tune for hf, tune in _ATTENTION.items() if hf in lora.targets],
-        "apply_lora_to_mlp": set(lora.targets) >= _MLP,
+        "lora_attn_modules": [tune for hf, tune in ATTENTION.items() if hf in lora.targets],
+        "apply_lora_to_mlp": set(lora.targets) >= MLP,
         "apply_lora_to_output": False,
         "lora_rank": lora.rank,
         "lora_alpha": lora.alpha,
@@ -292,8 +217,3 @@ def weight_files(model_dir: Path) -> list[str]:
             f"{model_dir} holds no *.safetensors weights.", "torchtune reads safetensors only: convert them."
         )
     return names
-
-
-def _read_config(model_dir: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
-    return values

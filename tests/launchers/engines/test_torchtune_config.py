@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,27 @@ def test_data_prepared_for_fewer_steps_is_refused(tmp_path: Path, model: Path, d
     job = runs.make_job(tmp_path / "job", model, data, steps=7, layout=layout)
     with pytest.raises(UserError, match="prepared for 6 steps"):
         torchtune_config.recipe_config(job)
+
+
+def test_data_prepared_for_longer_sequences_is_refused(tmp_path: Path, model: Path, data: Path) -> None:
+    with pytest.raises(UserError, match="sequences of 64"):
+        config(tmp_path, model, data, layout={"seq_len": 32})
+
+
+def test_a_pad_id_beyond_the_vocabulary_is_not_embedded(tmp_path: Path, model: Path, data: Path) -> None:
+    info = json.loads((data / "info.json").read_text())
+    (data / "info.json").write_text(json.dumps(info | {"pad_id": 4096}))
+    assert config(tmp_path, model, data)["tokenizer"]["pad_id"] == 0
+
+
+def test_a_config_that_the_checkpointer_cannot_read_is_named(tmp_path: Path, model: Path, data: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    values = json.loads((folder / "config.json").read_text())
+    del values["num_key_value_heads"]
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="no num_key_value_heads"):
+        config(tmp_path, folder, data)
 
 
 def test_a_model_without_safetensors_is_named(tmp_path: Path) -> None:

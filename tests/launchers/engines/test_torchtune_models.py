@@ -8,7 +8,7 @@ import pytest
 import torchtune_runs as runs
 
 from estimator import models
-from launchers.engines import torchtune_config
+from launchers.engines import torchtune_config, torchtune_support
 from launchers.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def count(model: Any, trained: bool | None = None) -> int:
 SUPPORTED = [
     name
     for name in models.names()
-    if torchtune_config.unsupported(Settings(seq_len=2048), models.find(name)) is None
+    if torchtune_support.unsupported(Settings(seq_len=2048), models.find(name)) is None
 ]
 
 

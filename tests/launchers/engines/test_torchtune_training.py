@@ -192,6 +192,91 @@ def test_packed_rows_give_the_loss_of_the_same_rows_apart(tmp_path: Path, model:
     assert step.tokens == other.tokens == sum(len(row.tokens) for row in documents)
 
 
+SHAPE: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16384,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def make_family(folder: Path, family: str) -> Path:
+    """A small random model of another family, saved by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+
+    config: Any = {
+        "llama-3.1": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE | {"factor": 8.0}),
+        "llama-3.2": lambda: LlamaConfig(
+            **SHAPE, rope_parameters=LLAMA3_ROPE | {"factor": 32.0}, tie_word_embeddings=True
+        ),
+        "llama-tied": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=True),
+        "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None, head_dim=16),
+        "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=False),
+        "qwen2-tied": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    }[family]()
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():  # large enough for attention, and with it the positions, to matter
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("llama-3.1", "full"),
+        ("llama-3.2", "full"),
+        ("llama-3.2", "lora"),
+        ("llama-tied", "full"),
+        ("mistral", "lora"),
+        ("qwen2", "lora"),
+        ("qwen2-tied", "full"),
+    ],
+)
+def test_a_family_is_computed_as_transformers_does_and_comes_back(
+    tmp_path: Path, data: Path, family: str, method: str
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = make_family(tmp_path / "model", family)
+    job = runs.make_job(
+        tmp_path / "job", model, data, steps=2, layout={"micro_batch": 4}, settings={"method": method}
+    )
+    steps = runs.run(job)
+    assert steps[0].loss == pytest.approx(reference_loss(model, Prepared(data), 1), rel=1e-4)
+    Torchtune().collect(job, tmp_path / "out")
+    exported, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out" / "model", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    base = AutoModelForCausalLM.from_pretrained(model)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert (exported(ids).logits - base(ids).logits).abs().max() > 1e-3
+    if method == "lora":
+        from peft import PeftModel
+
+        adapted = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter")).eval()
+        with torch.no_grad():
+            assert (adapted(ids).logits - exported(ids).logits).abs().max() < 1e-3
+
+
 def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path, data: Path) -> None:
     job = runs.make_job(
         tmp_path,
