@@ -10,7 +10,6 @@ Units: Kubernetes takes ``memory`` and ``disk`` in MB (10**6 bytes), Batch takes
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,11 +53,9 @@ def with_given(
     """The plan with the user's values in it, each noted as an override.
 
     Another number of GPUs changes the layout too: where the flow has a parameter ``gpus``, the plan is
-    made again with it. Raises UserError where two of the user's own values contradict each other.
+    made with it. Raises UserError where two of the user's own values contradict each other.
     """
-    plan = resolve(parameters)
-    if "gpu" in given:
-        plan = _with_gpus(plan, resolve, parameters, given["gpu"])
+    plan = _with_gpus(resolve, parameters, given["gpu"]) if "gpu" in given else resolve(parameters)
     for name, field in _FIELDS.items():
         if name in given:
             used = _to_mib(name, _number(name, given[name]), backend)
@@ -100,23 +97,23 @@ def decorator_values(
     return values
 
 
-def _with_gpus(
-    plan: Plan, resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given
-) -> Plan:
+def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given) -> Plan:
     gpus = int(_number("gpu", given))
-    planned = plan.request.gpus_per_node
-    if gpus == planned:
-        return plan
-    note = Override(name="gpus_per_node", planned=str(planned), used=str(gpus), given_by=given.by)
     asked = parameters.get(GPUS_PARAMETER)
-    if asked:
+    if asked and asked != gpus:
         raise UserError(
             f"--gpus {asked} and {given.by.rstrip('=')} {gpus} contradict each other.",
             "Give the number of GPUs for each node once.",
         )
     if GPUS_PARAMETER in parameters and gpus > 0:
-        again = resolve({**parameters, GPUS_PARAMETER: gpus})
-        return dataclasses.replace(again, overrides=(*again.overrides, note))
+        plan = resolve({**parameters, GPUS_PARAMETER: gpus})
+        planned = "left open"
+    else:
+        plan = resolve(parameters)
+        planned = str(plan.request.gpus_per_node)
+    if planned == str(gpus):
+        return plan
+    note = Override(name="gpus_per_node", planned=planned, used=str(gpus), given_by=given.by)
     return plan.with_override(note, gpus_per_node=gpus)
 
 

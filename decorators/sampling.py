@@ -69,7 +69,10 @@ class Gpus:
             if not self.infos:
                 self.note = "No GPU is visible to this step: only host memory is measured."
         except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
-            self.note = f"GPUs are not measured, only host memory: NVML says {_words(error)}."
+            if type(error).__name__ in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
+                self.note = "No NVIDIA GPU on this machine: only host memory is measured."
+            else:
+                self.note = f"GPUs are not measured, only host memory: {_words(error)}."
 
     def _add(self, handle: Any) -> None:
         name = self._nvml.nvmlDeviceGetName(handle)

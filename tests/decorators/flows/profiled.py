@@ -8,10 +8,10 @@ from pathlib import Path
 
 from metaflow import FlowSpec, Parameter, step
 from plans import make_plan
+from synthetic import events
 
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from estimator.errors import UserError
-from launchers.telemetry import Memory, Step
 
 
 def counted(parameters, backend):
@@ -25,6 +25,8 @@ def counted(parameters, backend):
 class ProfiledFlow(FlowSpec):
     model = Parameter("model", default="tiny-llama")
     gpus = Parameter("gpus", type=int, default=0)
+    steps = Parameter("steps", default=3)
+    of_steps = Parameter("of-steps", default=3)
     seconds = Parameter("seconds", default=0.1)
     fail = Parameter("fail", default="")
 
@@ -41,31 +43,10 @@ class ProfiledFlow(FlowSpec):
     def train(self):
         self.plan = current_plan()
         profile = current_profile()
-        profile.expect(total_steps=3)
-        for number in range(1, 4):
-            profile.add(
-                Step(
-                    rank=0,
-                    step=number,
-                    loss=3.0 - number / 2,
-                    lr=1e-3,
-                    grad_norm=1.0,
-                    samples=2,
-                    tokens=100,
-                    dt=0.5,
-                    dtf=0.2,
-                    dtb=0.3,
-                )
-            )
-            memory = Memory(
-                rank=0,
-                step=number,
-                allocated_peak=None,
-                reserved_peak=None,
-                rss=400 << 20,
-                rss_peak=500 << 20,
-            )
-            profile.add(memory)
+        profile.expect(total_steps=self.of_steps)
+        ranks = self.plan.layout.processes_per_node
+        for event in events(steps=self.steps, ranks=ranks, on_gpus=self.plan.layout.device == "cuda"):
+            profile.add(event)
         time.sleep(float(self.seconds))
         if self.fail == "train":
             raise ValueError("the loss is not a number")

@@ -1,0 +1,255 @@
+"""Charts as Vega-Lite specifications: plain values in, a plain dict out. They need no network to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from estimator.plan import GIB, MemoryEstimate
+
+MOST_POINTS = 500  # of one line, so that a card stays small however long the run
+PAIR_WIDTH = 290  # pixels of one of two charts side by side; a card's column is about 720 wide
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar; nothing is fetched
+_CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
+_MEASURED_COLOURS = ("#54a24b", "#a7d9a0")
+_LINE, _LINE_2, _BAND, _UPPER, _CAPACITY = "#4c78a8", "#f58518", "#c9d8ea", "#e45756", "#333333"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredPart:
+    """A part of the measured bar."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPoint:
+    """Memory at one moment."""
+
+    minutes: float
+    who: str  # "rank 0", "GPU 0 (NVML)"
+    used_bytes: int
+
+
+def thin(values: Sequence[T], most: int = MOST_POINTS) -> list[T]:
+    """At most ``most`` of the values, evenly taken, the last one always."""
+    if len(values) <= most:
+        return list(values)
+    stride = (len(values) - 1) / (most - 1)
+    return [values[round(i * stride)] for i in range(most)]
+
+
+def gib(size_bytes: float) -> float:
+    return round(size_bytes / GIB, 4)
+
+
+def memory_bars(
+    predicted: MemoryEstimate | None, measured: Sequence[MeasuredPart], unit: str
+) -> dict[str, Any]:
+    """Predicted memory by category over the measured one, with the upper bound and the capacity."""
+    parts = predicted.categories if predicted else ()
+    bars = [
+        {"bar": "predicted", "part": name, "gib": gib(size), "order": i}
+        for i, (name, size) in enumerate(parts)
+    ]
+    bars += [
+        {"bar": "measured", "part": part.name, "gib": gib(part.size_bytes), "order": i}
+        for i, part in enumerate(measured)
+    ]
+    names = [name for name, _ in parts] + [part.name for part in measured]
+    colours = [_CATEGORY_COLOURS[i % len(_CATEGORY_COLOURS)] for i in range(len(parts))]
+    colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(measured))]
+    marks = []
+    if predicted:
+        marks.append({"gib": gib(predicted.upper_bytes), "mark": "upper bound", "colour": _UPPER})
+        if predicted.capacity_bytes is not None:
+            marks.append({"gib": gib(predicted.capacity_bytes), "mark": "capacity", "colour": _CAPACITY})
+    x = {"field": "gib", "type": "quantitative", "title": f"GiB of a {unit}"}
+    return {
+        "$schema": _SCHEMA,
+        "width": "container",
+        "height": 104,
+        "padding": {"top": 4, "left": 4, "right": 12, "bottom": 4},
+        "layer": [
+            {
+                "data": {"values": bars},
+                "mark": {"type": "bar", "tooltip": True, "height": {"band": 0.75}},
+                "encoding": {
+                    "y": {
+                        "field": "bar",
+                        "type": "nominal",
+                        "title": None,
+                        "scale": {"domain": ["predicted", "measured"]},
+                        "axis": {"labelFontSize": 12},
+                    },
+                    "x": {**x, "stack": "zero"},
+                    "color": {
+                        "field": "part",
+                        "type": "nominal",
+                        "title": None,
+                        "scale": {"domain": names, "range": colours},
+                        "legend": {"orient": "bottom", "columns": 4, "symbolType": "square"},
+                    },
+                    "order": {"field": "order", "type": "quantitative"},
+                },
+            },
+            {
+                "data": {"values": marks},
+                "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [5, 3], "tooltip": True},
+                "encoding": {"x": x, "color": {"field": "colour", "type": "nominal", "scale": None}},
+            },
+            {
+                "data": {"values": marks},
+                "mark": {"type": "text", "align": "right", "dx": -4, "fontSize": 11, "baseline": "bottom"},
+                "encoding": {
+                    "x": x,
+                    "y": {"value": 0},
+                    "text": {"field": "mark"},
+                    "color": {"field": "colour", "type": "nominal", "scale": None},
+                },
+            },
+        ],
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def line(
+    points: Sequence[tuple[int, float | None]],
+    title: str,
+    *,
+    from_zero: bool = False,
+    number_format: str = "~s",
+) -> dict[str, Any]:
+    """A value over the optimizer steps; steps without the value are left out."""
+    known = [{"step": step, "value": value} for step, value in thin(points) if value is not None]
+    return {
+        "width": PAIR_WIDTH,
+        "height": 130,
+        "title": {"text": title, "fontSize": 12, "anchor": "start"},
+        "data": {"values": known},
+        "mark": {"type": "line", "color": _LINE, "point": len(known) < 40, "tooltip": True},
+        "encoding": {
+            "x": _steps_axis(),
+            "y": {
+                "field": "value",
+                "type": "quantitative",
+                "title": None,
+                "scale": {"zero": from_zero},
+                "axis": {"format": number_format, "tickCount": 5},
+            },
+        },
+    }
+
+
+def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) -> dict[str, Any]:
+    """Where the time of a step goes: (step, forward, backward, whole) in seconds, stacked."""
+    values = []
+    for step, forward, backward, whole in thin(rows, MOST_POINTS // 3):
+        rest = whole - (forward or 0.0) - (backward or 0.0)
+        split = (("forward", forward), ("backward", backward), ("rest", max(rest, 0.0)))
+        values += [
+            {"step": step, "part": part, "seconds": round(seconds, 5), "order": i}
+            for i, (part, seconds) in enumerate(split)
+            if seconds is not None
+        ]
+    return {
+        "width": PAIR_WIDTH,
+        "height": 130,
+        "title": {"text": "seconds of a step", "fontSize": 12, "anchor": "start"},
+        "data": {"values": values},
+        "mark": {"type": "area", "tooltip": True} if len(rows) > 1 else {"type": "bar", "tooltip": True},
+        "encoding": {
+            "x": _steps_axis(),
+            "y": {"field": "seconds", "type": "quantitative", "stack": "zero", "title": None},
+            "order": {"field": "order", "type": "quantitative"},
+            "color": {
+                "field": "part",
+                "type": "nominal",
+                "title": None,
+                "scale": {
+                    "domain": ["forward", "backward", "rest"],
+                    "range": [_CATEGORY_COLOURS[0], _CATEGORY_COLOURS[2], _CATEGORY_COLOURS[6]],
+                },
+                "legend": {"orient": "top", "direction": "horizontal", "offset": 2},
+            },
+        },
+    }
+
+
+def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Views (of :func:`line`, :func:`step_times`) in rows of two."""
+    return {
+        "$schema": _SCHEMA,
+        "columns": 2,
+        "spacing": 24,
+        "width": 0,  # keeps Metaflow from setting one, which a composed chart doesn't take
+        "concat": list(views),
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | None) -> dict[str, Any]:
+    """Memory of each process or GPU over the time, before the predicted range."""
+    layers: list[dict[str, Any]] = []
+    y = {"type": "quantitative", "title": "GiB", "scale": {"zero": True}}
+    if predicted:
+        band = {"low": gib(predicted.likely_bytes), "high": gib(predicted.upper_bytes), "what": "predicted"}
+        layers.append(
+            {
+                "data": {"values": [band]},
+                "mark": {"type": "rect", "color": _BAND, "opacity": 0.7, "tooltip": True},
+                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+            }
+        )
+        layers.append(
+            {
+                "data": {"values": [{**band, "text": "predicted: likely to upper bound"}]},
+                "mark": {"type": "text", "align": "left", "x": 6, "dy": 9, "fontSize": 11, "color": _LINE},
+                "encoding": {"y": {**y, "field": "high"}, "text": {"field": "text"}},
+            }
+        )
+        if predicted.capacity_bytes is not None and predicted.capacity_bytes < 4 * predicted.upper_bytes:
+            layers.append(
+                {
+                    "data": {"values": [{"gib": gib(predicted.capacity_bytes)}]},
+                    "mark": {"type": "rule", "color": _CAPACITY, "strokeDash": [5, 3]},
+                    "encoding": {"y": {**y, "field": "gib"}},
+                }
+            )
+    values: list[dict[str, Any]] = []
+    for who in dict.fromkeys(point.who for point in points):
+        values += [
+            {"minutes": round(p.minutes, 4), "who": who, "gib": gib(p.used_bytes)}
+            for p in thin([p for p in points if p.who == who])
+        ]
+    layers.append(
+        {
+            "data": {"values": values},
+            "mark": {"type": "line", "tooltip": True, "interpolate": "step-after"},
+            "encoding": {
+                "x": {"field": "minutes", "type": "quantitative", "title": "minutes since the step began"},
+                "y": {**y, "field": "gib"},
+                "color": {"field": "who", "type": "nominal", "title": None, "legend": {"orient": "right"}},
+            },
+        }
+    )
+    return {
+        "$schema": _SCHEMA,
+        "width": "container",
+        "height": 190,
+        "title": {"text": "memory over time", "fontSize": 12, "anchor": "start"},
+        "layer": layers,
+    }
+
+
+def _steps_axis() -> dict[str, Any]:
+    return {
+        "field": "step",
+        "type": "quantitative",
+        "title": "step",
+        "axis": {"tickMinStep": 1, "format": "d", "grid": False},
+        "scale": {"zero": False, "nice": False},
+    }
