@@ -25,6 +25,10 @@ MANIFEST = "manifest.json"
 _CHUNK_BYTES = 4 * 2**20
 
 
+class DamagedError(UserError):
+    """A stored file is not what it was when it was stored."""
+
+
 class Storage(Protocol):
     """A store of files under keys like ``a/b/c``. Every write shows up whole or not at all.
 
@@ -211,7 +215,8 @@ def has_bundle(storage: Storage, key: str) -> bool:
 def get_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
     """Fetch a bundle into ``folder``, which is replaced; nothing is left there when that fails.
 
-    Raises UserError when the bundle or one of its files is missing or damaged, or the disk is too small.
+    Raises DamagedError when a file is missing or damaged, UserError when there is no such bundle or the
+    disk is too small.
     """
     temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -251,8 +256,8 @@ def fetch_files(storage: Storage, key: str, folder: Path) -> Manifest:
     return manifest
 
 
-def _damaged(storage: Storage, key: str, file: BundleFile, what: str) -> UserError:
-    return UserError(
+def _damaged(storage: Storage, key: str, file: BundleFile, what: str) -> DamagedError:
+    return DamagedError(
         f"{file.name} of {storage.describe(key)} is damaged: {what}.",
         "Remove that folder, so that it is made anew or an older one is used.",
     )

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import UserError
-from launchers.bundles import Manifest, Storage, fetch_files, has_bundle, put_bundle
+from launchers.bundles import DamagedError, Manifest, Storage, fetch_files, has_bundle, put_bundle
 
 _COMMIT = "checkpoint.json"
 _FOLDER = re.compile(r"step-(\d+)\.(\d+)")
@@ -83,7 +82,7 @@ class CheckpointStore:
         missing = [node for node in range(nodes) if not has_bundle(self._storage, _part(key, node))]
         if missing:
             raise RuntimeError(f"{self._storage.describe(key)}: the parts of nodes {missing} are not there")
-        values = {
+        values: dict[str, Any] = {
             "step": step,
             "nodes": nodes,
             "world_size": world_size,
@@ -110,8 +109,8 @@ class CheckpointStore:
     def restore(self, checkpoint: Checkpoint, folder: Path) -> None:
         """Put the files of all nodes together in ``folder`` (replaced), each verified.
 
-        Nothing is left there when that fails. Raises UserError naming the damaged file, or when the
-        disk is too small. Ranks name their files by rank, so that the parts don't overlap.
+        Nothing is left there when that fails. Raises DamagedError naming the file, or UserError
+        when the disk is too small. Ranks name their files by rank, so that the parts don't overlap.
         """
         temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:
@@ -158,14 +157,12 @@ class CheckpointStore:
 
 
 def restore_newest(store: CheckpointStore, folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Restore the newest checkpoint that proves whole; the second value tells what was damaged and skipped."""
+    """Restore the newest checkpoint that proves whole; the second value names the damaged ones skipped."""
     skipped: list[str] = []
     for checkpoint in store.candidates():
         try:
             store.restore(checkpoint, folder)
-        except UserError as error:
-            if "is damaged" not in error.problem:
-                raise
+        except DamagedError as error:  # noqa: PERF203
             skipped.append(f"step {checkpoint.step}: {error.problem}")
         else:
             return checkpoint, tuple(skipped)

@@ -106,7 +106,8 @@ class Hub:
 
     def others_done(self) -> bool:
         with self._lock:
-            return not self._parts and self._done >= set(range(1, self._address.nodes))
+            uncommitted = any(len(nodes) == self._address.nodes for nodes in self._parts.values())
+            return not uncommitted and self._done >= set(range(1, self._address.nodes))
 
     def parts_missing(self) -> bool:
         with self._lock:

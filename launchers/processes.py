@@ -120,9 +120,9 @@ def start_agent(
         *(sys.executable, "-m", "launchers.agent"),
         *("--nnodes", str(nodes), "--node_rank", str(node), "--nproc_per_node", str(processes)),
         *("--master_addr", main_host, "--master_port", str(main_port)),
-        *("--rdzv_id", marker, "--rdzv_conf", f"timeout={int(rendezvous_s)}"),
+        *("--rdzv_id", "gang", "--rdzv_conf", f"timeout={int(rendezvous_s)}"),
         *("--max_restarts", "0", "--monitor_interval", "0.1"),
-        *("--log_dir", str(logs_dir), "--redirects", "3"),
+        *("--log_dir", str(logs_dir / marker), "--redirects", "3"),
         *("-m", "launchers.worker", str(job_file)),
         *(("--engine", engine) if engine else ()),
     ]

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
+from launchers.job import TrainJob
+from launchers.settings import build
+
+ROOT = Path(__file__).resolve().parents[3]
+ENGINES = "tests.launchers.gang.engines"
+MARK = "FINETUNE_TEST_GANG"
+
+
+def make_plan(nodes: int, processes: int) -> Plan:
+    return Plan(
+        model="tiny-llama",
+        parameters=1,
+        method="full",
+        engine="torchtune",
+        target="local",
+        request=Request(
+            nodes=nodes, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
+        ),
+        layout=Layout(
+            device="cpu",
+            nodes=nodes,
+            processes_per_node=processes,
+            sharding="none",
+            micro_batch=1,
+            accumulation=1,
+            seq_len=8,
+            activation_checkpointing=False,
+            precision="fp32",
+            optimizer="adamw",
+        ),
+        prediction=Prediction(
+            memory=MemoryEstimate(
+                categories=(("weights", 1),), upper_bytes=1, capacity_bytes=None, host_bytes=1, basis=""
+            ),
+            flops_per_token=1.0,
+            peak_flops_per_gpu=None,
+            tokens_per_second=None,
+            hours=None,
+            usd_per_hour=None,
+            usd=None,
+        ),
+    )
+
+
+def make_job(work_dir: Path, *, nodes: int = 1, processes: int = 1, **orders: Any) -> TrainJob:
+    hang = orders.pop("hang_timeout_s", 300)
+    return TrainJob(
+        plan=make_plan(nodes, processes),
+        settings=build({"engine": orders, "resources": {"hang_timeout_s": hang}}),
+        model_dir=work_dir,
+        data_dir=work_dir,
+        work_dir=work_dir,
+        total_steps=orders.get("steps", 5),
+        checkpoint_every=orders.get("every", 0),
+    )
+
+
+def free_ports(count: int = 3) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+@dataclass
+class Gang:
+    """Some nodes of one gang, each a process of its own on this machine."""
+
+    folder: Path
+    nodes: int = 1
+    processes: int = 1
+    orders: dict[str, Any] = field(default_factory=dict)
+    timeouts: dict[str, float] = field(default_factory=dict)
+    engine: str = "Stepper"
+    store: bool = False
+    ports: list[int] = field(default_factory=free_ports)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    tasks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, node: int, token: str = "run/train/0") -> subprocess.Popen[bytes]:  # noqa: S107
+        work_dir = self.folder / f"node-{node}"
+        job = make_job(work_dir, nodes=self.nodes, processes=self.processes, **self.orders)
+        order = self.folder / f"order-{node}.json"
+        order.write_text(
+            json.dumps(
+                {
+                    "address": {
+                        "node": node,
+                        "nodes": self.nodes,
+                        "main_host": "127.0.0.1",
+                        "ports": self.ports,
+                        "token": token,
+                    },
+                    "job": str(job.save()),
+                    "engine": f"{ENGINES}:{self.engine}",
+                    "timeouts": {"rendezvous": 60.0, **self.timeouts},
+                    "store": str(self.folder / "store") if self.store else None,
+                }
+            )
+        )
+        with (self.folder / f"task-{node}.log").open("wb") as log:
+            self.tasks[node] = subprocess.Popen(
+                [sys.executable, "-m", "tests.launchers.gang.node", str(order)],
+                cwd=ROOT,
+                env={**os.environ, MARK: self.mark},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        return self.tasks[node]
+
+    def start_all(self) -> Gang:
+        for node in range(self.nodes):
+            self.start(node)
+        return self
+
+    def end(self, node: int, within: float = 90.0) -> dict[str, Any]:
+        """How a node's call ended."""
+        self.tasks[node].wait(timeout=within)
+        values: dict[str, Any] = json.loads((self.folder / f"order-{node}.end").read_text())
+        return values
+
+    def pids(self) -> dict[int, list[str]]:
+        """All living processes of the gang, tasks included, with their command lines."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                        command = (entry / "cmdline").read_bytes().decode().split("\0")
+                        found[int(entry.name)] = command
+        return found
+
+    def rank_pid(self, rank: int) -> int:
+        folder = self.folder / f"node-{rank // self.processes}"
+        return int(json.loads((folder / "ranks" / f"rank-{rank:05d}.json").read_text())["pid"])
+
+    def agent_pid(self, node: int) -> int:
+        task = self.tasks[node].pid
+        return next(
+            pid
+            for pid, command in self.pids().items()
+            if "launchers.agent" in command
+            and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == task
+        )
+
+    def events(self, node: int) -> list[str]:
+        path = self.folder / f"order-{node}.events"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_for(self, what: Callable[[], Any], within: float = 90.0) -> None:
+        deadline = time.monotonic() + within
+        while True:
+            with contextlib.suppress(OSError, StopIteration, ValueError):
+                if what():
+                    return
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
+    def wait_for_step(self, step: int, rank: int = 0) -> None:
+        node = rank // self.processes
+        self.wait_for(lambda: f"step {rank} {step}" in self.events(node))
+
+    def gone(self, within: float) -> float:
+        """Seconds until no process of the gang is left; fails after ``within``."""
+        start = time.monotonic()
+        while left := self.pids():
+            assert time.monotonic() - start < within, left
+            time.sleep(0.05)
+        return time.monotonic() - start
+
+    def logs(self) -> str:
+        paths = [*self.folder.glob("task-*.log"), *self.folder.glob("node-*/logs/agent.log")]
+        return "\n".join(f"== {path}\n{path.read_text()[-2000:]}" for path in paths)
+
+    def clean_up(self) -> None:
+        for task in self.tasks.values():
+            if task.poll() is None:
+                task.kill()
+                task.wait()
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Callable[..., Gang]]:
+    gangs: list[Gang] = []
+
+    def make(**values: Any) -> Gang:
+        folder = tmp_path / f"gang-{len(gangs)}"
+        folder.mkdir()
+        gangs.append(Gang(folder=folder, **values))
+        return gangs[-1]
+
+    yield make
+    for each in gangs:
+        each.clean_up()

@@ -1,0 +1,115 @@
+"""Engines that train nothing, to break a gang in every way. Their orders are in ``settings.engine``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+from launchers.job import TrainJob
+from launchers.rank import RankEnv, checkpoint_part_done
+from launchers.telemetry import DistInfo, Phase, Step, Writer
+
+
+class Stepper:
+    """Steps of ``step_s`` seconds; at step ``at``, rank ``rank`` does what ``do`` says."""
+
+    def unsupported(self, settings: Any, spec: Any) -> str | None:  # noqa: ARG002
+        return None
+
+    def collect(self, job: TrainJob, destination: Path) -> None:
+        raise NotImplementedError
+
+    def train(self, job: TrainJob) -> None:
+        orders, env = job.settings.engine, RankEnv.read()
+        writer = Writer(job.telemetry_dir, env.rank)
+        writer.write(
+            DistInfo(
+                rank=env.rank,
+                local_rank=env.local_rank,
+                world_size=env.world_size,
+                node=env.node,
+                host="here",
+                device="cpu",
+                backend="none",
+                scheduler="local",
+                engine="stepper",
+                pid=os.getpid(),
+            )
+        )
+        if orders.get("child"):
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        for step in range(job.start_step + 1, job.total_steps + 1):
+            if step == orders.get("at") and env.rank in orders.get("ranks", [0]):
+                misbehave(orders["do"], job)
+            time.sleep(orders.get("step_s", 0.05))
+            writer.write(
+                Step(
+                    rank=env.rank,
+                    step=step,
+                    loss=1.0 / step,
+                    lr=None,
+                    grad_norm=None,
+                    samples=1,
+                    tokens=1,
+                    dt=0.1,
+                    dtf=None,
+                    dtb=None,
+                )
+            )
+            if job.checkpoint_every and step % job.checkpoint_every == 0:
+                writer.write(Phase(rank=env.rank, name="checkpoint", step=step))
+                folder = job.checkpoint_dir(step)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"state-{env.rank}.bin").write_bytes(b"%d" % step * 1000)
+                time.sleep(orders.get("checkpoint_s", 0.0))
+                checkpoint_part_done(folder, env, step)
+
+
+def misbehave(do: str, job: TrainJob) -> None:
+    if do == "raise":
+        raise ValueError("the loss is not a number")
+    if do == "reset":  # what a healthy rank says some time after its peer has gone
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:554] Connection closed by peer [127.0.0.1]:1")
+    if do == "user":
+        raise UserError("Line 7 of data.jsonl is broken.", "Mend it.")
+    if do == "full":
+        folder = job.checkpoint_dir(99)
+        folder.mkdir(parents=True)
+        (folder / "half").write_bytes(b"x")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "half"))
+    if do == "nap":
+        time.sleep(job.settings.engine["nap_s"])
+    if do == "hang":
+        time.sleep(600)
+    if do == "exit":
+        os._exit(3)
+    if do == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Gloo(Stepper):
+    """One real all_reduce over all ranks."""
+
+    def train(self, job: TrainJob) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+        value = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(value)
+        job.output_dir.mkdir(parents=True, exist_ok=True)
+        (job.output_dir / f"sum-{dist.get_rank()}").write_text(str(value.item()))
+        orders = job.settings.engine
+        if "at" in orders:  # one rank fails while the others wait for it in the collective
+            if dist.get_rank() in orders["ranks"]:
+                misbehave(orders["do"], job)
+            dist.all_reduce(value)
+        dist.destroy_process_group()

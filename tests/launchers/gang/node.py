@@ -1,0 +1,44 @@
+"""A node's task as a process: ``python -m tests.launchers.gang.node ORDER.json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from launchers.bundles import LocalStorage
+from launchers.checkpoints import CheckpointStore
+from launchers.failures import GangFailed
+from launchers.gang import NodeAddress, Timeouts, run_node
+from launchers.job import TrainJob
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    order = json.loads(path.read_text())
+    address = NodeAddress(**{**order["address"], "ports": tuple(order["address"]["ports"])})
+    store = order.get("store") and CheckpointStore(LocalStorage(Path(order["store"])), "run/train")
+    events = path.with_suffix(".events").open("a", buffering=1)
+    end: dict[str, object] = {}
+    try:
+        result = run_node(
+            TrainJob.load(Path(order["job"])),
+            address,
+            on_event=lambda event: print(event.kind, event.rank, getattr(event, "step", 0), file=events),
+            checkpoints=store or None,
+            engine=order["engine"],
+            timeouts=Timeouts(**order["timeouts"]),
+        )
+        end = {"stored": result.stored_steps}
+    except BaseException as error:
+        end = {"error": type(error).__name__, "message": str(error)}
+        if isinstance(error, GangFailed):
+            end["failure"] = error.failure.to_dict()
+        raise
+    finally:
+        path.with_suffix(".end").write_text(json.dumps({**end, "at": time.time()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""However a node, an agent or a rank ends: all nodes end soon, with its cause, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launchers.bundles import LocalStorage
+from launchers.checkpoints import CheckpointStore
+from tests.launchers.gang.conftest import Gang
+
+NewGang = Callable[..., Gang]
+LONG = {"steps": 3000}
+END_S = 30.0  # seconds come to about 5 to 8; the machine may be busy
+
+
+def ends(gang: Gang, *nodes: int, within: float = END_S) -> list[dict[str, Any]]:
+    """How these nodes end, all within the limit from now; then no process is left."""
+    deadline = time.monotonic() + within
+    found = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
+    gang.gone(within=10)
+    return found
+
+
+def test_a_rank_that_raises_is_the_error_on_every_node_with_its_traceback(gang: NewGang) -> None:
+    two = gang(nodes=2, orders={**LONG, "do": "raise", "at": 5, "ranks": [1]}).start_all()
+    two.wait_for_step(4, rank=1)
+    for end in ends(two, 0, 1):
+        assert end["error"] == "RankFailed"
+        assert "rank 1 on" in end["message"]
+        assert "ValueError: the loss is not a number" in end["message"]
+        assert "in misbehave" in end["message"], "the traceback is there"
+
+
+def test_a_users_mistake_found_by_a_rank_is_a_user_error_on_every_node(gang: NewGang) -> None:
+    two = gang(nodes=2, orders={**LONG, "do": "user", "at": 1, "ranks": [1]}).start_all()
+    for end in ends(two, 0, 1, within=90):
+        assert end["error"] == "UserError"
+        assert end["message"] == "Line 7 of data.jsonl is broken.\nMend it."
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, rank: int) -> None:
+    two = gang(nodes=2, processes=2, orders={**LONG, "child": True}).start_all()
+    for each in range(4):
+        two.wait_for_step(2, rank=each)
+    os.kill(two.rank_pid(rank), signal.SIGKILL)
+    for end in ends(two, 0, 1):
+        assert end["error"] == "RankFailed"
+        assert f"rank {rank} on" in end["message"]
+        assert "was ended by SIGKILL (9): often the kernel's out-of-memory killer" in end["message"]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("moment", ["before its ranks run", "in the middle", "in a checkpoint"])
+@pytest.mark.parametrize("who", ["agent", "task"])
+def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, moment: str, node: int) -> None:
+    orders = {**LONG, "child": True}
+    if moment == "in a checkpoint":
+        orders |= {"every": 3, "checkpoint_s": 600}
+    two = gang(nodes=2, orders=orders, store=True).start_all()
+    if moment == "before its ranks run":
+        two.wait_for(lambda: all(two.agent_pid(each) for each in (0, 1)))
+    elif moment == "in the middle":
+        two.wait_for_step(2, rank=0)
+        two.wait_for_step(2, rank=1)
+    else:
+        two.wait_for(lambda: any("checkpoint" in line for line in two.events(node)))
+    pid = two.tasks[node].pid if who == "task" else two.agent_pid(node)
+    os.kill(pid, signal.SIGKILL)
+    other = 1 - node
+    if who == "task":
+        (end,) = ends(two, other)
+        assert end["error"] == "NodeLost"
+        assert end["failure"]["node"] == node
+        assert "connection broke without a goodbye" in end["message"]
+    else:
+        for end in ends(two, 0, 1):
+            assert end["error"] == "RankFailed"
+            assert f"the agent of node {node}" in end["message"]
+            assert "SIGKILL (9)" in end["message"]
+    assert not list(two.folder.glob(f"node-{other}/checkpoints/*")), "no half-written checkpoint is left"
+
+
+def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: NewGang) -> None:
+    two = gang(nodes=2, orders=LONG, timeouts={"lost_after": 4.0}).start_all()
+    two.wait_for_step(2, rank=1)
+    os.kill(two.tasks[1].pid, signal.SIGSTOP)
+    end = two.end(0, within=END_S)
+    assert end["error"] == "NodeLost"
+    assert end["failure"]["node"] == 1
+    assert "said nothing for 4 s" in end["message"]
+    os.kill(two.tasks[1].pid, signal.SIGCONT)
+    (end,) = ends(two, 1)
+    assert end["error"] in ("NodeLost", "RankFailed")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_task_that_is_told_to_stop_ends_its_processes_and_the_other_nodes(
+    gang: NewGang, how: signal.Signals
+) -> None:
+    two = gang(nodes=2, orders={**LONG, "child": True}).start_all()
+    two.wait_for_step(2, rank=0)
+    two.tasks[0].send_signal(how)
+    stopped, other = ends(two, 0, 1)
+    assert stopped["error"] == ("SystemExit" if how == signal.SIGTERM else "KeyboardInterrupt")
+    assert other["error"] == "NodeLost"
+    assert "node 0" in other["message"]
+    assert "was stopped by" in other["message"]
+
+
+def test_a_hanging_rank_is_named_with_its_last_sign(gang: NewGang) -> None:
+    orders = {**LONG, "do": "hang", "at": 3, "ranks": [1], "hang_timeout_s": 6}
+    two = gang(nodes=2, orders=orders).start_all()
+    two.wait_for_step(2, rank=1)
+    for end in ends(two, 0, 1):
+        assert end["error"] == "RankHung"
+        assert "rank 1 on" in end["message"]
+        assert "its last sign: step 2" in end["message"]
+
+
+def test_a_consequence_that_comes_first_does_not_hide_the_cause(gang: NewGang) -> None:
+    """Rank 0 says "connection closed" at the same step at which rank 1 is killed."""
+    two = gang(nodes=2, orders={**LONG, "do": "reset", "at": 6, "ranks": [0]}).start_all()
+    two.wait_for_step(5, rank=0)
+    os.kill(two.rank_pid(1), signal.SIGKILL)
+    for end in ends(two, 0, 1):
+        assert "rank 1 on" in end["message"]
+        assert "SIGKILL" in end["message"]
+
+
+def test_a_rank_that_leaves_with_a_code_is_named_with_the_end_of_its_log(gang: NewGang) -> None:
+    one = gang(orders={**LONG, "do": "exit", "at": 2}).start_all()
+    (end,) = ends(one, 0, within=60)
+    assert "rank 0 on" in end["message"]
+    assert "ended with exit code 3 before the end of training" in end["message"]
+
+
+def test_a_full_disk_is_the_users_to_mend_and_names_the_last_whole_checkpoint(gang: NewGang) -> None:
+    orders = {**LONG, "do": "full", "at": 20, "every": 4, "step_s": 0.3}
+    one = gang(orders=orders, store=True).start_all()
+    (end,) = ends(one, 0, within=60)
+    assert end["error"] == "UserError"
+    assert "No space left" in end["message"]
+    assert "step-00000099/half" in end["message"]
+    assert "The last whole checkpoint is that of step 16." in end["message"]
+    assert not list(one.folder.glob("node-0/checkpoints/*"))
+    assert CheckpointStore(LocalStorage(one.folder / "store"), "run/train").latest() is not None
+
+
+def test_a_checkpoint_that_all_nodes_have_finished_is_kept_although_the_run_fails(gang: NewGang) -> None:
+    orders = {**LONG, "every": 4, "do": "raise", "at": 5, "step_s": 0.01}
+    two = gang(nodes=2, orders=orders, store=True).start_all()
+    ends(two, 0, 1, within=60)
+    latest = CheckpointStore(LocalStorage(two.folder / "store"), "run/train").latest()
+    assert latest is not None
+    assert latest.step == 4
+
+
+def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
+    two = gang(nodes=2, orders={"steps": 2})
+    with socket.socket() as mute:  # accepts and says nothing
+        mute.bind(("127.0.0.1", two.ports[0]))
+        mute.listen()
+        two.start_all()
+        for end in ends(two, 0, 1, within=60):
+            assert "error" not in end, two.logs()
+
+
+def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
+    first = gang(nodes=2, orders={"steps": 2})
+    second = gang(nodes=2, orders={"steps": 2}, ports=first.ports)
+    for each, token in ((first, "run 1"), (second, "run 2")):
+        for node in (0, 1):
+            each.start(node, token=token)
+    for each in (first, second):
+        for end in ends(each, 0, 1, within=90):
+            assert "error" not in end, each.logs()
+
+
+def test_a_node_with_another_token_is_not_taken_in(gang: NewGang) -> None:
+    two = gang(nodes=2, timeouts={"rendezvous": 5.0})
+    two.start(0, token="run 1")
+    two.start(1, token="run 2")
+    main, other = ends(two, 0, 1)
+    assert main["error"] == other["error"] == "NodeLost"
+    assert "node 1 did not come within 5 s" in main["message"]
+    assert "another gang listens there" in other["message"]
+
+
+def test_a_node_that_dies_while_others_are_awaited_ends_the_wait(gang: NewGang) -> None:
+    three = gang(nodes=3)
+    for node in (0, 1):
+        three.start(node)
+    time.sleep(3)
+    three.tasks[1].kill()
+    (end,) = ends(three, 0)
+    assert end["error"] == "NodeLost"
+    assert end["failure"]["node"] == 1
