@@ -14,8 +14,9 @@ What is used, and why no public interface serves:
   ``_user_defined_attributes``, ``statically_defined``: what the user gave explicitly, as against defaults;
   and editing in place. ``add_decorator(..., OVERRIDE)`` would mark a decorator as inserted, and Metaflow
   would then not hand a ``--with kubernetes:...`` on to the processes of the step.
-* ``CardComponentManager._last_refresh`` and ``_card_proc``: the last state of a failed step must reach its
-  card, and be there before the task ends (Metaflow finishes the card of a successful step only).
+* ``CardComponentManager._card_proc`` and ``CardProcessManager``: the last state of a failed step must reach
+  its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
+  page must not cost a core.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 """
@@ -24,6 +25,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +36,7 @@ from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
 from metaflow.exception import MetaflowException
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
+from metaflow.plugins.cards.card_creator import CardProcessManager
 from metaflow.system_context import ExecutionPhase, system_context
 from metaflow.util import get_latest_run_id, get_username
 
@@ -268,15 +272,22 @@ def card() -> Any | None:
     return current.card[CARD_ID] or None if "card" in current else None
 
 
-def push_card(manager: Any, *, wait: bool) -> None:
-    """Publish a card's page as it is now; with ``wait``, return when that is done.
+def push_card(manager: Any, ending: threading.Event | None = None) -> None:
+    """Publish a card's page as it is now, and return when that is done (or the step is ending).
 
-    Each publication starts one or two processes of the flow's ``card create`` command.
+    Starts two processes of the flow's ``card create`` command, one after the other: the page, and the
+    token by which an open page knows that it is outdated.
     """
-    manager._last_refresh = 0
-    manager.refresh(force=True)
-    if wait:
-        manager._card_proc("refresh", sync=True)
+    manager._render_seq += 1
+    manager._last_layout_change = manager.components.layout_last_changed_on
+    manager._card_proc("render_runtime")
+    page, _ = CardProcessManager._get_card_process(manager._card_creator_args["card_uuid"])
+    while page is not None and page.poll() is None:  # Metaflow's own waiting would take a whole core
+        if ending is None:
+            time.sleep(0.05)
+        elif ending.wait(0.05):
+            return
+    manager._card_proc("refresh", sync=True)
 
 
 def storage() -> Any:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from estimator.plan import GIB, MemoryEstimate
 
 MOST_POINTS = 500  # of one line, so that a card stays small however long the run
+FARTHEST_CAPACITY = 5  # times the upper bound: beyond, the bars would be too small to see
 PAIR_WIDTH = 290  # pixels of one of two charts side by side; a card's column is about 720 wide
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar; nothing is fetched
 _CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
@@ -63,11 +64,15 @@ def memory_bars(
     colours = [_CATEGORY_COLOURS[i % len(_CATEGORY_COLOURS)] for i in range(len(parts))]
     colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(measured))]
     marks = []
+    axis = f"GiB of a {unit}"
     if predicted:
         marks.append({"gib": gib(predicted.upper_bytes), "mark": "upper bound", "colour": _UPPER})
-        if predicted.capacity_bytes is not None:
-            marks.append({"gib": gib(predicted.capacity_bytes), "mark": "capacity", "colour": _CAPACITY})
-    x = {"field": "gib", "type": "quantitative", "title": f"GiB of a {unit}"}
+        capacity = predicted.capacity_bytes
+        if capacity is not None and capacity <= FARTHEST_CAPACITY * predicted.upper_bytes:
+            marks.append({"gib": gib(capacity), "mark": "capacity", "colour": _CAPACITY})
+        elif capacity is not None:
+            axis += f" (capacity: {gib(capacity):.1f} GiB, far to the right)"
+    x = {"field": "gib", "type": "quantitative", "title": axis}
     return {
         "$schema": _SCHEMA,
         "width": "container",
@@ -211,7 +216,10 @@ def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | 
                 "encoding": {"y": {**y, "field": "high"}, "text": {"field": "text"}},
             }
         )
-        if predicted.capacity_bytes is not None and predicted.capacity_bytes < 4 * predicted.upper_bytes:
+        if (
+            predicted.capacity_bytes is not None
+            and predicted.capacity_bytes <= FARTHEST_CAPACITY * predicted.upper_bytes
+        ):
             layers.append(
                 {
                     "data": {"values": [{"gib": gib(predicted.capacity_bytes)}]},

@@ -156,7 +156,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
     ) -> tuple[Exception | None, None]:
         """Called by Metaflow in the task, after the step's code, whether it has failed or not."""
         if _active is not None:
-            _active.stop(failed=str(exception) if exception is not None else None)
+            _active.stop(failed=_headline(exception))
         return _clean(exception), None
 
 
@@ -174,6 +174,14 @@ def _clean(exception: Exception | None) -> Exception | None:
     if type(exception) is Exception and str(exception).startswith("Subprocess failed, return code"):
         return FinetuneError("Another node of this step has failed.", "Its own message is above.")
     return exception
+
+
+def _headline(exception: Exception | None) -> str | None:
+    if exception is None:
+        return None
+    if isinstance(exception, (UserError, FinetuneError)):
+        return exception.problem
+    return f"{type(exception).__name__}: {exception}"
 
 
 def _given(step: StepView, backend: Backend) -> dict[str, Given]:

@@ -66,8 +66,10 @@ class Profile:
         self._sampler.stop()
         self._ended, self._failed = time.time(), failed
         self._ending.set()
-        if self._card is not None and self._drawer.is_alive():
-            self._drawer.join(60)
+        if self._card is None:
+            return
+        self._drawer.join(60)
+        self._draw(publish=failed is not None)  # Metaflow itself publishes a finished step's card
 
     def expect(self, *, total_steps: int) -> None:
         """Say how many optimizer steps there will be, for the card's progress and ETA."""
@@ -158,30 +160,26 @@ class Profile:
         )
 
     def _draw_in_turn(self) -> None:
-        """The card's thread: a page as often as making it stays cheap, then a last one."""
-        from decorators.card_writer import write
-
+        """The card's thread: a page as often as making it stays cheap."""
         with contextlib.suppress(OSError):
             # Threads have priorities of their own on Linux, and the pages' processes inherit this one's.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         pause = FIRST_CARD_SECONDS
-        while True:
-            self._ending.wait(pause)
-            last = self._ended is not None
+        while not self._ending.wait(pause):
             before = time.monotonic()
-            try:
-                write(self._card, self.state())
-                if not last or self._failed is not None:  # Metaflow itself publishes a finished step's card
-                    _metaflow.push_card(self._card, wait=True)
-            except Exception as error:  # noqa: BLE001  # a card never breaks a step
-                with self._sampler.lock:
-                    note = f"The card could not be drawn: {type(error).__name__}: {error}"
-                    if note not in self._sampler.notes:
-                        self._sampler.notes.append(note)
+            self._draw(publish=True)
             self._card_seconds = time.thread_time()
-            if last:
-                return
             pause = max(CARD_SECONDS, (time.monotonic() - before) / CARD_TIME_SHARE)
+
+    def _draw(self, *, publish: bool) -> None:
+        from decorators.card_writer import write
+
+        try:
+            write(self._card, self.state())
+            if publish:
+                _metaflow.push_card(self._card, None if self._ended else self._ending)
+        except Exception as error:  # noqa: BLE001  # a card never breaks a step
+            self._sampler.note(f"The card could not be drawn: {type(error).__name__}: {error}")
 
 
 class _NoProfile(Profile):

@@ -22,6 +22,7 @@ OWN_CPU_BUDGET = 0.004  # of the step's time, for one core
 PSS_SECONDS = 10.0
 PSS_CPU_BUDGET = 0.001
 KEPT_SAMPLES = 1000
+MOST_NOTES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,16 +280,22 @@ class Sampler:
         if self._thread.is_alive():
             self._thread.join(5)
 
+    def note(self, text: str) -> None:
+        """Something that the reader of the figures should know; said once."""
+        with self.lock:
+            if text not in self.notes and len(self.notes) < MOST_NOTES:
+                self.notes.append(text)
+
     def _run(self) -> None:
         try:
             gpus = Gpus()
             with self.lock:
                 self.gpus = gpus.infos
-                self.notes += [gpus.note] if gpus.note else []
+            if gpus.note:
+                self.note(gpus.note)
             self._loop(gpus)
         except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
-            with self.lock:
-                self.notes.append(f"The profiler stopped: {_words(error)}.")
+            self.note(f"The profiler stopped: {_words(error)}.")
 
     def _loop(self, gpus: Gpus) -> None:
         last = self.started
@@ -303,10 +310,7 @@ class Sampler:
                     self.cpu_seconds = self._tree.cpu_seconds
                 last = now
             except Exception as error:  # noqa: BLE001
-                note = f"Some samples failed: {_words(error)}."
-                with self.lock:
-                    if note not in self.notes and len(self.notes) < 5:
-                        self.notes.append(note)
+                self.note(f"Some samples failed: {_words(error)}.")
             cost = time.thread_time() - before
             with self.lock:
                 self.own_cpu_seconds = time.thread_time()
