@@ -21,7 +21,7 @@ INSTRUCTION_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] | trim }}\n\n"
     "{% elif message['role'] == 'user' %}### Instruction:\n{{ message['content'] | trim }}\n\n### Response:\n"
-    "{% else %}{{ message['content'] | trim }}{{ eos_token }}{% if not loop.last %}\n\n{% endif %}{% endif %}"
+    "{% else %}{{ message['content'] | trim }}{{ eos_token }}{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endif %}"
     "{% endfor %}"
 )
 
@@ -89,7 +89,8 @@ def _tokenise(
         counted[0] = False
         eos = ending.missing(ids)
         if eos is not None:
-            ids, counted[len(ids)] = [*ids, eos], True
+            counted[len(ids)] = True
+            ids = [*ids, eos]
         yield np.array(ids, dtype=np.int32), counted[: len(ids)]
 
 
@@ -158,7 +159,7 @@ def _melted(conversation: Conversation, before: str, after: str) -> UserError:
     return UserError(
         f"{_name(conversation)}: the tokenizer melts the end of one turn and the beginning of the next into "
         f"one token ({before!r} and {after!r}), so what counts in the loss can't be told apart.",
-        "Remove white space at the beginning of the answer, or set chat_template.",
+        "Remove white space there: at the beginning of the answer, or at the end of the template's prompt.",
     )
 
 

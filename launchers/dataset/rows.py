@@ -112,7 +112,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
 
 def _json(line: bytes, number: int) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip())
     except json.JSONDecodeError as error:
         raise BadRow(f"not JSON ({error.msg} at column {error.colno})") from None
     except UnicodeDecodeError as error:

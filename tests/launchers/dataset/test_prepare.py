@@ -1,0 +1,371 @@
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from estimator.errors import UserError
+from launchers import tiny_llama
+from launchers.dataset.prepare import first_fit, prepare, sample_view, split, summary
+from launchers.dataset.prepared import IGNORE, Prepared
+from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
+from launchers.dataset.rows import Conversation, Message, Role
+from launchers.settings import Settings, build
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Like Qwen 3's: an earlier answer is rendered otherwise than the last one.
+FORGETFUL = (
+    "{% for m in messages %}{{ m['role'] + ':' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ ' (thought)' }}{% endif %}{{ ' ' + m['content'] + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Any:
+    return load_tokenizer(model, Settings())
+
+
+@pytest.fixture
+def base_model(model: Path, tmp_path: Path) -> Path:
+    """The model with a base model's tokenizer: no chat template, no turns."""
+    folder = Path(shutil.copytree(model, tmp_path / "base"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    config["eos_token"] = tiny_llama.EOS
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def chat(*contents: str, system: str | None = None, line: int = 0) -> Conversation:
+    roles: list[Role] = ["user", "assistant"]
+    messages = [Message(role=roles[i % 2], content=content) for i, content in enumerate(contents)]
+    if system:
+        messages.insert(0, Message(role="system", content=system))
+    return Conversation(messages=tuple(messages), line=line)
+
+
+def some(count: int) -> list[Conversation]:
+    return [chat(f"What is {n} + {n}?", f"It is {n + n}, of course.", line=n + 1) for n in range(count)]
+
+
+def counted_text(conversation: Conversation, tokenizer: Any) -> str:
+    ((tokens, counted),) = tokenise([conversation], tokenizer)
+    return str(tokenizer.decode(tokens[counted]))
+
+
+class TestMasking:
+    def test_only_the_assistant_and_the_end_of_its_turn_count(self, tokenizer: Any) -> None:
+        conversation = chat("Hi", "Hello there", "Bye", "See you", system="Be brief.")
+        assert counted_text(conversation, tokenizer) == "Hello there<|eot_id|>See you<|eot_id|>"
+
+    def test_everything_but_the_first_token_counts_in_text(self, tokenizer: Any) -> None:
+        ((tokens, counted),) = tokenise([Conversation(text="Once upon a time")], tokenizer)
+        assert tokenizer.decode(tokens) == "<|begin_of_text|>Once upon a time<|eot_id|>"
+        assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
+
+    def test_the_prompt_counts_too_where_that_is_set(self, tokenizer: Any) -> None:
+        ((tokens, counted),) = tokenise([chat("Hi", "Hello")], tokenizer, train_on_prompt=True)
+        assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
+
+    def test_the_tokens_are_the_ones_that_transformers_makes(self, tokenizer: Any) -> None:
+        conversation = chat("Hi", "Hello there", "Bye", "See you")
+        messages = [dataclasses.asdict(message) for message in conversation.messages]
+        ((tokens, _),) = tokenise([conversation], tokenizer)
+        assert tokens.tolist() == tokenizer.apply_chat_template(messages)["input_ids"]
+
+    def test_chats_and_texts_may_be_mixed(self, tokenizer: Any) -> None:
+        mixed = [Conversation(text="one"), chat("Hi", "Hello"), Conversation(text="two"), chat("a", "b")]
+        together = [tokens.tolist() for tokens, _ in tokenise(mixed, tokenizer)]
+        alone = [next(tokenise([row], tokenizer))[0].tolist() for row in mixed]
+        assert together == alone
+
+    # The template trims, and a special token's name in the text would be that token.
+    words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), min_size=1).filter(
+        lambda text: text == text.strip() and text != ""
+    )
+
+    @given(contents=st.lists(st.tuples(words, words), min_size=1, max_size=4), system=st.none() | words)
+    @hypothesis_settings(max_examples=60, deadline=None)
+    def test_what_counts_is_always_the_answers_and_nothing_of_the_prompts(
+        self, tokenizer: Any, contents: list[tuple[str, str]], system: str | None
+    ) -> None:
+        conversation = chat(*(text for pair in contents for text in pair), system=system)
+        expected = "".join(answer + "<|eot_id|>" for _, answer in contents)
+        assert counted_text(conversation, tokenizer) == expected
+
+
+class TestTemplates:
+    def test_the_settings_template_wins_and_an_end_is_added_where_it_has_none(self, model: Path) -> None:
+        template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+        template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        assert counted_text(chat("Hi", "Hello"), tokenizer) == " Hello\n<|eot_id|>"
+
+    def test_a_base_model_gets_the_plain_instruction_template(self, base_model: Path) -> None:
+        tokenizer = load_tokenizer(base_model, Settings())
+        conversation = chat("Hi", "Hello", "Bye", "See you", system="Be brief.")
+        ((tokens, _),) = tokenise([conversation], tokenizer)
+        assert tokenizer.decode(tokens) == (
+            "<|begin_of_text|>Be brief.\n\n### Instruction:\nHi\n\n### Response:\nHello<|end_of_text|>\n\n"
+            "### Instruction:\nBye\n\n### Response:\nSee you<|end_of_text|>"
+        )
+        assert counted_text(conversation, tokenizer) == "Hello<|end_of_text|>\n\nSee you<|end_of_text|>"
+
+    def test_a_template_that_rewrites_what_came_before_is_refused_in_words(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": FORGETFUL}))
+        assert counted_text(chat("Hi", "Hello"), tokenizer).startswith(" (thought) Hello")
+        with pytest.raises(UserError, match=r"line 7: the chat template renders the beginning .* turn 2"):
+            list(tokenise([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
+
+    def test_an_answer_that_melts_into_the_prompt_is_refused_in_words(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
+        row = chat("Hi", "\n\nHello", line=3)
+        with pytest.raises(UserError, match="line 3: the tokenizer melts"):
+            list(tokenise([row], tokenizer))
+        assert list(tokenise([row], tokenizer, train_on_prompt=True))
+
+    def test_a_template_that_refuses_a_row_is_quoted_with_the_line(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": REFUSING}))
+        with pytest.raises(UserError, match="line 5: the chat template refuses it: no system role here"):
+            list(tokenise([chat("Hi", "Hello", system="Be brief.", line=5)], tokenizer))
+
+    def test_a_broken_template_is_refused_in_words(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": "{% for m in %}"}))
+        with pytest.raises(UserError, match="chat template"):
+            list(tokenise(some(1), tokenizer))
+
+    def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="tokenizer"):
+            load_tokenizer(tmp_path, Settings())
+
+
+class TestPrepare:
+    def test_the_folder_holds_what_was_tokenised(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
+        rows = some(20)
+        info = prepare(rows, model, build({"batch_size": 4}), 128, tmp_path / "data")
+        data = Prepared(tmp_path / "data")
+        assert data.info == info
+        assert (info.rows, info.documents, len(data)) == (20, 20, 20)
+        for index, (tokens, counted) in enumerate(tokenise(rows, tokenizer)):
+            row = data.row(index)
+            assert row.tokens.tolist() == tokens.tolist()
+            assert row.labels.tolist() == np.where(counted, tokens, IGNORE).tolist()
+            assert row.lengths.tolist() == [len(tokens)]
+        assert info.label_tokens == sum(int(c.sum()) for _, c in tokenise(rows, tokenizer))
+        assert info.pad_id == tokenizer.pad_token_id
+        assert info.vocab_size == 4096
+
+    def test_every_epoch_has_every_row_once_in_another_order(self, model: Path, tmp_path: Path) -> None:
+        info = prepare(some(12), model, build({"batch_size": 4, "epochs": 3}), 128, tmp_path)
+        order = Prepared(tmp_path).order
+        epochs = order.reshape(3, 12).tolist()
+        assert info.total_steps == 9
+        assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) == 3
+
+    @pytest.mark.parametrize(
+        ("rows", "batch", "epochs", "max_steps", "steps"),
+        [(10, 4, 1, None, 2), (10, 4, 2, None, 5), (10, 4, 9, 3, 3), (10, 10, 1, None, 1), (10, 4, 1, 99, 2)],
+    )
+    def test_the_number_of_steps(
+        self,
+        model: Path,
+        tmp_path: Path,
+        rows: int,
+        batch: int,
+        epochs: int,
+        max_steps: int | None,
+        steps: int,
+    ) -> None:
+        settings = build({"batch_size": batch, "epochs": epochs, "max_steps": max_steps})
+        assert prepare(some(rows), model, settings, 128, tmp_path).total_steps == steps
+        assert len(Prepared(tmp_path).order) == steps * batch
+
+    def test_fewer_steps_are_the_beginning_of_more_steps(self, model: Path, tmp_path: Path) -> None:
+        for name, steps in {"few": 3, "many": 9}.items():
+            prepare(
+                some(12),
+                model,
+                build({"batch_size": 4, "epochs": 3, "max_steps": steps}),
+                128,
+                tmp_path / name,
+            )
+        few, many = Prepared(tmp_path / "few").order, Prepared(tmp_path / "many").order
+        assert few.tolist() == many[: len(few)].tolist()
+
+    def test_fewer_rows_than_a_batch_are_refused_with_both_numbers(self, model: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="batch_size 8 is more than the 5 rows") as error:
+            prepare(some(5), model, build({"epochs": 9}), 128, tmp_path)
+        assert "--batch-size 5" in error.value.advice
+        assert not (tmp_path / "info.json").exists()
+
+    def test_long_rows_are_cut_and_those_without_an_answer_left_are_left_out(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        rows = [*some(4), chat("Hi", "word " * 100), chat("word " * 100, "Hi")]
+        info = prepare(rows, model, build({"batch_size": 1}), 40, tmp_path)
+        assert (info.rows, info.truncated_rows, info.dropped_rows, info.longest_row) == (5, 2, 1, 40)
+        assert info.longest > 100
+        text = summary(info, "mine.jsonl")
+        assert "mine.jsonl: 5 rows" in text
+        assert "cut at 40 tokens: 2 rows (33.3%)" in text
+        assert "left out: 1 rows" in text
+
+    def test_nothing_left_is_refused(self, model: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="Nothing is left to train on: none of 3 rows"):
+            prepare(some(3), model, build({"batch_size": 1}), 5, tmp_path)
+
+    def test_a_tokenizer_of_another_model_is_refused(self, base_model: Path, tmp_path: Path) -> None:
+        config = json.loads((base_model / "config.json").read_text())
+        (base_model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+        with pytest.raises(UserError, match="vocab_size 300"):
+            prepare(some(3), base_model, build({"batch_size": 1}), 128, tmp_path)
+
+    def test_the_fingerprint_changes_with_whatever_changes_training(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        def fingerprint(rows: list[Conversation], **settings: Any) -> str:
+            values: dict[str, Any] = {"batch_size": 4, **settings}
+            return prepare(rows, model, build(values), 128, tmp_path).fingerprint
+
+        same = fingerprint(some(12))
+        assert fingerprint(some(12)) == same
+        assert fingerprint(some(12), optimizer={"lr": 1e-3}) == same
+        others = [
+            fingerprint(some(13)),
+            fingerprint(some(12), seed=1),
+            fingerprint(some(12), batch_size=2),
+            fingerprint(some(12), epochs=2),
+            fingerprint(some(12), packing=True, batch_size=1),
+            fingerprint(some(12), train_on_prompt=True),
+            fingerprint(some(12), chat_template=CHATML),
+        ]
+        assert len({same, *others}) == len(others) + 1
+
+
+class TestPacking:
+    @given(lengths=st.lists(st.integers(1, 50), max_size=80), capacity=st.integers(50, 120))
+    def test_bins_hold_every_document_once_and_none_overflows(
+        self, lengths: list[int], capacity: int
+    ) -> None:
+        bins = first_fit(lengths, capacity)
+        assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
+        assert all(0 < sum(lengths[i] for i in members) <= capacity for members in bins)
+        # First fit: nothing in a later bin would have fitted into an earlier one when it came.
+        for later, members in enumerate(bins):
+            for index in members:
+                for earlier in bins[:later]:
+                    filled = sum(lengths[i] for i in earlier if i < index)
+                    assert filled + lengths[index] > capacity
+
+    def test_no_token_and_no_label_is_lost_or_joined_wrongly(self, model: Path, tmp_path: Path) -> None:
+        rows = [*some(30), *(chat("Say it", "word " * n) for n in range(1, 20))]
+        plain = prepare(rows, model, build({"batch_size": 1}), 64, tmp_path / "plain")
+        packed = prepare(rows, model, build({"batch_size": 1, "packing": True}), 64, tmp_path / "packed")
+        assert packed.rows < plain.rows == packed.documents
+        assert (packed.tokens, packed.label_tokens) == (plain.tokens, plain.label_tokens)
+
+        def documents(folder: Path) -> list[tuple[Any, Any]]:
+            result = []
+            data = Prepared(folder)
+            for index in range(len(data)):
+                row = data.row(index)
+                assert len(row.tokens) == row.lengths.sum() <= 64
+                ends = np.cumsum(row.lengths)[:-1]
+                parts = zip(np.split(row.tokens, ends), np.split(row.labels, ends), strict=True)
+                result += [(tokens.tolist(), labels.tolist()) for tokens, labels in parts]
+            return sorted(result)
+
+        assert documents(tmp_path / "packed") == documents(tmp_path / "plain")
+        assert all(labels[0] == IGNORE for _, labels in documents(tmp_path / "packed"))
+
+    def test_too_few_packed_sequences_for_a_batch_say_so(self, model: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="batch_size 8 is more than the 1 sequences after packing"):
+            prepare(some(10), model, build({"packing": True}), 2048, tmp_path)
+
+
+class TestHeldOut:
+    @given(rows=st.integers(1, 2000), fraction=st.floats(0, 0.99), seed=st.integers(0, 9))
+    @hypothesis_settings(max_examples=50, deadline=None)
+    def test_a_split_loses_nothing_and_repeats_nothing(self, rows: int, fraction: float, seed: int) -> None:
+        conversations = [Conversation(text=str(n)) for n in range(rows)]
+        settings = build({"seed": seed, "evaluation": {"fraction": fraction}})
+        train, held_out = split(conversations, settings)
+        assert sorted(int(c.text or "") for c in train + held_out) == list(range(rows))
+        assert train
+        assert len(held_out) <= 256
+        assert bool(held_out) == (fraction > 0 and rows > 1)
+        assert split(conversations, settings) == (train, held_out)
+
+    def test_no_row_is_held_out_beside_a_held_out_dataset(self) -> None:
+        rows = some(10)
+        assert split(rows, build({"evaluation": {"dataset": "other.jsonl"}})) == (rows, [])
+
+    def test_held_out_rows_are_prepared_one_by_one_with_prompts_and_references(
+        self, model: Path, tokenizer: Any, tmp_path: Path
+    ) -> None:
+        text = Conversation(text="Once upon a time there was a tree", line=9)
+        held_out = [chat("Hi", "Hello", "Bye", "See you", line=4), text]
+        settings = build({"batch_size": 4, "packing": False})
+        prepare(some(12), model, settings, 128, tmp_path, held_out)
+        data = Prepared(tmp_path / "heldout")
+        assert (len(data), data.info.global_batch, data.order.tolist()) == (2, 1, [0, 1])
+        first, second = map(json.loads, (tmp_path / "heldout.jsonl").read_text().splitlines())
+        assert (first["reference"], first["line"]) == ("See you", 4)
+        assert [m["content"] for m in first["messages"]] == ["Hi", "Hello", "Bye"]
+        prompt = tokenizer(first["prompt"], add_special_tokens=False)["input_ids"]
+        assert data.row(0).tokens[: len(prompt)].tolist() == prompt
+        assert second["prompt"].startswith("<|begin_of_text|>Once")
+        assert second["prompt"].removeprefix("<|begin_of_text|>") + second["reference"] == text.text
+
+    def test_what_an_earlier_run_held_out_does_not_stay(self, model: Path, tmp_path: Path) -> None:
+        settings = build({"batch_size": 4})
+        prepare(some(12), model, settings, 128, tmp_path, some(2))
+        prepare(some(12), model, settings, 128, tmp_path)
+        assert not (tmp_path / "heldout").exists()
+        assert not (tmp_path / "heldout.jsonl").exists()
+
+    def test_a_text_without_a_space_is_cut_in_the_middle(self, tokenizer: Any) -> None:
+        prompt, rest = prompt_of(Conversation(text="abcdef"), tokenizer)
+        assert (prompt, rest) == ("<|begin_of_text|>abc", "def")
+
+
+class TestSampleView:
+    def test_masked_tokens_are_marked_and_the_legend_says_so(
+        self, model: Path, tokenizer: Any, tmp_path: Path
+    ) -> None:
+        prepare([chat("Hi", "Hello")] * 4, model, build({"batch_size": 4}), 128, tmp_path)
+        legend, view = sample_view(Prepared(tmp_path), tokenizer).split("\n", 1)
+        assert "not counted in the loss" in legend
+        assert view.startswith("⟦<|begin_of_text|><|start_header_id|>user")
+        assert view.endswith("⟧Hello<|eot_id|>")
+
+    def test_packed_documents_are_shown_apart(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
+        prepare(some(4), model, build({"batch_size": 1, "packing": True}), 256, tmp_path)
+        view = sample_view(Prepared(tmp_path), tokenizer)
+        assert "--- document 1 of 4 in this row" in view
+        assert view.count("⟧It is ") == 4
+
+    def test_a_very_long_sample_is_shortened_in_its_middle(
+        self, model: Path, tokenizer: Any, tmp_path: Path
+    ) -> None:
+        prepare([chat("Hi", "word " * 2000)], model, build({"batch_size": 1}), 2048, tmp_path)
+        view = sample_view(Prepared(tmp_path), tokenizer)
+        assert len(view) < 3000
+        assert "characters ...]" in view

@@ -1,0 +1,65 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from launchers.dataset import python_docs, rows
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return python_docs.write(tmp_path_factory.mktemp("docs") / "python-docs.jsonl")
+
+
+def test_it_is_a_valid_dataset_of_some_thousand_chats(path: Path) -> None:
+    conversations = rows.read(path)
+    assert 3000 < len(conversations) < 10_000
+    assert all([m.role for m in c.messages] == ["user", "assistant"] for c in conversations)
+
+
+def test_no_question_and_no_answer_comes_twice(path: Path) -> None:
+    conversations = rows.read(path)
+    for position in (0, 1):
+        assert len({c.messages[position].content for c in conversations}) == len(conversations)
+
+
+def test_answers_are_neither_empty_nor_long(path: Path) -> None:
+    lengths = [len(c.messages[1].content) for c in rows.read(path)]
+    assert min(lengths) >= 20
+    assert max(lengths) <= python_docs.MAX_ANSWER_CHARS
+
+
+def test_what_other_packages_add_to_the_standard_library_is_not_in_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def shout(self: logging.Logger) -> None:
+        """Log in capitals, as some package wishes to have it."""
+
+    monkeypatch.setattr(logging.Logger, "shout", shout, raising=False)
+    monkeypatch.setenv("PYTHONHASHSEED", "99")
+    assert python_docs.write(tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_reading_the_documentation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert python_docs.rows()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_known_function_is_asked_about_and_answered(path: Path) -> None:
+    answers = {c.messages[0].content: c.messages[1].content for c in rows.read(path)}
+    (question,) = (q for q in answers if "`bisect.bisect_left" in q)
+    assert answers[question].startswith("Return the index where to insert item x in list a")
+
+
+@pytest.mark.parametrize(
+    ("doc", "answer"),
+    [
+        ("Short.\n\nMore of it.", "Short.\n\nMore of it."),
+        ("Say it.\n\n>>> f()\n1", "Say it."),
+        ("One sentence. " * 60, ("One sentence. " * 42).strip()),
+        ("word " * 300, ("word " * 119).strip()),
+        ("First.\n\n" + "long " * 200, "First."),
+    ],
+)
+def test_an_answer_is_the_beginning_of_the_docstring_in_whole_sentences(doc: str, answer: str) -> None:
+    assert python_docs._answer(doc) == answer

@@ -1,0 +1,162 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset.rows import Conversation, Message, parse, read
+
+GOOD = {"instruction": "Add 1 and 2.", "output": "3"}
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def write(path: Path, *lines: Any) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def turns(conversation: Conversation) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in conversation.messages]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": CHAT}, [("user", "Hi"), ("assistant", "Hello")]),
+        (
+            {"messages": [{"role": "developer", "content": "Be kind."}, *CHAT], "id": 7},
+            [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")],
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+            [("user", "Hi"), ("assistant", "Hello")],
+        ),
+        ({"conversations": CHAT}, [("user", "Hi"), ("assistant", "Hello")]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, CHAT[1]]},
+            [("user", "Hi"), ("assistant", "Hello")],
+        ),
+        (GOOD, [("user", "Add 1 and 2."), ("assistant", "3")]),
+        (GOOD | {"input": ""}, [("user", "Add 1 and 2."), ("assistant", "3")]),
+        (
+            {"instruction": "Add.", "input": "1 2", "response": "3", "text": "whole"},
+            [("user", "Add.\n\n1 2"), ("assistant", "3")],
+        ),
+        (
+            {"instruction": "Sum?", "context": "1 2", "response": "3"},
+            [("user", "Sum?\n\n1 2"), ("assistant", "3")],
+        ),
+        ({"prompt": "1+2=", "completion": "3"}, [("user", "1+2="), ("assistant", "3")]),
+        ({"prompt": "1+2=", "response": "3"}, [("user", "1+2="), ("assistant", "3")]),
+    ],
+)
+def test_every_shape_of_a_chat_is_read(row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert turns(parse(row)) == expected
+
+
+def test_text_is_read_as_text() -> None:
+    assert parse({"text": "Once upon a time"}) == Conversation(text="Once upon a time")
+
+
+def chat(*roles: str) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": "x"} for role in roles]}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"text": "a"', "not JSON (Expecting ',' delimiter at column 13)"),
+        ("plain words", "not JSON"),
+        ("[1, 2]", "a JSON list"),
+        ('"words"', "not a JSON object"),
+        ("{}", "an empty object"),
+        ("[" * 100_000, "nested too deeply"),
+        ({"text": ""}, "`text` is empty"),
+        ({"text": " \n"}, "`text` is empty"),
+        ({"text": None}, "`text` is empty"),
+        ({"text": 5}, "`text` is not text but int"),
+        ('{"text": "\\ud83d"}', "surrogate"),
+        (chat("user"), "a chat without an assistant turn"),
+        ({"messages": []}, "a chat without an assistant turn"),
+        (chat("user", "user", "assistant"), "roles out of order: turn 2 is user, not assistant"),
+        (chat("assistant", "user", "assistant"), "roles out of order: turn 1 is assistant, not user"),
+        (chat("user", "system", "assistant"), "roles out of order: turn 2 is system"),
+        (chat("user", "assistant", "user"), "the last turn must be the assistant's"),
+        (chat("user", "tool"), "messages[1] has the unknown role 'tool'"),
+        ({"messages": "Hi"}, "`messages` is not a list"),
+        ({"messages": ["Hi"]}, "messages[0] is not an object"),
+        ({"messages": [{"role": "user", "contents": "Hi"}]}, "`contents` should be `content`?"),
+        ({"messages": [{"role": "user", "content": ""}, CHAT[1]]}, "messages[0] is empty"),
+        ({"messages": [{"role": ["user"], "content": "Hi"}]}, "unknown role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part that is not text"),
+        ({"message": CHAT}, "unknown key `message`; did you mean `messages`?"),
+        ({"instruction": "Add."}, "`instruction` without `output` or `response`"),
+        ({"instruction": "Add.", "outputs": "3"}, "`outputs` should be `output`?"),
+        ({"instruction": "Add.", "inputs": "1 2", "output": "3"}, "did you mean `input`?"),
+        ({"instruction": "Add.", "output": ""}, "`output` is empty"),
+        ({"instructions": "Add.", "output": "3"}, "`instructions` should be `instruction`?"),
+        ({"prompt": "Add."}, "`prompt` without `completion` or `response`"),
+        ({"question": "Why?", "answer": "So."}, "keys `question`, `answer`: none of"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_line_and_reason(tmp_path: Path, line: Any, reason: str) -> None:
+    path = write(tmp_path / "data.jsonl", GOOD, "", line, GOOD)
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert "data.jsonl, line 3: " in error.value.problem
+    assert reason in error.value.problem
+    assert "\n" not in error.value.problem
+
+
+def test_many_bad_rows_are_counted_and_the_first_ten_listed(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.jsonl", GOOD, *["{"] * 12, GOOD)
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert error.value.problem.endswith("12 of 14 rows can't be used.")
+    lines = error.value.advice.splitlines()
+    assert [line.split(":")[0].strip() for line in lines[:10]] == [f"line {n}" for n in range(2, 12)]
+    assert lines[10].strip() == "and 2 more"
+
+
+def test_blank_lines_a_byte_order_mark_and_mixed_shapes_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n' + json.dumps(GOOD).encode())
+    conversations = read(path)
+    assert conversations == [Conversation(text="a"), parse(GOOD)]
+    assert [conversation.line for conversation in conversations] == [1, 4]
+
+
+@pytest.mark.parametrize("content", ["", "\n\n  \n"])
+def test_an_empty_dataset_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match="is empty"):
+        read(path)
+
+
+def test_another_encoding_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes('{"text": "caf\u00e9"}'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"line 1: not UTF-8"):
+        read(path)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_list_is_answered_with_how_to_make_it_jsonl(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([GOOD, GOOD], indent=indent))
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert "jq -c '.[]' data.json > data.jsonl" in error.value.advice
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.jsonl can't be read: No such file"):
+        read(tmp_path / "nowhere.jsonl")
+
+
+def test_messages_can_be_compared_and_hashed() -> None:
+    assert len({parse(GOOD, line=1), parse(GOOD, line=2)}) == 1
+    assert Message(role="user", content="a") != Message(role="assistant", content="a")

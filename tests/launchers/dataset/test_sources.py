@@ -1,0 +1,192 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import datasets
+import httpx
+import pytest
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
+from moto import mock_aws
+
+from estimator.errors import UserError
+from launchers.dataset import rows
+from launchers.dataset.sources import fetch, is_local
+
+ROW = {"text": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "local"),
+    [
+        ("python-docs", True),
+        ("data.jsonl", True),
+        ("folder/data.jsonl", True),
+        ("./org/name", True),
+        ("/data/train", True),
+        ("org/name", False),
+        ("org/name:main", False),
+        ("s3://bucket/data.jsonl", False),
+    ],
+)
+def test_local_is_what_needs_no_network(dataset: str, local: bool) -> None:
+    assert is_local(dataset) is local
+
+
+def test_a_file_that_looks_like_a_hub_id_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "name").write_text(json.dumps(ROW))
+    assert is_local("org/name")
+    assert fetch("org/name", tmp_path / "cache") == Path("org/name")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_built_in_dataset_is_made_and_valid(tmp_path: Path) -> None:
+    path = fetch("python-docs", tmp_path / "cache")
+    assert path.parent == tmp_path / "cache"
+    assert rows.read(path)
+
+
+@pytest.mark.parametrize("dataset", ["nowhere.jsonl", "/no/such/file", "nonsense", "a/b/c"])
+def test_a_path_that_is_not_there_is_named(tmp_path: Path, dataset: str) -> None:
+    with pytest.raises(UserError, match=f"There is no dataset {dataset}"):
+        fetch(dataset, tmp_path)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder"):
+        fetch(str(tmp_path), tmp_path)
+
+
+class TestS3:
+    @pytest.fixture
+    def bucket(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        with mock_aws():
+            client = boto3.client("s3")
+            client.create_bucket(Bucket="data")
+            client.put_object(Bucket="data", Key="v1/train.jsonl", Body=json.dumps(ROW).encode())
+            yield client
+
+    @pytest.mark.usefixtures("bucket")
+    def test_an_object_is_downloaded(self, tmp_path: Path) -> None:
+        path = fetch("s3://data/v1/train.jsonl", tmp_path / "cache")
+        assert json.loads(path.read_text()) == ROW
+        assert [p.name for p in path.parent.iterdir()] == ["train.jsonl"]
+
+    @pytest.mark.usefixtures("bucket")
+    @pytest.mark.parametrize(
+        ("url", "said"),
+        [
+            ("s3://data/v2/train.jsonl", "no such key"),
+            ("s3://nowhere/train.jsonl", "no such"),
+            ("s3://data", "names no file"),
+            ("s3://", "names no file"),
+        ],
+    )
+    def test_what_is_not_there_is_named(self, tmp_path: Path, url: str, said: str) -> None:
+        with pytest.raises(UserError, match=f"{url}.*{said}"):
+            fetch(url, tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_without_credentials_one_line_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name in ("CONFIG", "SHARED_CREDENTIALS"):
+            monkeypatch.setenv(f"AWS_{name}_FILE", str(tmp_path / "none"))
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+        with pytest.raises(UserError, match="there are no AWS credentials"):
+            fetch("s3://data/train.jsonl", tmp_path)
+
+
+class TestHub:
+    @pytest.fixture
+    def answer(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Any]]:
+        """Let datasets.load_dataset return a value or raise an exception; its arguments are kept."""
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        calls: list[Any] = []
+
+        def set_answer(value: Any) -> list[Any]:
+            def load_dataset(*arguments: Any, **options: Any) -> Any:
+                calls.append((arguments, options))
+                if isinstance(value, Exception):
+                    raise value
+                return value
+
+            monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+            return calls
+
+        return set_answer
+
+    def test_the_train_split_becomes_jsonl(
+        self, answer: Callable[[Any], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chats = [{"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ok"}]}] * 3
+        calls = answer(datasets.Dataset.from_list(chats))
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        path = fetch("org/name:main", tmp_path)
+        assert len(rows.read(path)) == 3
+        assert calls == [(("org/name", "main"), {"split": "train", "token": "hf_secret"})]
+
+    @pytest.mark.parametrize(
+        ("failure", "said"),
+        [
+            (
+                DatasetNotFoundError("Dataset 'o/n' doesn't exist on the Hub or cannot be accessed."),
+                "not on the",
+            ),
+            (
+                DatasetNotFoundError("Dataset 'o/n' is a gated dataset on the Hub. You must"),
+                "gated and no token",
+            ),
+            (ConnectionError("Couldn't reach 'o/n' on the Hub"), "can't be reached"),
+            (OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
+            (httpx.ConnectError("refused"), "can't be reached"),
+            (ValueError("Config name is missing.\nPlease pick one"), "Config name is missing"),
+            (DatasetGenerationError("An error occurred\nwith details"), "can't be read: An error occurred"),
+        ],
+    )
+    def test_each_failure_is_one_line(
+        self, answer: Callable[[Any], list[Any]], tmp_path: Path, failure: Exception, said: str
+    ) -> None:
+        answer(failure)
+        with pytest.raises(UserError) as error:
+            fetch("o/n", tmp_path)
+        assert said in error.value.problem
+        assert "\n" not in error.value.problem
+        assert "Dataset o/n" in error.value.problem or "dataset o/n" in error.value.problem
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("kind", "status", "said"),
+        [
+            (GatedRepoError, 403, "HF_TOKEN: this token may not read dataset o/n"),
+            (RepositoryNotFoundError, 404, "is not on the Hugging Face Hub"),
+            (RepositoryNotFoundError, 401, "HF_TOKEN: the Hugging Face Hub refuses this token"),
+        ],
+    )
+    def test_answers_of_the_hub_are_explained_without_the_token(
+        self,
+        answer: Callable[[Any], list[Any]],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: Any,
+        status: int,
+        said: str,
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        request = httpx.Request("GET", "http://hub/o/n", headers={"authorization": "Bearer hf_secret"})
+        answer(kind("no hf_secret", response=httpx.Response(status, request=request)))
+        with pytest.raises(UserError) as error:
+            fetch("o/n", tmp_path)
+        assert said in error.value.problem
+        assert "hf_secret" not in str(error.value)
