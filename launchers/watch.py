@@ -111,18 +111,18 @@ class LocalRanks:
             yield from self._silent(undone)
 
     def _dead(self, undone: list[int]) -> Iterator[Failure]:
-        pids = self._read_pids()
-        for rank in undone:
-            if rank not in pids or is_running(pids[rank]):
-                continue
-            now = time.monotonic()
-            since, at = self._missing_since.setdefault(rank, (now, time.time()))
-            codes = self._exit_codes()
+        pids, now = self._read_pids(), time.monotonic()
+        dead = [rank for rank in undone if rank in pids and not is_running(pids[rank])]
+        for rank in dead:
+            self._missing_since.setdefault(rank, (now, time.time()))
+        codes = self._exit_codes() if dead else {}
+        for rank in dead:
+            since, at = self._missing_since[rank]
             if pids[rank] in codes or now - since > _WAIT_FOR_CODE_S:
                 failure = self._of_dead(rank, codes.get(pids[rank]), at)
                 # Once a rank has failed, torchrun ends the others of the node with SIGTERM.
                 ended = codes.get(pids[rank]) in (None, -signal.SIGTERM)
-                secondary = ended and (len(self._missing_since) > 1 or bool(self._reported))
+                secondary = ended and (len(dead) > 1 or bool(self._reported))
                 yield replace(failure, secondary=secondary)
 
     def _of_dead(self, rank: int, code: int | None, at: float) -> Failure:
