@@ -62,6 +62,13 @@ class Job:
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
             raise UserError(f"zero.stage = {self.zero_stage!r} must be 0, 1, 2 or 3.")
+        if self.engine == "torchtune" and (self.zero_stage is not None or self.offload != "none"):
+            raise UserError(
+                "zero.stage and zero.offload belong to DeepSpeed; torchtune shards with FSDP.",
+                "Leave them out, or use --launcher deepspeed.",
+            )
+        if self.offload == "cpu" and self.zero_stage == 0:
+            raise UserError("zero.offload = cpu needs zero.stage 1, 2 or 3.", "Leave zero.stage at auto.")
         if self.engine == "torchtune" and self.precision == "bf16-mixed":
             raise UserError(
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
