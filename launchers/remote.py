@@ -16,6 +16,18 @@ from estimator.errors import UserError
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
+def hub() -> Any:
+    """The package huggingface_hub; raises UserError where it is not installed (planning needs none)."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UserError(
+            "The Hugging Face Hub needs huggingface_hub, which is not installed.",
+            "pip install 'metaflow-finetune[train]'",
+        ) from None
+    return huggingface_hub
+
+
 def hub_token() -> str | bool:
     """The environment's token; False (not None, which would read a token file) where there is none."""
     return next((os.environ[name] for name in _TOKEN_VARIABLES if os.environ.get(name)), False)

@@ -21,7 +21,7 @@ from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import GIB
-from launchers import remote, tiny_llama
+from launchers import remote
 
 TINY = "tiny-llama"
 Kind = Literal["tiny", "table", "hub", "local", "s3"]
@@ -94,6 +94,8 @@ def fetch(ref: ModelRef, folder: Path) -> Path:
     downloaded), or where files are broken.
     """
     if ref.kind == "tiny":
+        from launchers import tiny_llama  # needs numpy, which planning does without
+
         return tiny_llama.make(folder)
     if ref.kind == "local":
         path = Path(ref.location)
@@ -261,7 +263,7 @@ def _of_table(name: str, spec: ModelSpec) -> ModelRef:
 
 
 def _hub_config(repo_id: str) -> dict[str, Any]:
-    import huggingface_hub
+    huggingface_hub = remote.hub()
 
     cached = huggingface_hub.try_to_load_from_cache(repo_id, "config.json")
     if not isinstance(cached, str):
@@ -273,7 +275,7 @@ def _hub_config(repo_id: str) -> dict[str, Any]:
 
 
 def _fetch_hub(repo_id: str, folder: Path) -> Path:
-    import huggingface_hub
+    huggingface_hub = remote.hub()
 
     if _is_complete(folder):
         return folder
@@ -302,7 +304,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
 
 def _cached(repo_id: str) -> Path | None:
     """The model in the hub's own cache, where all of it is there."""
-    import huggingface_hub
+    huggingface_hub = remote.hub()
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:

@@ -21,8 +21,8 @@ INSTRUCTION_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] | trim }}\n\n"
     "{% elif message['role'] == 'user' %}### Instruction:\n{{ message['content'] | trim }}\n\n### Response:\n"
-    "{% else %}{{ message['content'] | trim }}{{ eos_token }}{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endif %}"
-    "{% endfor %}"
+    "{% else %}{{ message['content'] | trim }}{{ eos_token }}{% if not loop.last %}{{ '\n\n' }}{% endif %}"
+    "{% endif %}{% endfor %}"
 )
 
 

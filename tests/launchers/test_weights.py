@@ -488,3 +488,28 @@ def test_a_local_model_is_used_in_place_and_checked(whole: Path, folder: Path, t
     np.zeros(3).tofile(folder / "model.safetensors")
     with pytest.raises(UserError):
         weights.fetch(resolve(str(folder)), tmp_path / "unused")
+
+
+def test_planning_needs_no_package_of_the_engines() -> None:
+    code = """
+import sys
+for name in ("numpy", "torch", "transformers", "huggingface_hub", "httpx", "boto3", "datasets"):
+    sys.modules[name] = None
+from estimator.errors import UserError
+from launchers import weights
+from launchers.dataset import rows, sources
+print(weights.spec_of(weights.resolve("llama-8b")).hf_id)
+for use in (
+    lambda: weights.spec_of(weights.resolve("org/model")),
+    lambda: weights.spec_of(weights.resolve("s3://bucket/model")),
+    lambda: sources.fetch("org/data", None),
+):
+    try:
+        use()
+    except UserError as error:
+        print(error.advice)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("meta-llama/")
+    assert [line.startswith("pip install 'metaflow-finetune[") for line in lines[1:]] == [True] * 3

@@ -25,8 +25,8 @@ CHATML = (
 # Like Qwen 3's: an earlier answer is rendered otherwise than the last one.
 FORGETFUL = (
     "{% for m in messages %}{{ m['role'] + ':' }}"
-    "{% if m['role'] == 'assistant' and loop.last %}{{ ' (thought)' }}{% endif %}{{ ' ' + m['content'] + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ ' (thought)' }}{% endif %}"
+    "{{ ' ' + m['content'] + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
 
@@ -125,7 +125,7 @@ class TestTemplates:
             "<|begin_of_text|>Be brief.\n\n### Instruction:\nHi\n\n### Response:\nHello<|end_of_text|>\n\n"
             "### Instruction:\nBye\n\n### Response:\nSee you<|end_of_text|>"
         )
-        assert counted_text(conversation, tokenizer) == "Hello<|end_of_text|>\n\nSee you<|end_of_text|>"
+        assert counted_text(conversation, tokenizer) == "Hello<|end_of_text|>See you<|end_of_text|>"
 
     def test_a_template_that_rewrites_what_came_before_is_refused_in_words(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": FORGETFUL}))
