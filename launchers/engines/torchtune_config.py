@@ -14,7 +14,7 @@ from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import Layout
 from launchers.dataset.prepared import Prepared
-from launchers.engines.torchtune_support import ATTENTION, MLP, unsupported
+from launchers.engines.torchtune_support import ATTENTION, MLP, unsupported, unsupported_shards
 from launchers.job import TrainJob
 from launchers.settings import Settings
 
@@ -37,7 +37,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     hf_config = json.loads((job.model_dir / "config.json").read_text())
     spec = ModelSpec.from_hf_config(hf_config, job.settings.model)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
-    reason = unsupported(settings, spec) or _misfit(job, data) or _incomplete(hf_config, spec)
+    reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(hf_config, spec)
     if reason:
         raise UserError(f"torchtune can't run this: {reason}.", "Try --launcher deepspeed.")
     values = {
@@ -91,7 +91,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     return merge(values, settings.engine)
 
 
-def _misfit(job: TrainJob, data: Prepared) -> str | None:
+def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
     layout = job.plan.layout
     if layout.tensor_parallel > 1:
         return "its recipes clip gradients only without tensor parallelism"
@@ -104,7 +104,7 @@ def _misfit(job: TrainJob, data: Prepared) -> str | None:
         return f"the data was prepared for {data.info.total_steps} steps, the job has {job.total_steps}"
     if data.info.seq_len > layout.seq_len:
         return f"the data was prepared for sequences of {data.info.seq_len}, the plan has {layout.seq_len}"
-    return None
+    return unsupported_shards(spec, layout.world_size) if job.settings.method == "qlora" else None
 
 
 def _incomplete(hf_config: dict[str, Any], spec: ModelSpec) -> str | None:

@@ -90,11 +90,17 @@ def _unsupported_adapters(settings: Settings, spec: ModelSpec) -> str | None:
         return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
     if targets & MLP and not targets >= MLP:
         return "torchtune 0.6.1 puts LoRA on gate_proj, up_proj and down_proj together or on none of them"
-    if settings.method == "qlora":
-        for name, (rows, columns) in spec.linear_shapes.items():
-            if rows * columns % _NF4_MULTIPLE:
-                return (
-                    f"NF4 needs matrices of a multiple of {_NF4_MULTIPLE} values, and {spec.name}'s {name} "
-                    f"is {rows} x {columns}"
-                )
+    processes = (settings.resources.nodes or 1) * (settings.resources.gpus or 1)
+    return unsupported_shards(spec, processes) if settings.method == "qlora" else None
+
+
+def unsupported_shards(spec: ModelSpec, processes: int) -> str | None:
+    """Why NF4 weights can't be spread over that many processes: each must get whole blocks of each matrix."""
+    for name, (rows, columns) in spec.linear_shapes.items():
+        if rows * columns % (_NF4_MULTIPLE * processes) or rows % processes:
+            shared = f" for each of {processes} processes" if processes > 1 else ""
+            return (
+                f"NF4 needs matrices of a multiple of {_NF4_MULTIPLE} values{shared}, and {spec.name}'s "
+                f"{name} is {rows} x {columns}"
+            )
     return None

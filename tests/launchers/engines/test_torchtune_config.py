@@ -69,6 +69,13 @@ def test_what_torchtune_cannot_do_is_said_in_one_clause(
     assert "\n" not in said
 
 
+@pytest.mark.parametrize(("processes", "fits"), [(1, True), (2, True), (4, False)])
+def test_nf4_weights_are_spread_in_whole_blocks_only(processes: int, fits: bool) -> None:
+    said = reason("tiny-llama", method="qlora", resources={"gpus": processes})
+    assert (said is None) == fits
+    assert reason("llama-70b", method="qlora", resources={"gpus": 8, "nodes": 4}) is None
+
+
 def test_a_window_as_long_as_the_sequence_is_no_obstacle() -> None:
     assert reason("mistral-7b-v0.1", seq_len=4096) is None
 

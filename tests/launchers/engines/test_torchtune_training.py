@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torchtune_runs as runs
+import yaml
 
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.engines.torchtune import Torchtune
@@ -88,7 +89,9 @@ def test_the_first_loss_is_the_mean_over_the_global_batchs_tokens(
     assert first.loss == pytest.approx(reference_loss(model, Prepared(data), 1), rel=1e-5)
 
 
-@pytest.mark.parametrize(("method", "world"), [("full", 1), ("full", 2), ("lora", 2), ("qlora", 1)])
+@pytest.mark.parametrize(
+    ("method", "world"), [("full", 1), ("full", 2), ("lora", 2), ("qlora", 1), ("qlora", 2)]
+)
 def test_the_loss_falls(trained: Any, method: str, world: int) -> None:
     losses = runs.losses(runs.steps(trained(method, world)))
     assert len(losses) == STEPS
@@ -138,7 +141,9 @@ def test_the_last_step_leaves_no_checkpoint(trained: Any) -> None:
     assert names == ["step-00000003"]
 
 
-@pytest.mark.parametrize(("method", "world"), [("full", 1), ("full", 2), ("lora", 2), ("qlora", 1)])
+@pytest.mark.parametrize(
+    ("method", "world"), [("full", 1), ("full", 2), ("lora", 2), ("qlora", 1), ("qlora", 2)]
+)
 def test_a_run_that_goes_on_ends_as_an_undisturbed_one(
     trained: Any, tmp_path: Path, method: str, world: int
 ) -> None:
@@ -231,7 +236,7 @@ def make_family(folder: Path, family: str) -> Path:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(8)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="200KB" if family == "mistral" else "5GB")
     return folder
 
 
@@ -289,10 +294,13 @@ def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path
             "optimizer": {"name": "sgd", "lr": 0.1},
             "schedule": {"name": "constant", "warmup_steps": 0},
             "clip_grad_norm": None,
+            "engine": {"loss": {"num_output_chunks": 2}},
         },
         checkpoint_every=4,
     )
     steps = runs.run(job)
+    written = yaml.safe_load((job.work_dir / "engine" / "torchtune.yaml").read_text())
+    assert written["loss"]["num_output_chunks"] == 2
     assert runs.losses(steps)[-1] < runs.losses(steps)[0]
     assert [step.lr for step in steps] == [0.1] * STEPS
     assert all(step.grad_norm for step in steps)
@@ -302,7 +310,7 @@ def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path
     assert runs.losses(rest) == runs.losses(steps)[4:]
 
 
-@pytest.mark.parametrize(("method", "world"), [("full", 2), ("lora", 2), ("qlora", 1)])
+@pytest.mark.parametrize(("method", "world"), [("full", 2), ("lora", 2), ("qlora", 2)])
 def test_the_export_loads_and_generates(trained: Any, tmp_path: Path, method: str, world: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
