@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 
@@ -30,11 +31,15 @@ def save(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
     """Write this rank's part; every rank has written its own when this returns on any."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(_generators(), _rng_file(folder))
-    state_dict_saver.save(
-        _tensors(model, optimizer),
-        storage_writer=FileSystemWriter(folder),
-        no_dist=not dist.is_initialized(),
-    )
+    try:
+        state_dict_saver.save(
+            _tensors(model, optimizer),
+            storage_writer=FileSystemWriter(folder),
+            no_dist=not dist.is_initialized(),
+        )
+    except CheckpointException as error:  # raised on every rank for the failures of all; no Exception
+        rank, (failure, _) = next(iter(error.failures.items()))
+        raise RuntimeError(f"rank {rank} could not write its part of {folder}: {failure}") from failure
     if dist.is_initialized():
         dist.barrier()
 
