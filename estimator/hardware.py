@@ -74,8 +74,8 @@ def gpu(name: str) -> Gpu:
     found = find_gpu_by_nvml_name(name)
     if found is None:
         table = _gpu_index()
-        near = difflib.get_close_matches(_normal(name), table, n=4, cutoff=0.5)
-        near += [key for key in table if _normal(name) and _normal(name) in key]
+        near = [key for key in table if _normal(name) and key.startswith(_normal(name))]
+        near += difflib.get_close_matches(_normal(name), table, n=4, cutoff=0.5)
         offered = list(dict.fromkeys(table[key].name for key in near))[:4]
         raise UserError(
             f"There is no GPU {name!r} in the GPU table.",

@@ -125,7 +125,7 @@ def _memory(plan: Plan, width: int) -> list[str]:
     lines = _row("Memory", text, width)
     largest = max((value for _, value in memory.categories), default=0)
     for name, value in memory.categories:
-        bar = "#" * round(BAR * value / largest) if largest else ""
+        bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""
         lines.append(f"{'':{LABEL}}{name:<22}{_gib(value):>10}  {bar}".rstrip())
     return lines + _row("", f"range {memory.basis}", width)
 

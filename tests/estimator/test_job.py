@@ -1,0 +1,56 @@
+"""Jobs and targets refuse what can't be, in one line with the value."""
+
+from typing import Any
+
+import pytest
+
+from estimator.errors import UserError
+from estimator.job import Job, Machine, Target
+from estimator.models import find
+
+MACHINE = Machine(cpu_cores=2, ram_bytes=8 * 2**30, disk_free_bytes=2**30)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global_batch": 0}, "global_batch = 0"),
+        ({"global_batch": -4}, "global_batch = -4"),
+        ({"micro_batch": 0}, "micro_batch = 0"),
+        ({"seq_len": 0}, "seq_len = 0"),
+        ({"seq_len": 4096}, "seq_len 4096 is longer than the 2048 tokens that tiny-llama"),
+        ({"global_batch": 8, "micro_batch": 3}, "8 can't be divided by micro_batch 3"),
+        ({"method": "prefix"}, "method = 'prefix'"),
+        ({"engine": "megatron"}, "engine = 'megatron'"),
+        ({"optimizer": "lion"}, "optimizer = 'lion'"),
+        ({"precision": "bf16-mixed"}, "torchtune keeps no fp32 master weights"),
+        ({"zero_stage": 2}, "belong to DeepSpeed"),
+        ({"offload": "cpu"}, "belong to DeepSpeed"),
+        ({"engine": "deepspeed", "zero_stage": 4}, "zero.stage = 4"),
+        ({"engine": "deepspeed", "zero_stage": 0, "offload": "cpu"}, "needs zero.stage"),
+        ({"method": "lora", "lora_rank": 0}, "lora_rank = 0"),
+        ({"method": "lora", "lora_targets": ()}, "lora.targets is empty"),
+        ({"method": "lora", "lora_targets": ("wq",)}, "'wq'"),
+    ],
+)
+def test_a_job_names_the_value_that_can_not_be(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Job(model=find("tiny-llama"), **change)
+    assert words in caught.value.problem
+    assert "\n" not in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "slurm"}, "target = 'slurm'"),
+        ({"device": "tpu"}, "device = 'tpu'"),
+        ({"nodes": 0}, "nodes = 0"),
+        ({"gpus": 0}, "gpus = 0"),
+        ({"machine": None}, "needs to know the machine"),
+    ],
+)
+def test_a_target_names_the_value_that_can_not_be(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Target(**({"machine": MACHINE} | change))
+    assert words in caught.value.problem

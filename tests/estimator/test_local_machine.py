@@ -1,0 +1,61 @@
+"""What this machine has."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from estimator import local_machine
+
+
+def test_this_machine_has_cores_memory_and_disk(tmp_path: Path) -> None:
+    machine = local_machine.here(tmp_path / "not" / "made" / "yet")
+    assert machine.cpu_cores >= 1
+    assert machine.ram_bytes > 2**28
+    assert machine.disk_free_bytes > 0
+
+
+def fake_nvml(names: list[str]) -> Any:
+    class NVMLError(Exception):
+        pass
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(names),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda index: names[index].encode(),
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}a",
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=24 * 2**30),
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["NVIDIA L4", "Tesla T4"]),
+        ("", []),
+        ("1", ["Tesla T4"]),
+        ("1,0", ["Tesla T4", "NVIDIA L4"]),
+        ("GPU-1a", ["Tesla T4"]),
+        ("0,7,1", ["NVIDIA L4"]),
+    ],
+)
+def test_gpus_are_those_that_cuda_would_see(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(["NVIDIA L4", "Tesla T4"]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [name for name, _ in local_machine.here().gpus] == names
+
+
+def test_planning_imports_neither_torch_nor_metaflow() -> None:
+    code = "import sys, estimator; print({'torch', 'metaflow', 'numpy', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,266 @@
+"""Plans: what they ask for, that they fit, what they refuse, and that they survive JSON."""
+
+import pickle
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import CannotFit, Job, Machine, Plan, Target, UserError, hardware, plan
+from estimator.models import find
+from estimator.plan import GIB, Override
+
+LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
+CLUSTER = Target(kind="kubernetes")
+
+
+def with_gpus(name: str, count: int) -> Machine:
+    gpus = ((name, hardware.gpu(name).vram_bytes),) * count
+    return Machine(gpus=gpus, cpu_cores=64, ram_bytes=512 * GIB, disk_free_bytes=2048 * GIB)
+
+
+def job_of(model: str, **changes: Any) -> Job:
+    return Job(model=find(model), **changes)
+
+
+def test_70b_full_takes_whole_nodes_of_8_large_gpus() -> None:
+    made = plan(job_of("llama-70b", global_batch=64, steps=100), CLUSTER)
+    request, layout = made.request, made.layout
+    assert request.gpus_per_node == 8
+    assert 1 <= request.nodes <= 4
+    assert hardware.gpu(request.gpu or "").vram_bytes >= 80 * GIB
+    assert (layout.sharding, layout.activation_checkpointing, layout.global_batch) == ("fsdp", True, 64)
+    assert made.prediction.memory.fits
+    assert made.prediction.usd is not None
+    assert made.prediction.usd == pytest.approx(made.prediction.hours * made.prediction.usd_per_hour)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("model", ["llama-8b", "mistral-8b", "codestral", "llama-70b", "mixtral-8x7b"])
+def test_every_model_and_method_gets_a_plan_that_fits(model: str, method: Any, engine: Any) -> None:
+    made = plan(job_of(model, method=method, engine=engine, global_batch=64), CLUSTER)
+    assert made.prediction.memory.fits
+    assert made.layout.global_batch == 64
+    assert made.why
+
+
+def test_8b_lora_takes_one_gpu_and_8b_full_several() -> None:
+    lora = plan(job_of("llama-8b", method="lora", global_batch=16), CLUSTER)
+    full = plan(job_of("llama-8b", global_batch=16), CLUSTER)
+    assert lora.layout.world_size == 1
+    assert full.layout.world_size > 1
+
+
+def test_batch_plans_on_aws_only() -> None:
+    made = plan(job_of("llama-8b", method="lora"), Target(kind="batch"))
+    assert made.request.cloud == "aws"
+    with pytest.raises(UserError, match="runs on aws only"):
+        plan(job_of("llama-8b", method="lora"), Target(kind="batch", cloud="gcp"))
+
+
+def test_the_request_leaves_the_node_a_tenth_of_its_cpu_and_memory() -> None:
+    made = plan(job_of("llama-8b", method="lora", global_batch=8), CLUSTER)
+    item = hardware.instance(made.request.instance_type or "")
+    share = made.request.gpus_per_node / item.gpu_count
+    assert made.request.cpu <= (item.vcpu or 0) * share * 0.9
+    assert made.request.memory_mib * 2**20 <= (item.ram_bytes or 0) * share * 0.9 + 2**20
+    assert made.request.memory_mib * 2**20 >= made.prediction.memory.host_bytes
+
+
+def test_the_users_choices_are_taken() -> None:
+    target = Target(kind="kubernetes", nodes=2, gpus=4, gpu="H100 SXM", cloud="gcp")
+    made = plan(job_of("llama-8b", global_batch=32, micro_batch=2, activation_checkpointing=True), target)
+    request, layout = made.request, made.layout
+    assert (request.nodes, request.gpus_per_node, request.gpu, request.cloud) == (2, 4, "H100 SXM", "gcp")
+    assert (layout.micro_batch, layout.accumulation, layout.activation_checkpointing) == (2, 2, True)
+
+
+def test_part_of_a_node_gets_its_part_of_cpu_and_memory() -> None:
+    target = Target(kind="kubernetes", instance_type="p5.48xlarge", gpus=2)
+    made = plan(job_of("llama-8b", method="lora"), target)
+    assert (made.request.instance_type, made.request.gpus_per_node) == ("p5.48xlarge", 2)
+    assert made.request.cpu == int(192 * 0.9 * 2 / 8)
+
+
+def test_rejected_alternatives_say_how_much_they_are_over() -> None:
+    made = plan(job_of("llama-70b", global_batch=64), CLUSTER)
+    assert 3 <= len(made.rejected) <= 5
+    assert any("needs" in line and line.endswith("% over") for line in made.rejected)
+
+
+def test_deepspeed_shards_more_where_less_does_not_fit() -> None:
+    job = job_of("llama-8b", engine="deepspeed", global_batch=8, seq_len=512)
+    small = plan(job, Target(machine=with_gpus("H200 SXM", 8)))
+    large = plan(replace(job, model=find("codestral")), Target(machine=with_gpus("H100 SXM", 8)))
+    assert small.layout.sharding == "zero1"
+    assert large.layout.sharding == "zero3"
+    assert (small.layout.precision, large.layout.precision) == ("bf16-mixed", "bf16-mixed")
+
+
+# This machine
+
+
+def test_a_small_model_runs_on_the_cpu_in_fp32() -> None:
+    made = plan(job_of("tiny-llama", seq_len=512), Target(machine=LAPTOP))
+    assert (made.layout.device, made.layout.precision, made.request.gpus_per_node) == ("cpu", "fp32", 0)
+    assert (made.layout.sharding, made.layout.micro_batch) == ("none", 8)
+    assert made.prediction.tokens_per_second is None
+    assert made.prediction.usd is None
+
+
+@pytest.mark.parametrize(("engine", "sharding"), [("torchtune", "fsdp"), ("deepspeed", "zero1")])
+def test_two_local_nodes_share_the_batch_and_the_memory(engine: Any, sharding: str) -> None:
+    made = plan(job_of("tiny-llama", engine=engine, seq_len=512), Target(machine=LAPTOP, nodes=2))
+    assert (made.layout.nodes, made.layout.world_size, made.layout.micro_batch) == (2, 2, 4)
+    assert made.layout.sharding == sharding
+    assert made.prediction.memory.capacity_bytes == LAPTOP.ram_bytes // 2
+
+
+def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
+    job = job_of("llama-8b", method="lora")
+    with pytest.raises(CannotFit) as caught:
+        plan(job, Target(machine=LAPTOP))
+    error = caught.value
+    assert "8.0 billion" in error.problem
+    assert "no GPU" in error.here
+    assert error.suggestions[:2] == ("--with kubernetes", "--with batch")
+    assert error.wanted is not None
+    assert error.wanted.prediction.memory.fits
+    big = replace(LAPTOP, ram_bytes=512 * GIB)
+    assert plan(job, Target(machine=big, device="cpu")).layout.device == "cpu"
+
+
+def test_cpus_asked_for_are_refused_by_memory_only() -> None:
+    with pytest.raises(CannotFit, match="does not fit in this machine's memory"):
+        plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu"))
+
+
+def test_a_gpu_too_small_for_lora_is_offered_qlora() -> None:
+    with pytest.raises(CannotFit) as caught:
+        plan(job_of("llama-8b", method="lora"), Target(machine=with_gpus("NVIDIA L4", 1)))
+    assert caught.value.suggestions == ("--with kubernetes", "--with batch", "--method qlora")
+    assert "% over" in caught.value.problem
+
+
+def test_qlora_is_offered_on_torchtune_to_a_user_of_deepspeed() -> None:
+    job = job_of("llama-8b", method="lora", engine="deepspeed")
+    with pytest.raises(CannotFit) as caught:
+        plan(job, Target(machine=with_gpus("NVIDIA L4", 1)))
+    assert "--method qlora --launcher torchtune" in caught.value.suggestions
+
+
+def test_local_gpus_are_all_used_as_far_as_they_divide_the_batch() -> None:
+    machine = with_gpus("NVIDIA H100 80GB HBM3", 8)
+    assert plan(job_of("llama-8b", global_batch=16), Target(machine=machine)).layout.world_size == 8
+    six = plan(job_of("llama-8b", global_batch=6), Target(machine=machine))
+    assert six.layout.world_size == 6
+    assert any("6 of 8 GPUs" in line for line in six.why)
+
+
+def test_a_gpu_that_the_table_lacks_still_gets_a_plan_without_a_speed() -> None:
+    machine = Machine(
+        gpus=(("NVIDIA X1000", 80 * GIB),), cpu_cores=8, ram_bytes=64 * GIB, disk_free_bytes=GIB
+    )
+    made = plan(job_of("llama-8b", method="lora"), Target(machine=machine))
+    assert (made.request.gpu, made.prediction.tokens_per_second) == ("NVIDIA X1000", None)
+
+
+def test_a_gpu_without_bf16_trains_in_fp32() -> None:
+    made = plan(job_of("llama-3.2-1b", method="lora", seq_len=512), Target(machine=with_gpus("Tesla T4", 1)))
+    assert made.layout.precision == "fp32"
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("job", "target", "words"),
+    [
+        ({"global_batch": 10}, {"nodes": 2, "gpus": 2}, "batch of 10 can't be divided over 2 node(s) of 2"),
+        ({"global_batch": 4}, {"nodes": 8}, "batch of 4 can't be divided over 8 node(s)"),
+        ({"global_batch": 8, "micro_batch": 4}, {"nodes": 4}, "with micro batch 4"),
+    ],
+)
+def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_one(
+    job: dict[str, Any], target: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(job_of("tiny-llama", **job), Target(machine=LAPTOP, **target))
+    assert words in caught.value.problem
+    assert "Nearest workable batch" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"gpu": "H300"}, "no GPU 'H300'"),
+        ({"instance_type": "p9.xlarge"}, "no instance type 'p9.xlarge'"),
+        ({"cloud": "mars"}, "no cloud 'mars'"),
+        ({"gpu": "H100 SXM", "cloud": "lambda"}, "--cloud lambda and --gpu H100 SXM"),
+        ({"gpus": 32}, "--gpus 32"),
+        ({"gpu": "MI300X"}, "--gpu MI300X"),
+        ({"device": "cpu"}, "made for GPUs"),
+    ],
+)
+def test_a_place_that_does_not_exist_is_refused_in_one_line(target: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(job_of("llama-8b", global_batch=32), Target(kind="kubernetes", **target))
+    assert words in caught.value.problem
+    assert not isinstance(caught.value, CannotFit)
+
+
+def test_machines_asked_for_that_are_too_small_name_the_nearest_and_what_would_work() -> None:
+    with pytest.raises(CannotFit) as caught:
+        plan(job_of("llama-70b", global_batch=64), Target(kind="kubernetes", gpu="L4", nodes=1))
+    assert "nearest: 8x L4" in caught.value.problem
+    assert caught.value.wanted is not None
+    assert caught.value.suggestions
+
+
+def test_gpus_that_a_machine_lacks_are_refused() -> None:
+    machine = with_gpus("NVIDIA L4", 2)
+    with pytest.raises(UserError, match="this machine has 2"):
+        plan(job_of("tiny-llama"), Target(machine=machine, gpus=4))
+    with pytest.raises(UserError, match="--device cuda"):
+        plan(job_of("tiny-llama"), Target(machine=LAPTOP, device="cuda"))
+
+
+def test_cannot_fit_travels_between_processes() -> None:
+    error = CannotFit("no", "do", suggestions=("--with batch",), here="a laptop")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (copy.problem, copy.suggestions, copy.here) == ("no", ("--with batch",), "a laptop")
+
+
+# Properties
+
+
+@given(
+    st.sampled_from(["tiny-llama", "llama-3.2-3b", "llama-8b"]),
+    st.sampled_from(["full", "lora"]),
+    st.sampled_from(["torchtune", "deepspeed"]),
+    st.integers(1, 64),
+    st.integers(1, 2048),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_plan_fits_has_the_batch_asked_for_and_survives_json(
+    model: str, method: Any, engine: Any, batch: int, seq_len: int
+) -> None:
+    job = job_of(model, method=method, engine=engine, global_batch=batch, seq_len=seq_len)
+    made = plan(job, CLUSTER)
+    assert made.layout.global_batch == batch
+    assert made.prediction.memory.fits
+    override = Override(name="gpus", planned="1", used="2", given_by="--gpus")
+    noted = made.with_override(override, gpus_per_node=2)
+    assert Plan.from_json(made.to_json()) == made
+    assert Plan.from_json(noted.to_json()) == noted
+
+
+def test_planning_the_whole_catalogue_stays_far_from_a_second() -> None:
+    """A guard against a search that explodes; the speed itself is a benchmark's business."""
+    begin = time.perf_counter()
+    plan(job_of("llama-70b", engine="deepspeed", global_batch=256), CLUSTER)
+    assert time.perf_counter() - begin < 2
