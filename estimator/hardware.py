@@ -58,7 +58,7 @@ class Instance:
     gpu_count: int  # 0: only a share of one GPU, which training can't use
     vcpu: int | None
     ram_bytes: int | None
-    network_gbps: float | None  # gigabits a second
+    network_gbps: float | None  # gigabits a second, of the fabric that GPUs talk over
     fabric: str
     usd_per_hour: float | None  # on demand
     spot_usd_per_hour: float | None
@@ -169,6 +169,8 @@ def _gpu(row: dict[str, str]) -> Gpu:
 
 def _instance(row: dict[str, str]) -> Instance:
     ram, known = _number(row["ram_GiB"]), find_gpu_by_nvml_name(row["gpu"])
+    # Where a faster fabric's rate is not sourced, the Ethernet's says nothing about the GPUs' traffic
+    network = None if "rate not sourced" in row["fabric"] else _number(row["network_Gbps"])
     if known is None:
         raise ValueError(f"instances.csv: {row['instance_type']} has a GPU that gpus.csv lacks: {row['gpu']}")
     return Instance(
@@ -178,7 +180,7 @@ def _instance(row: dict[str, str]) -> Instance:
         gpu_count=0 if "/" in row["gpu_count"] else int(row["gpu_count"]),
         vcpu=int(row["vcpu"]) if row["vcpu"] else None,
         ram_bytes=None if ram is None else int(ram * GIB),
-        network_gbps=_number(row["network_Gbps"]),
+        network_gbps=network,
         fabric=row["fabric"],
         usd_per_hour=_number(row["on_demand_usd_h"]),
         spot_usd_per_hour=_number(row["spot_usd_h"]),

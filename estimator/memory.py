@@ -241,9 +241,9 @@ def communication_bytes(job: Job, layout: Layout) -> int:
     reshards the root. DeepSpeed: its buckets, twice when communication overlaps; stage 3: live parameters
     and prefetch on top (https://www.deepspeed.ai/docs/config-json/).
     """
-    if layout.world_size == 1 and layout.offload == "none":
-        return 0
     model, stage = job.model, zero_stage(layout)
+    if layout.world_size == 1 and not stage:
+        return 0
     size = 4 if layout.precision == "fp32" else 2
     trainable = job.trainable_parameters
     if stage is not None:

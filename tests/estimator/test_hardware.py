@@ -75,6 +75,7 @@ def test_what_is_not_known_stays_unknown() -> None:
     assert hardware.gpu("T4").peak_flops("fp8") is None
     assert hardware.instance("p5e.48xlarge").usd_per_hour is None
     assert hardware.instance("a2-highgpu-1g").network_gbps is None
+    assert hardware.instance("Standard_ND96asr_v4").network_gbps is None
     assert hardware.instance("g2-standard-8").ram_bytes is None
 
 
