@@ -17,6 +17,7 @@ What is used, and why no public interface serves:
 * ``CardComponentManager._card_proc`` and ``CardProcessManager``: the last state of a failed step must reach
   its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
   page must not cost a core.
+* ``system_context.ubf_context`` and ``unbounded_foreach``: how Metaflow starts the nodes of a local run.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 """
@@ -38,6 +39,7 @@ from metaflow.exception import MetaflowException
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
 from metaflow.plugins.cards.card_creator import CardProcessManager
 from metaflow.system_context import ExecutionPhase, system_context
+from metaflow.unbounded_foreach import UBF_CONTROL, UBF_TASK
 from metaflow.util import get_latest_run_id, get_username
 
 from estimator.errors import UserError
@@ -68,6 +70,12 @@ class FinetuneError(MetaflowException):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[type[FinetuneError], tuple[str, str]]:
         return type(self), (self.problem, self.advice)
+
+
+class TrainingFailed(FinetuneError):  # noqa: N818 - it says what has happened
+    """A gang's failure: its text holds the failing rank's own traceback, and Metaflow's adds nothing."""
+
+    headline = "Training failed"
 
 
 @contextmanager
@@ -252,9 +260,14 @@ def _plain(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
-def task_is_control() -> bool:
-    """Whether this is the first node's task of a ``@parallel`` step."""
-    return bool(system_context.ubf_context == "ubf_control")
+def nodes_use_this_python() -> None:
+    """Let the other nodes of a local ``@parallel`` step run under this interpreter.
+
+    Metaflow starts them as ``python``, whichever that is: without an activated environment, another one.
+    """
+    if system_context.ubf_context == UBF_CONTROL:
+        folder = os.path.dirname(sys.executable)  # noqa: PTH120 - a path for PATH
+        os.environ["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
 
 
 def local_node_command() -> tuple[str, str]:
@@ -262,7 +275,7 @@ def local_node_command() -> tuple[str, str]:
 
     A local ``@parallel`` step runs its other nodes as children of the first one's task.
     """
-    return "--ubf-context", "ubf_task"
+    return "--ubf-context", UBF_TASK
 
 
 def card() -> Any | None:
@@ -334,6 +347,18 @@ def ensure_user() -> None:
     """Give Metaflow a user's name where the machine has none for it, as in a container run by root."""
     if get_username() is None:
         os.environ["USERNAME"] = "local"
+
+
+def ensure_python() -> None:
+    """Let ``python`` be this interpreter for the run's tasks.
+
+    Metaflow starts a local ``@parallel`` step's other nodes by that name, and a virtual environment that
+    is used without being activated is not on the PATH.
+    """
+    folder = os.path.dirname(sys.executable)
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    if folders[0] != folder:
+        os.environ["PATH"] = os.pathsep.join([folder, *folders])
 
 
 def say(text: str) -> None:

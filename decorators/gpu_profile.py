@@ -25,12 +25,13 @@ from typing import Any, Literal
 from metaflow import StepMutator, UserStepDecorator
 
 from decorators import _metaflow
-from decorators._metaflow import Backend, FinetuneError, Given, StepView
+from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
 from decorators.profiler import NO_PROFILE, Profile
 from decorators.requested import decorator_values, merge_given, with_given
 from decorators.storage import remember_origin
 from estimator.errors import UserError
 from estimator.plan import Plan
+from launchers.failures import GangFailed
 from launchers.rank import die_with_parent
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
@@ -106,6 +107,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             return
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
+            _metaflow.ensure_python()
             plan = self._plan(self.resolver, step)
             os.environ[PLAN_VARIABLE] = pack(plan)
             if self.role != "none":
@@ -142,6 +144,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         global _active
         if not _metaflow.in_container():
             die_with_parent(os.getppid(), signal.SIGTERM)
+            _metaflow.nodes_use_this_python()
         remember_origin()
         plan = current_plan() if self.resolver is not None else None
         card = _metaflow.card() if self.role != "none" else None
@@ -168,9 +171,11 @@ def _resolve_once(resolver: Resolver, parameters: dict[str, Any], backend: Backe
 
 
 def _clean(exception: Exception | None) -> Exception | None:
-    """A user's error without its traceback; so too the first node's complaint about another node."""
+    """What the terminal shows: no traceback of the flow's where it says nothing about the cause."""
     if isinstance(exception, UserError):
         return FinetuneError(exception.problem, exception.advice)
+    if isinstance(exception, GangFailed):
+        return TrainingFailed(str(exception))
     if type(exception) is Exception and str(exception).startswith("Subprocess failed, return code"):
         return FinetuneError("Another node of this step has failed.", "Its own message is above.")
     return exception

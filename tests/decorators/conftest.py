@@ -1,0 +1,97 @@
+"""Runs the small flows beside this file as a user would, each in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLOWS = Path(__file__).parent / "flows"
+_READ = """
+import pickle, sys
+from metaflow import Flow, namespace
+namespace(None)
+data = Flow(sys.argv[1]).latest_run[sys.argv[2]].task.data
+sys.stdout.buffer.write(pickle.dumps({name: getattr(data, name, None) for name in sys.argv[3:]}))
+"""
+
+
+@dataclass
+class Home:
+    """A folder with a local datastore of its own."""
+
+    path: Path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+        return kept | {
+            "METAFLOW_USER": "tester",
+            "METAFLOW_DEFAULT_DATASTORE": "local",
+            "METAFLOW_DEFAULT_METADATA": "local",
+            "PYTHONUNBUFFERED": "1",
+            **more,
+        }
+
+    def run(self, flow: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(FLOWS / flow), *words],
+            cwd=self.path,
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+
+    def start(self, flow: str, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a flow in a process group of its own; its output goes to ``output.txt``."""
+        with (self.path / "output.txt").open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, str(FLOWS / flow), *words],
+                cwd=self.path,
+                env=self.environment(**environment),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def artifacts(self, flow: str, step: str, *names: str) -> dict[str, Any]:
+        """Artifacts of the latest run's step."""
+        read = subprocess.run(
+            [sys.executable, "-c", _READ, flow, step, *names],
+            cwd=self.path,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=120,
+        )
+        return dict(pickle.loads(read.stdout))  # noqa: S301
+
+    def runs(self, flow: str) -> list[str]:
+        folder = self.path / ".metaflow" / flow
+        return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / ".metaflow").mkdir()  # else Metaflow would look for one in the folders above
+    return Home(tmp_path)
+
+
+def wait_until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """The first true answer; fails the test when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = what()
+        if answer:
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} seconds")

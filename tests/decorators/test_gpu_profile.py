@@ -1,0 +1,194 @@
+"""The decorator in real flows on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.decorators.conftest import Home, wait_until
+
+
+def _clean(output: str) -> None:
+    assert "Traceback" not in output
+    assert "Internal error" not in output
+
+
+def test_the_plan_is_made_once_and_every_step_has_it(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--model", "tiny-llama", COUNT_PLANS=str(home.path / "plans"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len((home.path / "plans").read_text().splitlines()) == 1
+    assert "plan in end: tiny-llama" in done.stdout
+    train = home.artifacts("ProfiledFlow", "train", "plan", "measured")
+    assert home.artifacts("ProfiledFlow", "start", "plan")["plan"] == train["plan"]
+    assert train["plan"].overrides == ()
+    assert train["measured"].steps == 3
+    assert train["measured"].ranks[0].rank == 0
+    assert train["measured"].host_rss_peak_bytes > 20 << 20
+
+
+def test_a_users_values_win_over_the_plan_and_are_noted(home: Home) -> None:
+    done = home.run("profiled.py", "--with", "resources:cpu=3,memory=1000", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = home.artifacts("ProfiledFlow", "train", "plan")["plan"]
+    assert (plan.request.cpu, plan.request.memory_mib) == (3, 1000)
+    noted = {(o.name, o.planned, o.used, o.given_by) for o in plan.overrides}
+    assert noted == {
+        ("cpu", "2", "3", "--with resources:cpu="),
+        ("memory_mib", "2048", "1000", "--with resources:memory="),
+    }
+
+
+def test_a_users_number_of_gpus_changes_the_layout_too(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--model", "llama-8b", "--with", "resources:gpu=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = home.artifacts("ProfiledFlow", "train", "plan")["plan"]
+    assert plan.request.gpus_per_node == plan.layout.processes_per_node == 2
+    assert [(o.name, o.used) for o in plan.overrides] == [("gpus_per_node", "2")]
+
+
+def test_two_numbers_of_gpus_are_refused(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--model=llama-8b", "--gpus=4", "--with=resources:gpu=2")
+    assert done.returncode == 1
+    assert "--gpus 4 and --with resources:gpu 2 contradict each other." in done.stderr
+    _clean(done.stdout + done.stderr)
+    assert home.runs("ProfiledFlow") == []
+
+
+def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
+    done = home.run("profiled.py", "run", METAFLOW_RUN_MODEL="llama-8b")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert home.artifacts("ProfiledFlow", "train", "plan")["plan"].model == "llama-8b"
+
+
+def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home) -> None:
+    failed = home.run("profiled.py", "run", "--model", "llama-8b", "--fail", "train")
+    assert failed.returncode == 1
+    resumed = home.run("profiled.py", "resume", COUNT_PLANS=str(home.path / "plans"))
+    assert resumed.returncode == 1  # "fail" is one of these parameters
+    assert len((home.path / "plans").read_text().splitlines()) == 1
+    assert home.artifacts("ProfiledFlow", "start", "plan")["plan"].model == "llama-8b"
+
+
+def test_resume_of_nothing_is_a_clean_line(home: Home) -> None:
+    done = home.run("profiled.py", "resume")
+    assert done.returncode == 1
+    assert "previous run id was not found" in done.stderr or "no run to resume" in done.stderr
+    _clean(done.stderr)
+
+
+def test_a_users_mistake_at_launch_is_two_clean_lines_and_starts_no_run(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--model", "none")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    assert said[-3:] == [
+        "Can't go on:",
+        "There is no model named none.",
+        "Take one of: tiny-llama, llama-\N{ASTERISK OPERATOR}.",
+    ]
+    _clean(done.stderr)
+    assert home.runs("ProfiledFlow") == []
+
+
+def test_a_users_mistake_in_a_step_is_shown_without_a_traceback(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--fail", "start")
+    assert done.returncode == 1
+    assert "Line 7 of the dataset is broken." in done.stdout
+    assert "Mend it:" in done.stdout
+    _clean(done.stdout + done.stderr)
+
+
+def test_a_programs_mistake_in_a_step_keeps_its_traceback(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--fail", "train")
+    assert done.returncode == 1
+    assert "ValueError: the loss is not a number" in done.stdout
+    assert "profiled.py" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("show",), ("--help",), ("run", "--help"), ("package", "list"), ("output-raw", "--json")]
+)
+def test_other_commands_make_no_plan_and_say_nothing(home: Home, words: tuple[str, ...]) -> None:
+    done = home.run("profiled.py", *words, COUNT_PLANS=str(home.path / "plans"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (home.path / "plans").exists()
+    _clean(done.stdout + done.stderr)
+
+
+def test_a_flow_without_a_plan_is_measured_when_asked_to(home: Home) -> None:
+    done = home.run("plain.py", "run", "--with", "decorators.gpu_profile")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = home.artifacts("PlainFlow", "start", "plan", "measured")
+    assert found["plan"] is None
+    assert found["measured"].samples >= 1
+    assert found["measured"].step == "start"
+
+
+def test_without_the_decorator_nothing_is_measured_and_nothing_breaks(home: Home) -> None:
+    done = home.run("plain.py", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert home.artifacts("PlainFlow", "start", "measured")["measured"].samples == 0
+
+
+def test_by_its_short_name_after_the_flow_has_imported_it(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--with", "gpu_profile")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_unknown_argument_is_a_clean_line(home: Home) -> None:
+    done = home.run("plain.py", "run", "--with", "decorators.gpu_profile:every=3")
+    assert done.returncode == 1
+    assert "@gpu_profile doesn't know every." in done.stderr
+    _clean(done.stderr)
+
+
+def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Home) -> None:
+    done = home.run("nodes.py", "run", "--seconds", "1.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = home.artifacts("NodesFlow", "gather", "plans", "measured")
+    assert found["plans"][0] == found["plans"][1]
+    assert found["plans"][0].layout.nodes == 2
+    first, second = found["measured"]
+    assert (first.node, second.node) == (0, 1)
+    # Node 1 holds 150 MiB more, and is a child of node 0's process on this machine.
+    assert second.host_rss_peak_bytes - first.host_rss_peak_bytes > 100 << 20
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home, node: int) -> None:
+    done = home.run("nodes.py", "run", "--failing-node", str(node), "--seconds", "40" if node == 0 else "0.3")
+    assert done.returncode == 1
+    assert f"Node {node} has no disk space." in done.stdout
+    _clean(done.stdout + done.stderr)
+    wait_until(lambda: not _alive(home), 10)
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "first node"])
+def test_a_killed_parent_takes_its_tasks_along(home: Home, victim: str) -> None:
+    flow = home.start("nodes.py", "run", "--seconds", "300")
+    try:
+        wait_until(lambda: (home.path / "node-1.pid").exists() and (home.path / "node-0.pid").exists(), 90)
+        pids = [int((home.path / f"node-{node}.pid").read_text()) for node in (0, 1)]
+        os.kill(flow.pid if victim == "scheduler" else pids[0], signal.SIGKILL)
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 15)
+        flow.wait(30)
+        wait_until(lambda: not _alive(home), 15)
+    finally:
+        flow.kill()
+        flow.wait()
+
+
+def _alive(home: Home) -> list[int]:
+    """Processes that work in the home's folder."""
+    return [process.pid for process in psutil.process_iter() if _works_in(process, home.path)]
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == str(folder.resolve()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
