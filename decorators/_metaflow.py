@@ -17,7 +17,7 @@ What is used, and why no public interface serves:
 * ``CardComponentManager._card_proc`` and ``CardProcessManager``: the last state of a failed step must reach
   its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
   page must not cost a core.
-* ``system_context.ubf_context`` and ``unbounded_foreach``: how Metaflow starts the nodes of a local run.
+* ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 """
@@ -31,15 +31,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
-from metaflow.exception import MetaflowException
+from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
 from metaflow.plugins.cards.card_creator import CardProcessManager
 from metaflow.system_context import ExecutionPhase, system_context
-from metaflow.unbounded_foreach import UBF_CONTROL, UBF_TASK
+from metaflow.unbounded_foreach import UBF_TASK
 from metaflow.util import get_latest_run_id, get_username
 
 from estimator.errors import UserError
@@ -84,7 +85,32 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise FinetuneError(error.problem, error.advice) from None
+        raise final(error) from None
+
+
+_ended_by_user_error = False
+
+
+def final(error: UserError) -> FinetuneError:
+    """A UserError as Metaflow shows it, that ends the task for good: a retry would meet it again."""
+    global _ended_by_user_error
+    _ended_by_user_error = True
+    return FinetuneError(error.problem, error.advice)
+
+
+def main(flow: type[Any]) -> None:
+    """Run a flow's command line, as ``flow()`` does.
+
+    Gives Metaflow a user's name where the machine has none, and ends a task that met a UserError with the
+    exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself always ends with 1).
+    """
+    ensure_user()
+    try:
+        flow()
+    except SystemExit as ended:
+        if ended.code == 1 and _ended_by_user_error and command() == "task":
+            raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+        raise
 
 
 def command() -> Command:
@@ -260,16 +286,6 @@ def _plain(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 
-def nodes_use_this_python() -> None:
-    """Let the other nodes of a local ``@parallel`` step run under this interpreter.
-
-    Metaflow starts them as ``python``, whichever that is: without an activated environment, another one.
-    """
-    if system_context.ubf_context == UBF_CONTROL:
-        folder = os.path.dirname(sys.executable)  # noqa: PTH120 - a path for PATH
-        os.environ["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
-
-
 def local_node_command() -> tuple[str, str]:
     """Two words by which the command line of another node's local task is known.
 
@@ -355,7 +371,7 @@ def ensure_python() -> None:
     Metaflow starts a local ``@parallel`` step's other nodes by that name, and a virtual environment that
     is used without being activated is not on the PATH.
     """
-    folder = os.path.dirname(sys.executable)
+    folder = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if folders[0] != folder:
         os.environ["PATH"] = os.pathsep.join([folder, *folders])

@@ -50,8 +50,9 @@ def draw(state: CardState) -> list[Block]:
         Chart(spec=_memory_bars(state)),
         Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))),
     ]
-    if state.measured.notes:
-        blocks.append(Text(markdown="\n".join(f"- {_safe(note)}" for note in state.measured.notes)))
+    notes = state.measured.notes if state.plan else ("This step has no plan.", *state.measured.notes)
+    if notes:
+        blocks.append(Text(markdown="\n".join(f"- {_safe(note)}" for note in notes)))
     if state.steps:
         blocks.append(Chart(spec=_curves(state)))
     memory = memory_points(state)
@@ -104,9 +105,9 @@ def status(state: CardState) -> str:
     if state.ended is not None:
         return _join(f"**Finished** in {took}", progress, loss)
     phase = "" if state.phase in ("", "train") else state.phase
-    if state.plan is None:
-        return _join(f"**Running** for {took}", progress, loss)
-    eta = f"ETA {duration(state.eta_seconds)}" if state.eta_seconds is not None else "ETA unknown"
+    eta = f"ETA {duration(state.eta_seconds)}" if state.eta_seconds is not None else ""
+    if state.plan is not None:
+        eta = eta or "ETA unknown"
     return _join(f"**Running** for {took}", phase, progress, loss, eta)
 
 

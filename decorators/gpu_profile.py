@@ -144,7 +144,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         global _active
         if not _metaflow.in_container():
             die_with_parent(os.getppid(), signal.SIGTERM)
-            _metaflow.nodes_use_this_python()
+            _metaflow.ensure_python()
         remember_origin()
         plan = current_plan() if self.resolver is not None else None
         card = _metaflow.card() if self.role != "none" else None
@@ -173,7 +173,7 @@ def _resolve_once(resolver: Resolver, parameters: dict[str, Any], backend: Backe
 def _clean(exception: Exception | None) -> Exception | None:
     """What the terminal shows: no traceback of the flow's where it says nothing about the cause."""
     if isinstance(exception, UserError):
-        return FinetuneError(exception.problem, exception.advice)
+        return _metaflow.final(exception)
     if isinstance(exception, GangFailed):
         return TrainingFailed(str(exception))
     if type(exception) is Exception and str(exception).startswith("Subprocess failed, return code"):
