@@ -3,12 +3,12 @@
 Imports neither torch nor Metaflow. In: a :class:`Job` and a :class:`Target`. Out: a :class:`Plan`.
 """
 
-from estimator.errors import UserError
+from estimator.errors import CannotFit, UserError
 from estimator.hardware import Gpu, Instance
 from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
 from estimator.plan import Layout, MemoryEstimate, Override, Plan, Prediction, Request
-from estimator.planner import CannotFit, plan
+from estimator.planner import plan
 from estimator.report import render, render_cannot_fit
 
 METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole, tables included

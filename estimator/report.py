@@ -6,9 +6,8 @@ import shlex
 import textwrap
 
 from estimator import hardware
-from estimator.errors import UserError
+from estimator.errors import CannotFit, UserError
 from estimator.plan import GIB, MIB, Plan
-from estimator.planner import CannotFit
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
