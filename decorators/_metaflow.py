@@ -108,7 +108,8 @@ def main(flow: type[Any]) -> None:
     try:
         flow()
     except SystemExit as ended:
-        if ended.code == 1 and _ended_by_user_error and command() == "task":
+        # Metaflow's command has ended: there is no click context any more that would say what it was.
+        if ended.code == 1 and _ended_by_user_error and system_context.phase == ExecutionPhase.TASK:
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         raise
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from metaflow import Config, FlowSpec, Parameter, config_expr, current, parallel, retry, step
 
-from decorators._metaflow import ensure_user, in_container, user_errors
+from decorators._metaflow import in_container, main, user_errors
 from decorators.gpu_profile import current_plan, gpu_profile
 from decorators.storage import datastore, origin_run_ids
 from flows import handover, planning, staging
@@ -230,5 +230,4 @@ class FinetuneFlow(FlowSpec):
 
 
 if __name__ == "__main__":
-    ensure_user()
-    FinetuneFlow()
+    main(FinetuneFlow)

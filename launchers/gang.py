@@ -13,18 +13,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from estimator.errors import UserError
 from launchers import processes
@@ -92,13 +91,15 @@ def run_node(
         A mistake of the user's found by a rank, or a full disk; on every node.
     RankFailed, RankHung, NodeLost, GangFailed
         The root cause, the same on every node; ``.failure`` tells where.
+    SystemExit
+        After SIGTERM, or when the process that started this one (Metaflow's scheduler) has ended.
     """
     layout = job.plan.layout
     if layout.nodes != address.nodes:
         raise ValueError(f"the plan is for {layout.nodes} nodes, the address says {address.nodes}")
     timeouts = timeouts or Timeouts()
     control: Control = Hub(address, timeouts) if address.node == 0 else Member(address, timeouts)
-    with _sigterm_raises():
+    with processes.sigterm_raises():
         return _Node(job, address, on_event, checkpoints, engine, timeouts, control).run()
 
 
@@ -123,6 +124,7 @@ class _Node:
         self._host = socket.gethostname()
         self._marker = uuid.uuid4().hex
         self._started = time.monotonic()
+        self._parent = os.getppid()
         self._follower = Follower(job.telemetry_dir)
         self._agent: subprocess.Popen[bytes] | None = None
 
@@ -191,6 +193,8 @@ class _Node:
             verdict = self._control.verdict()
             if verdict is not None:
                 return verdict
+            if os.getppid() != self._parent:
+                raise SystemExit("the end of the process that had started its task")
             time.sleep(self._timeouts.poll)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
@@ -248,7 +252,8 @@ class _Node:
         if isinstance(error, UserError):
             return Failure(kind="user", message=error.problem, advice=error.advice, **common)  # type: ignore[arg-type]
         if not isinstance(error, Exception):
-            how = "SIGTERM" if isinstance(error, SystemExit) else type(error).__name__
+            how = error.code if isinstance(error, SystemExit) else type(error).__name__
+            how = "SIGTERM" if how == 128 + signal.SIGTERM else how
             return Failure(kind="node", message=f"node {node} ({host}) was stopped by {how}", **common)  # type: ignore[arg-type]
         return Failure(
             kind="task",
@@ -277,24 +282,3 @@ def _clear(job: TrainJob) -> None:
         resumed = job.resume_dir
         if resumed is None or not (folder == resumed or folder in resumed.parents):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """In a process that SIGTERM would simply end: let it unwind instead, so that all is put in order."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
-        yield
-        return
-
-    def stop(number: int, _: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -105,21 +105,20 @@ class Member:
 
     def _connect(self, deadline: float) -> Line:
         """Try all candidate ports in turn until node 0 is found behind one."""
-        last = "nothing listens there"
+        answers: dict[int, str] = {}  # by port
         while True:
             for port in self._address.ports:
                 try:
                     line = self._shake_hands(port)
                 except (OSError, ValueError, KeyError, TypeError) as error:
-                    last = f"port {port}: {error}"
+                    answers[port] = str(error)
                     continue
                 if line is not None:
                     return line
-                last = f"port {port}: another gang listens there"
+                answers[port] = "another gang listens there"
             if time.monotonic() > deadline:
-                ports = ", ".join(map(str, self._address.ports))
-                limit = f"{self._timeouts.rendezvous:g} s"
-                why = f"it could not be reached on port {ports} within {limit} ({last})"
+                said = "; ".join(f"port {port}: {answer}" for port, answer in answers.items())
+                why = f"it could not be reached within {self._timeouts.rendezvous:g} s ({said})"
                 raise lost(0, self._address.main_host, why).error()
             time.sleep(0.2)
 

@@ -13,9 +13,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 MARKER = "FINETUNE_GANG"
 PARENT = "FINETUNE_PARENT_PID"  # who a process's parent should be, for die_with_parent
@@ -152,6 +154,27 @@ def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
 def end_sweeper(sweeper: subprocess.Popen[bytes]) -> None:
     sweeper.kill()
     sweeper.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """In a process that SIGTERM would simply end: let it unwind instead, so that all is put in order."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def tail(path: Path, lines: int = 20) -> str:

@@ -16,7 +16,7 @@ from launchers.control import Timeouts
 from launchers.failures import Failure
 from launchers.job import TrainJob
 from launchers.processes import is_running, tail
-from launchers.telemetry import DistInfo, Event, Memory
+from launchers.telemetry import Event, Memory, Phase, Step
 
 # torchrun says "failed (exitcode: -9) local_rank: 0 (pid: 12)" and at its end "exitcode  : -9 (pid: 12)".
 _EXIT = re.compile(r"exitcode\s*: (-?\d+)\)?[^\n]*?\(pid: (\d+)\)")
@@ -50,8 +50,7 @@ class LocalRanks:
         self._timeouts = timeouts
         self._hang_s = float(job.settings.resources.hang_timeout_s)
         self._started = time.monotonic()
-        now = time.time()
-        self._signs = {rank: _Sign(self._started, now) for rank in self.ranks}
+        self._signs: dict[int, _Sign] = {}  # from a rank's start on
         self._pids: dict[int, int] = {}
         self._missing_since: dict[int, tuple[float, float]] = {}  # rank -> (monotonic, epoch)
         self._reported: set[int | str] = set()
@@ -59,15 +58,14 @@ class LocalRanks:
         self._all_done_at: float | None = None
 
     def heard(self, event: Event) -> None:
-        sign = self._signs.get(event.rank)
-        if sign is None or isinstance(event, Memory):
-            return
-        sign.seen, sign.at = time.monotonic(), event.at
-        sign.what = (
-            "its start"
-            if isinstance(event, DistInfo)
-            else f"{'step' if event.kind == 'step' else f'phase {event.name!r}, step'} {event.step}"  # type: ignore[union-attr]
-        )
+        """Take an event as a rank's sign of life."""
+        if isinstance(event, Phase):
+            what = f"phase {event.name!r}, step {event.step}"
+        elif isinstance(event, Step | Memory):
+            what = f"step {event.step}"
+        else:
+            what = "it had joined"
+        self._signs[event.rank] = _Sign(time.monotonic(), event.at, what)
 
     def is_done(self, rank: int) -> bool:
         return (self._job.work_dir / "ranks" / f"rank-{rank:05d}.done").exists()
@@ -171,7 +169,8 @@ class LocalRanks:
         if now - self._started > self._timeouts.rendezvous:
             for rank in set(undone) - set(self._read_pids()):
                 yield self._hung(rank, f"did not start within {self._timeouts.rendezvous:g} s", time.time())
-        silent = [rank for rank in undone if now - self._signs[rank].seen > self._hang_s]
+        signs = self._signs
+        silent = [rank for rank in undone if rank in signs and now - signs[rank].seen > self._hang_s]
         if silent:
             rank = min(silent, key=lambda rank: self._signs[rank].at)
             sign = self._signs[rank]
@@ -195,7 +194,9 @@ class LocalRanks:
             if rank not in self._pids:
                 path = self._job.work_dir / "ranks" / f"rank-{rank:05d}.json"
                 if path.exists():
-                    self._pids[rank] = int(json.loads(path.read_text())["pid"])
+                    values = json.loads(path.read_text())
+                    self._pids[rank] = int(values["pid"])
+                    self._signs.setdefault(rank, _Sign(time.monotonic(), values["at"]))
         return self._pids
 
     def _exit_codes(self) -> dict[int, int]:

@@ -146,11 +146,22 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
             f"{folder}: DeepSpeed found no checkpoint in it.",
             "The folder must hold the files of all nodes; resume from an earlier checkpoint.",
         )
+    _steps_beside_parameters(engine.basic_optimizer)
     path = job.resume_dir / f"random-{env.rank:05d}.pt"
     if converted is None and path.is_file():
         _set_generators(torch.load(path, weights_only=False))
     if converted is not None and env.local_rank == 0:
         shutil.rmtree(converted, ignore_errors=True)
+
+
+def _steps_beside_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Fused optimizers want their step counts as tensors on the parameters' device; DeepSpeed restores them
+    as they lie in the file."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if group.get("fused") and "step" in state:
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
 
 
 def _generators() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from launchers.job import TrainJob
 
 # The bucket of gradients that is reduced at once, in elements. DeepSpeed's default, 5e8, holds 1 GB in bf16
 # on every GPU (twice that with overlapping communication), also for a model that is smaller than it.
+# estimator/memory.py counts on it.
 LARGEST_BUCKET = 200_000_000
 
 
@@ -23,8 +24,12 @@ def zero_stage(job: TrainJob) -> int:
     return int(sharding.removeprefix("zero"))
 
 
-def configuration(job: TrainJob, *, load_universal: bool = False) -> dict[str, Any]:
+def configuration(
+    job: TrainJob, *, trained: int | None = None, load_universal: bool = False
+) -> dict[str, Any]:
     """DeepSpeed's configuration of a job; ``settings.engine`` is laid over it last.
+
+    ``trained`` is the number of parameters that get gradients, the whole model's as long as not known.
 
     Optimizer and schedule are torch's own, given to ``deepspeed.initialize`` as objects, so that no
     CUDA or C++ extension has to be compiled; naming an "optimizer" or a "scheduler" in
@@ -32,7 +37,7 @@ def configuration(job: TrainJob, *, load_universal: bool = False) -> dict[str, A
     """
     layout = job.plan.layout
     stage = zero_stage(job)
-    bucket = min(LARGEST_BUCKET, max(job.plan.parameters, 1_000_000))
+    bucket = min(LARGEST_BUCKET, job.plan.parameters if trained is None else trained)
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": layout.device == "cuda",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ from launchers.engines import deepspeed_checkpoint, deepspeed_config, deepspeed_
 from launchers.engines.deepspeed_batches import counted_labels, micro_batches, summed_cross_entropy
 from launchers.job import TrainJob
 from launchers.rank import RankEnv, RankReporter
+
+# Others wait this long for the rank that merges an adapter or converts a checkpoint. It is not what finds
+# hangs: whoever started the gang watches the telemetry.
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 def train(job: TrainJob) -> None:
@@ -59,7 +64,9 @@ def _start_distributed(job: TrainJob, env: RankEnv) -> torch.device:
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", auto_mpi_discovery=False)
+    deepspeed.init_distributed(
+        dist_backend="nccl" if cuda else "gloo", auto_mpi_discovery=False, timeout=COLLECTIVE_TIMEOUT
+    )
     return device
 
 
@@ -68,13 +75,15 @@ def _engine(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
     import deepspeed
 
     universal = deepspeed_checkpoint.needs_conversion(job)
-    config = deepspeed_config.configuration(job, load_universal=universal)
-    if env.local_rank == 0:
-        deepspeed_config.write(job, config)
     converted = deepspeed_checkpoint.convert(job, env) if universal else None
     _seed(job.settings.seed)
-    model = deepspeed_model.load(job, config, device)
+    model = deepspeed_model.load(job, deepspeed_config.configuration(job), device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # with ZeRO-3 a parameter holds a shard; ds_numel is what it was
+    size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+    config = deepspeed_config.configuration(job, trained=size, load_universal=universal)
+    if env.local_rank == 0:
+        deepspeed_config.write(job, config)
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=trained,

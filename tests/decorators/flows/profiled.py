@@ -6,10 +6,11 @@ import os
 import time
 from pathlib import Path
 
-from metaflow import FlowSpec, Parameter, step
+from metaflow import FlowSpec, Parameter, retry, step
 from plans import make_plan
 from synthetic import events
 
+from decorators._metaflow import main
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from estimator.errors import UserError
 
@@ -31,6 +32,7 @@ class ProfiledFlow(FlowSpec):
     fail = Parameter("fail", default="")
 
     @gpu_profile(plan=counted, request="none")
+    @retry(times=1, minutes_between_retries=0)
     @step
     def start(self):
         self.plan = current_plan()
@@ -59,4 +61,4 @@ class ProfiledFlow(FlowSpec):
 
 
 if __name__ == "__main__":
-    ProfiledFlow()
+    main(ProfiledFlow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,13 @@ def make_job(
     )
 
 
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -158,23 +166,34 @@ engines.get("deepspeed").train(TrainJob.load(Path(sys.argv[1])))
 """
 
 
-def start(job: TrainJob, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(job: TrainJob) -> subprocess.CompletedProcess[str]:
     """Run a job's gang to its end."""
+    alone = ["--standalone", "--nproc_per_node", str(job.plan.layout.world_size)]
+    return subprocess.run(
+        _command(job, alone), env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def run_nodes(jobs: list[TrainJob]) -> None:
+    """Run a job on several nodes, one process each; a node's job has its own work folder."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    place = ["--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", port]
+    agents = []
+    for node, job in enumerate(jobs):
+        command = _command(job, ["--nnodes", str(len(jobs)), "--node_rank", str(node), *place])
+        log = (job.work_dir / "agent.log").open("w")
+        agents.append(subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT))
+    codes = [agent.wait(timeout=300) for agent in agents]
+    assert codes == [0] * len(jobs), "".join((job.work_dir / "agent.log").read_text() for job in jobs)[-6000:]
+
+
+def _command(job: TrainJob, place: list[str]) -> list[str]:
     path = job.save()
     script = job.work_dir / "gang.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc_per_node", str(job.plan.layout.world_size), str(script), str(path)]
-    return subprocess.run(
-        command,
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return [sys.executable, "-m", "torch.distributed.run", *place, str(script), str(path)]
 
 
 def run(job: TrainJob) -> list[telemetry.Step]:

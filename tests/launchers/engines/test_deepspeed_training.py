@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from launchers import engines, telemetry
 from launchers.dataset.prepared import IGNORE
 from launchers.engines.deepspeed import DeepSpeed
+from launchers.job import TrainJob
 
 pytestmark = pytest.mark.slow
 STEPS = 6
+DOCUMENTS = 8  # each is seen three times
 CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
 
 
@@ -26,7 +29,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(24), batch=4, steps=STEPS)
+    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(DOCUMENTS), batch=4, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> TrainJob:
+    """The run that others are compared with: two processes, ZeRO 2, all weights, done."""
+    job = runs.make_job(tmp_path_factory.mktemp("plain"), model, data, steps=STEPS, checkpoint_every=3)
+    runs.run(job)
+    return job
 
 
 def first_loss(model: Path, documents: int = 4) -> float:
@@ -35,7 +46,7 @@ def first_loss(model: Path, documents: int = 4) -> float:
 
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     total, count = 0.0, 0
-    for row in runs.documents(24)[:documents]:
+    for row in runs.documents(DOCUMENTS)[:documents]:
         labels = torch.tensor(row.labels[1:]).long()
         with torch.no_grad():
             logits = network(torch.tensor(row.tokens).long()[None]).logits[0, :-1]
@@ -44,7 +55,7 @@ def first_loss(model: Path, documents: int = 4) -> float:
     return total / count
 
 
-def collected(job: Any, folder: Path) -> Path:
+def collected(job: TrainJob, folder: Path) -> Path:
     DeepSpeed().collect(job, folder)
     return folder
 
@@ -62,13 +73,18 @@ def answer(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("sharding", ["zero0", "zero1", "zero2", "zero3"])
 def test_every_stage_starts_from_the_models_loss_and_learns(
-    tmp_path: Path, model: Path, data: Path, sharding: str
+    tmp_path: Path, plain: TrainJob, sharding: str
 ) -> None:
-    job = runs.make_job(tmp_path / "work", model, data, steps=STEPS, sharding=sharding)
-    steps = runs.run(job)
+    job = plain
+    if sharding != "zero2":
+        job = runs.make_job(
+            tmp_path / "work", plain.model_dir, plain.data_dir, steps=STEPS, sharding=sharding
+        )
+        runs.run(job)
+    steps = runs.steps(job)
     losses = runs.losses(steps)
-    assert losses[0] == pytest.approx(first_loss(model), rel=CLOSE)
-    assert losses[-1] < losses[0] - 0.3
+    assert losses[0] == pytest.approx(first_loss(job.model_dir), rel=CLOSE)
+    assert losses[-1] < losses[0] - 0.2
     assert all(step.grad_norm and step.grad_norm > 0 for step in steps)
     assert [step.lr for step in steps][:3] == pytest.approx([0.0, 0.005, 0.01])
     assert all(
@@ -107,28 +123,21 @@ def test_precision_offload_and_checkpointing(
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_accumulation_and_world_size_do_not_change_the_loss(tmp_path: Path, model: Path, data: Path) -> None:
-    layouts: dict[str, dict[str, Any]] = {
-        "two-processes": {"world": 2, "micro": 2, "accumulation": 1},
-        "accumulated": {"world": 2, "micro": 1, "accumulation": 2},
-        "alone": {"world": 1, "micro": 2, "accumulation": 2},
-    }
-    found = [
-        runs.losses(runs.run(runs.make_job(tmp_path / name, model, data, steps=STEPS, **layout)))
-        for name, layout in layouts.items()
-    ]
-    for one, other in pairwise(found):
-        assert one == pytest.approx(other, rel=1e-5)
+@pytest.mark.parametrize("layout", [{"world": 2, "micro": 1, "accumulation": 2}, {"world": 1, "micro": 4}])
+def test_accumulation_and_world_size_do_not_change_the_loss(
+    tmp_path: Path, plain: TrainJob, layout: dict[str, Any]
+) -> None:
+    job = runs.make_job(tmp_path, plain.model_dir, plain.data_dir, steps=STEPS, **layout)
+    assert runs.losses(runs.run(job)) == pytest.approx(runs.losses(runs.steps(plain)), rel=1e-5)
 
 
-def test_packed_documents_do_not_see_each_other(tmp_path: Path, model: Path, data: Path) -> None:
+def test_packed_documents_do_not_see_each_other(tmp_path: Path, plain: TrainJob) -> None:
     """The same documents two by two in rows give the loss that they give alone."""
-    documents = runs.documents(24)
-    rows = [runs.joined(documents[i : i + 2]) for i in range(0, 24, 2)]
+    documents = runs.documents(DOCUMENTS)
+    rows = [runs.joined(documents[i : i + 2]) for i in range(0, DOCUMENTS, 2)]
     packed = runs.make_data(tmp_path / "packed", rows, batch=2, steps=STEPS)
-    alone = runs.run(runs.make_job(tmp_path / "a", model, data, steps=STEPS))
-    together = runs.run(runs.make_job(tmp_path / "b", model, packed, steps=STEPS, micro=1))
-    assert runs.losses(together) == pytest.approx(runs.losses(alone), rel=1e-5)
+    together = runs.run(runs.make_job(tmp_path / "work", plain.model_dir, packed, steps=STEPS, micro=1))
+    assert runs.losses(together) == pytest.approx(runs.losses(runs.steps(plain)), rel=1e-5)
 
 
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
@@ -148,7 +157,7 @@ def test_lora_leaves_an_adapter_and_the_model_that_it_makes(
     )
     losses = runs.losses(runs.run(job))
     assert losses[0] == pytest.approx(first_loss(model), rel=CLOSE)
-    assert losses[-1] < losses[0] - 0.1
+    assert losses[-1] < losses[0] - 0.03
     out = collected(job, tmp_path / "out")
     assert not list((out / "model").glob("adapter*"))
     merged = AutoModelForCausalLM.from_pretrained(out / "model", dtype=torch.float32).eval()
@@ -166,51 +175,89 @@ def test_mixture_of_experts_with_zero3(tmp_path: Path, data: Path) -> None:
     job = runs.make_job(tmp_path / "work", model, data, steps=STEPS, sharding="zero3")
     losses = runs.losses(runs.run(job))
     assert losses[0] == pytest.approx(first_loss(model), rel=CLOSE)
-    assert losses[-1] < losses[0] - 0.3
+    assert losses[-1] < losses[0] - 0.2
     assert len(answer(collected(job, tmp_path / "out") / "model")) == 8
 
 
-@pytest.mark.parametrize(
-    ("sharding", "settings"),
-    [("zero2", {}), ("zero3", {}), ("zero2", {"method": "lora", "lora": {"dropout": 0.1}})],
-    ids=["zero2", "zero3", "lora-dropout"],
-)
-def test_a_resumed_run_ends_bit_by_bit_like_an_undisturbed_one(
-    tmp_path: Path, model: Path, data: Path, sharding: str, settings: dict[str, Any]
-) -> None:
-    job = runs.make_job(
-        tmp_path / "whole", model, data, steps=STEPS, sharding=sharding, settings=settings, checkpoint_every=3
-    )
-    whole = runs.run(job)
+def goes_on_from_its_checkpoint(job: TrainJob, folder: Path) -> None:
+    """With two processes bit by bit as if nothing had happened, with one but for the order of sums."""
+    whole = runs.steps(job)
     assert [path.name for path in job.checkpoints_dir.iterdir()] == ["step-00000003"]  # none after the last
     assert len(list(job.checkpoint_dir(3).glob("rank-*.json"))) == 2
-    second = runs.resumed(job, tmp_path / "resumed", 3)
-    rest = runs.run(second)
+    again = runs.resumed(job, folder / "two", 3)
+    rest = runs.run(again)
     assert [step.step for step in rest] == [4, 5, 6]
     assert [(s.loss, s.grad_norm, s.lr) for s in rest] == [(s.loss, s.grad_norm, s.lr) for s in whole[3:]]
-    one, other = ((j.output_dir / "model" / "model.safetensors").read_bytes() for j in (job, second))
+    one, other = ((j.output_dir / "model" / "model.safetensors").read_bytes() for j in (job, again))
     assert one == other
-
-
-@pytest.mark.parametrize(
-    ("sharding", "method"), [("zero2", "full"), ("zero3", "lora")], ids=["zero2", "zero3-lora"]
-)
-def test_a_run_of_two_processes_goes_on_with_one(
-    tmp_path: Path, model: Path, data: Path, sharding: str, method: str
-) -> None:
-    job = runs.make_job(
-        tmp_path / "two",
-        model,
-        data,
-        steps=STEPS,
-        sharding=sharding,
-        settings={"method": method},
-        checkpoint_every=3,
-    )
-    whole = runs.run(job)
-    alone = runs.resumed(job, tmp_path / "one", 3, processes_per_node=1, accumulation=2)
+    alone = runs.resumed(job, folder / "one", 3, processes_per_node=1, accumulation=2)
     assert runs.losses(runs.run(alone)) == pytest.approx(runs.losses(whole[3:]), rel=1e-5)
     assert not (alone.work_dir / "engine" / "resume").exists()
+
+
+def test_a_full_run_goes_on_from_its_checkpoint(tmp_path: Path, plain: TrainJob) -> None:
+    goes_on_from_its_checkpoint(plain, tmp_path)
+
+
+def test_a_lora_run_with_zero3_goes_on_from_its_checkpoint(tmp_path: Path, plain: TrainJob) -> None:
+    job = runs.make_job(
+        tmp_path / "whole",
+        plain.model_dir,
+        plain.data_dir,
+        steps=STEPS,
+        sharding="zero3",
+        settings={"method": "lora"},
+        checkpoint_every=3,
+    )
+    runs.run(job)
+    goes_on_from_its_checkpoint(job, tmp_path)
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_nodes_without_a_shared_disk_go_on_from_the_union_of_their_parts(
+    tmp_path: Path, plain: TrainJob, sharding: str
+) -> None:
+    nodes = [
+        runs.make_job(
+            tmp_path / f"node-{node}",
+            plain.model_dir,
+            plain.data_dir,
+            steps=STEPS,
+            sharding=sharding,
+            checkpoint_every=3,
+        )
+        for node in range(2)
+    ]
+    runs.run_nodes(nodes)
+    whole = runs.steps(nodes[0])
+    assert runs.losses(whole) == pytest.approx(runs.losses(runs.steps(plain)), rel=1e-5)
+    assert not nodes[1].output_dir.exists()
+    union = tmp_path / "union"
+    for job in nodes:
+        assert len(list(job.checkpoint_dir(3).glob("rank-*.json"))) == 1
+        shutil.copytree(job.checkpoint_dir(3), union, dirs_exist_ok=True)
+    resumed = [
+        dataclasses.replace(runs.resumed(job, tmp_path / f"again-{node}", 3), resume_dir=union)
+        for node, job in enumerate(nodes)
+    ]
+    runs.run_nodes(resumed)
+    assert runs.losses(runs.steps(resumed[0])) == runs.losses(whole)[3:]
+
+
+def test_dropout_goes_on_where_it_was(tmp_path: Path, plain: TrainJob) -> None:
+    job = runs.make_job(
+        tmp_path / "whole",
+        plain.model_dir,
+        plain.data_dir,
+        steps=4,
+        world=1,
+        micro=4,
+        settings={"method": "lora", "lora": {"dropout": 0.5}},
+        checkpoint_every=2,
+    )
+    whole = runs.run(job)
+    rest = runs.run(runs.resumed(job, tmp_path / "resumed", 2))
+    assert runs.losses(rest) == runs.losses(whole)[2:]
 
 
 def test_targets_that_the_model_has_not_are_named(tmp_path: Path, data: Path) -> None:

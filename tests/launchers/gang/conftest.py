@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,9 @@ class Gang:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     tasks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, node: int, token: str = "run/train/0") -> subprocess.Popen[bytes]:  # noqa: S107
+    def start(
+        self, node: int, token: str = "run/train/0", through: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:  # noqa: S107
         work_dir = self.folder / f"node-{node}"
         job = make_job(work_dir, nodes=self.nodes, processes=self.processes, **self.orders)
         order = self.folder / f"order-{node}.json"
@@ -120,7 +122,7 @@ class Gang:
         )
         with (self.folder / f"task-{node}.log").open("wb") as log:
             self.tasks[node] = subprocess.Popen(
-                [sys.executable, "-m", "tests.launchers.gang.node", str(order)],
+                [*through, sys.executable, "-m", "tests.launchers.gang.node", str(order)],
                 cwd=ROOT,
                 env={**os.environ, MARK: self.mark},
                 stdout=log,
@@ -156,12 +158,13 @@ class Gang:
 
     def agent_pid(self, node: int) -> int:
         task = self.tasks[node].pid
-        return next(
+        found = [
             pid
             for pid, command in self.pids().items()
             if "launchers.agent" in command
             and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == task
-        )
+        ]
+        return found[0]
 
     def events(self, node: int) -> list[str]:
         path = self.folder / f"order-{node}.events"
@@ -170,7 +173,7 @@ class Gang:
     def wait_for(self, what: Callable[[], Any], within: float = 90.0) -> None:
         deadline = time.monotonic() + within
         while True:
-            with contextlib.suppress(OSError, StopIteration, ValueError):
+            with contextlib.suppress(OSError, IndexError, ValueError):
                 if what():
                     return
             assert time.monotonic() < deadline, self.logs()

@@ -25,7 +25,9 @@ def main() -> None:
         result = run_node(
             TrainJob.load(Path(order["job"])),
             address,
-            on_event=lambda event: print(event.kind, event.rank, getattr(event, "step", 0), file=events),
+            on_event=lambda event: print(
+                getattr(event, "name", event.kind), event.rank, getattr(event, "step", 0), file=events
+            ),
             checkpoints=store or None,
             engine=order["engine"],
             timeouts=Timeouts(**order["timeouts"]),

@@ -203,3 +203,15 @@ def test_a_node_that_dies_while_others_are_awaited_ends_the_wait(gang: NewGang) 
     (end,) = ends(three, 0)
     assert end["error"] == "NodeLost"
     assert end["failure"]["node"] == 1
+
+
+def test_a_task_whose_scheduler_was_killed_ends_its_node_and_the_others(gang: NewGang) -> None:
+    two = gang(nodes=2, orders={**LONG, "child": True})
+    two.start(0)
+    scheduler = two.start(1, through=("sh", "-c", '"$@" & wait', "sh"))
+    two.wait_for_step(2, rank=1)
+    scheduler.kill()
+    (end,) = ends(two, 0)
+    assert end["error"] == "NodeLost"
+    assert "node 1" in end["message"]
+    assert "the process that had started its task" in end["message"]
