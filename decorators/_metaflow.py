@@ -18,6 +18,8 @@ What is used, and why no public interface serves:
   its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
   page must not cost a core.
 * ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
+* ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
+  scheduler then ends with a line about the terminal step, so it is used only where a retry would follow.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 """
@@ -108,10 +110,15 @@ def main(flow: type[Any]) -> None:
     try:
         flow()
     except SystemExit as ended:
-        # Metaflow's command has ended: there is no click context any more that would say what it was.
-        if ended.code == 1 and _ended_by_user_error and system_context.phase == ExecutionPhase.TASK:
+        if ended.code == 1 and _ended_by_user_error and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         raise
+
+
+def _would_be_retried() -> bool:
+    # Asked after Metaflow's command has ended, when no click context is left.
+    task = system_context.phase == ExecutionPhase.TASK
+    return task and (system_context.retry_count or 0) < (system_context.max_user_code_retries or 0)
 
 
 def command() -> Command:

@@ -97,10 +97,20 @@ def test_a_users_mistake_at_launch_is_two_clean_lines_and_starts_no_run(home: Ho
 def test_a_users_mistake_in_a_step_is_shown_without_a_traceback(home: Home) -> None:
     done = home.run("profiled.py", "run", "--fail", "start")
     assert done.returncode == 1
-    assert done.stdout.count("Line 7 of the dataset is broken.") == 1  # not tried a second time
-    assert "This failed task will not be retried." in done.stdout
+    assert "Line 7 of the dataset is broken." in done.stdout
     assert "Mend it:" in done.stdout
+    assert "Step start (task-id 1) failed." in done.stderr
     _clean(done.stdout + done.stderr)
+
+
+def test_a_users_mistake_is_not_retried(home: Home) -> None:
+    done = home.run(
+        "profiled.py", "run", "--fail", "start", "--with", "retry:times=2,minutes_between_retries=0"
+    )
+    assert done.returncode == 1
+    assert done.stdout.count("Line 7 of the dataset is broken.") == 1
+    assert "This failed task will not be retried." in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_programs_mistake_in_a_step_keeps_its_traceback(home: Home) -> None:

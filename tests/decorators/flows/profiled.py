@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from metaflow import FlowSpec, Parameter, retry, step
+from metaflow import FlowSpec, Parameter, step
 from plans import make_plan
 from synthetic import events
 
@@ -32,7 +32,6 @@ class ProfiledFlow(FlowSpec):
     fail = Parameter("fail", default="")
 
     @gpu_profile(plan=counted, request="none")
-    @retry(times=1, minutes_between_retries=0)
     @step
     def start(self):
         self.plan = current_plan()
