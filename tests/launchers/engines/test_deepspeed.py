@@ -217,3 +217,33 @@ def test_a_learning_rate_that_was_not_resolved_is_a_programming_error() -> None:
     with pytest.raises(ValueError, match="auto"):
         deepspeed_model.peak_lr(unresolved.settings)
     assert math.isclose(deepspeed_model.peak_lr(job().settings), 1e-2)
+
+
+def test_no_bucket_is_larger_than_what_is_trained() -> None:
+    def bucket(**options: Any) -> int:
+        values = deepspeed_config.configuration(job(), **options)["zero_optimization"]
+        assert values["reduce_bucket_size"] == values["allgather_bucket_size"]
+        return int(values["reduce_bucket_size"])
+
+    assert bucket() == 50_000  # the plan's number of parameters
+    assert bucket(trained=1_000) == 1_000
+    assert bucket(trained=10**12) == deepspeed_config.LARGEST_BUCKET
+
+
+def test_bucket_and_loss_chunk_are_what_the_estimator_counts_with() -> None:
+    from estimator import memory
+
+    assert deepspeed_config.LARGEST_BUCKET == memory.DEEPSPEED_BUCKET
+    assert deepspeed_batches.LOSS_CHUNK == memory.DEEPSPEED_LOSS_POSITIONS
+
+
+@pytest.mark.parametrize("restored", [3, 3.0, torch.tensor(3.0, dtype=torch.float64)])
+def test_a_fused_optimizer_goes_on_from_whatever_step_count_was_restored(restored: Any) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=True)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.state[parameter]["step"] = restored
+    deepspeed_checkpoint._steps_beside_parameters(optimizer)
+    optimizer.step()
+    assert float(optimizer.state[parameter]["step"]) == 4.0
