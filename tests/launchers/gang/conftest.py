@@ -23,6 +23,7 @@ from launchers.settings import build
 ROOT = Path(__file__).resolve().parents[3]
 ENGINES = "tests.launchers.gang.engines"
 MARK = "FINETUNE_TEST_GANG"
+TOKEN = "run/train/0"
 
 
 def make_plan(nodes: int, processes: int) -> Plan:
@@ -97,9 +98,7 @@ class Gang:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     tasks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(
-        self, node: int, token: str = "run/train/0", through: Sequence[str] = ()
-    ) -> subprocess.Popen[bytes]:  # noqa: S107
+    def start(self, node: int, token: str = TOKEN, through: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         work_dir = self.folder / f"node-{node}"
         job = make_job(work_dir, nodes=self.nodes, processes=self.processes, **self.orders)
         order = self.folder / f"order-{node}.json"
