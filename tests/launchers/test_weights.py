@@ -264,8 +264,7 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.server.stalled.set()
             self.server.released.wait(60)
-            self.close_connection = True
-            return
+            data = data[len(data) // 2 :]
         self.wfile.write(data)
 
     def fail(self, status: int, code: str) -> None:
@@ -364,6 +363,12 @@ class TestHub:
         assert answer["problem"].startswith("HF_TOKEN: this token may not read model org/model")
         assert "path" in run(hub.url, tmp_path, HF_TOKEN="hf_right")
 
+    def test_a_token_comes_from_the_environment_alone(self, hub: Hub, tmp_path: Path) -> None:
+        hub.token = "hf_right"
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf" / "token").write_text("hf_right")
+        assert run(hub.url, tmp_path)["problem"].endswith("no token is set.")
+
     @pytest.mark.parametrize("token", ["", "hf_right"])
     def test_a_model_that_is_not_there_is_named(self, hub: Hub, tmp_path: Path, token: str) -> None:
         answer = run(hub.url, tmp_path, name="org/none", HF_TOKEN=token)
@@ -405,7 +410,12 @@ class TestHub:
     def test_of_two_processes_that_fetch_into_one_folder_one_downloads(
         self, hub: Hub, tmp_path: Path
     ) -> None:
-        processes = [start(hub.url, tmp_path) for _ in range(2)]
+        hub.stall = "model.safetensors"
+        processes = [start(hub.url, tmp_path)]
+        assert hub.stalled.wait(60)
+        processes.append(start(hub.url, tmp_path))
+        time.sleep(2)  # long enough for the second to begin a download of its own, if it did not wait
+        hub.released.set()
         answers = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
         assert answers == [{"path": str(tmp_path / "fetched")}] * 2
         assert len(hub.downloads) == len(set(hub.downloads))

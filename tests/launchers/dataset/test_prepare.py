@@ -258,6 +258,13 @@ class TestPrepare:
         ]
         assert len({same, *others}) == len(others) + 1
 
+    def test_the_fingerprint_changes_with_the_tokenizer_file(self, base_model: Path, tmp_path: Path) -> None:
+        settings = build({"batch_size": 4})
+        before = prepare(some(12), base_model, settings, 128, tmp_path / "data").fingerprint
+        with (base_model / "tokenizer.json").open("a") as file:
+            file.write("\n")
+        assert prepare(some(12), base_model, settings, 128, tmp_path / "data").fingerprint != before
+
 
 class TestPacking:
     @given(lengths=st.lists(st.integers(1, 50), max_size=80), capacity=st.integers(50, 120))
