@@ -1,0 +1,88 @@
+"""What a deployed flow asks of its cluster: an Argo workflow, compiled against an S3 of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from decorators.gpu_profile import unpack
+from tests.decorators.conftest import Home
+from tests.decorators.test_storage import s3 as s3
+
+pytest.importorskip("kubernetes", reason="needs the kubernetes package to compile for a cluster")
+boto3 = pytest.importorskip("boto3", reason="needs boto3 for the S3 of this machine")
+
+
+def _compile(home: Home, address: str, *words: str) -> tuple[dict[str, Any], str]:
+    credentials = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    client = boto3.client(
+        "s3",
+        endpoint_url=address,
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    client.create_bucket(Bucket="deployed")
+    done = home.run(
+        "nodes.py",
+        *words,
+        "argo-workflows",
+        "--name",
+        "nodes",
+        "create",
+        "--only-json",
+        METAFLOW_DEFAULT_DATASTORE="s3",
+        METAFLOW_DATASTORE_SYSROOT_S3="s3://deployed/root",
+        METAFLOW_S3_ENDPOINT_URL=address,
+        AWS_ENDPOINT_URL=address,
+        **credentials,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout), done.stderr  # nothing but the JSON on standard output
+
+
+def _templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {template["name"]: template for template in workflow["spec"]["templates"]}
+
+
+def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
+    workflow, said = _compile(home, s3)
+    assert "Traceback" not in said
+    templates = _templates(workflow)
+
+    jobset = templates["train"]["resource"]["manifest"]
+    assert len(re.findall(r"nvidia.com/gpu: '8'", jobset)) == 2  # the control job's and the workers'
+    assert len(re.findall(r"memory: 1048576(\.0)?M", jobset)) >= 2
+    assert len(re.findall(r"cpu: '?96(\.0)?'?", jobset)) >= 2
+    assert "node.kubernetes.io/instance-type: p4de.24xlarge" in jobset
+    assert "65536Mi" in jobset
+
+    start = templates["start"]["container"]
+    assert start["resources"]["limits"].get("nvidia.com/gpu") is None
+    plan = next(v["value"] for v in start["env"] if v["name"] == "FINETUNE_PLAN")
+    assert unpack(plan).request.gpus_per_node == 8
+    assert len(plan) < 4000  # AWS Batch takes 8192 characters for all variables together
+    assert plan in jobset.replace("\n", "").replace(" ", "")
+
+
+def test_a_deployed_flow_asks_for_what_its_user_wrote(home: Home, s3: str) -> None:
+    workflow, _ = _compile(home, s3, "--with", "kubernetes:cpu=10,gpu=4,node_selector=pool=big")
+    templates = _templates(workflow)
+    jobset = templates["train"]["resource"]["manifest"]
+    assert len(re.findall(r"nvidia.com/gpu: '4'", jobset)) == 2
+    assert len(re.findall(r"cpu: '?10(\.0)?'?", jobset)) >= 2
+    assert "p4de.24xlarge" not in jobset.split("containers:")[0]
+    assert "pool: big" in jobset
+    # @resources(memory=5000) is written at this step.
+    assert templates["gather"]["container"]["resources"]["requests"]["memory"] == "5000.0M"
+    variables = templates["start"]["container"]["env"]
+    plan = unpack(next(v["value"] for v in variables if v["name"] == "FINETUNE_PLAN"))
+    assert plan.layout.processes_per_node == 4
+    assert {(o.name, o.used) for o in plan.overrides} == {
+        ("gpus_per_node", "4"),
+        ("cpu", "10"),
+        ("instance_type", "any that fits pool=big"),
+    }

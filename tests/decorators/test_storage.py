@@ -1,0 +1,149 @@
+"""The run's datastore as a store of bundles: on this machine, in S3 (moto), and through Metaflow alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from metaflow.plugins.datastores.local_storage import LocalStorage as MetaflowLocal
+
+from decorators import storage as storage_module
+from decorators.storage import MetaflowStorage
+from estimator.errors import UserError
+from launchers.bundles import get_bundle, has_bundle, put_bundle
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of an S3 server on this machine."""
+    pytest.importorskip("moto.server", reason="needs moto[server] for an S3 on this machine")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+class OtherKind(MetaflowLocal):  # type: ignore[misc]
+    """Stands for Google's and Azure's: Metaflow's interface, of which nothing but that is known."""
+
+    TYPE = "other"
+
+
+def _s3_storage(address: str, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorage:
+    import boto3
+
+    from decorators import _metaflow
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=address,
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    client.create_bucket(Bucket="bucket")
+    from botocore.exceptions import ClientError
+
+    monkeypatch.setattr(_metaflow, "s3_client", lambda: (client, ClientError))
+
+    class S3Kind:
+        TYPE = "s3"
+        datastore_root = "s3://bucket/some/root"
+
+    return MetaflowStorage(S3Kind(), f"Flow{os.getpid()}/finetune")
+
+
+@pytest.fixture(params=["local", "s3", "other"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorage:
+    if request.param == "s3":
+        return _s3_storage(request.getfixturevalue("s3"), monkeypatch)
+    kind = MetaflowLocal if request.param == "local" else OtherKind
+    return MetaflowStorage(kind(str(tmp_path / "root")), "Flow/finetune")
+
+
+def test_a_bundle_comes_back_as_it_went_in(store: MetaflowStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "weights.bin").write_bytes(os.urandom(3_000_000))
+    (folder / "empty").write_bytes(b"")
+    put_bundle(store, "checkpoints/1", folder)
+    assert has_bundle(store, "checkpoints/1")
+    get_bundle(store, "checkpoints/1", tmp_path / "back")
+    for name in ("deep/weights.bin", "empty"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_small_values_are_overwritten_and_listed(store: MetaflowStorage) -> None:
+    store.put_bytes("runs/1/origin", b"0")
+    store.put_bytes("runs/1/origin", b"00")
+    store.put_bytes("runs/12/origin", b"1")
+    assert store.get_bytes("runs/1/origin") == b"00"
+    assert store.size("runs/1/origin") == 2
+    assert store.keys("runs/1") == ["runs/1/origin"]
+    assert store.keys("runs") == ["runs/1/origin", "runs/12/origin"]
+    assert store.keys("nothing/here") == []
+
+
+def test_what_is_missing_is_a_missing_file(store: MetaflowStorage, tmp_path: Path) -> None:
+    assert store.size("no/such") is None
+    with pytest.raises(FileNotFoundError):
+        store.get_bytes("no/such")
+    with pytest.raises(FileNotFoundError):
+        store.get_file("no/such", tmp_path / "file")
+    with pytest.raises(UserError):
+        get_bundle(store, "no/such", tmp_path / "folder")
+
+
+def test_files_are_removed_where_that_is_possible_and_else_it_is_said_once(
+    store: MetaflowStorage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_module._OtherStorage, "_said", False)
+    store.put_bytes("old/a", b"1")
+    removed = [store.delete(["old/a", "old/never-there"]), store.delete(["old/a"])]
+    if store.kind == "other":
+        assert removed == [False, False]
+        assert store.size("old/a") == 1
+        assert capsys.readouterr().err.count("can't remove files") == 1
+    else:
+        assert removed == [True, True]
+        assert store.size("old/a") is None
+
+
+def test_more_than_a_thousand_files_can_be_removed_from_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _s3_storage(s3, monkeypatch)
+    asked: list[int] = []
+    client: Any = store._storage._client  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        client, "delete_objects", lambda **words: asked.append(len(words["Delete"]["Objects"]))
+    )
+    store.delete(f"many/{number}" for number in range(2001))
+    assert asked == [1000, 1000, 1]
+
+
+def test_an_address_names_the_place(store: MetaflowStorage, tmp_path: Path) -> None:
+    address = store.describe("models/1")
+    assert address.endswith("/finetune/models/1")
+    assert address.startswith("s3://bucket/some/root/" if store.kind == "s3" else str(tmp_path))
+    assert store.is_local == (store.kind == "local")
