@@ -101,7 +101,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     try:
         made = plan(job, target)
     except CannotFit as error:
-        raise UserError(*_cannot_fit(error, params, spec)) from None
+        command = f"python flows/finetune_flow.py run --model {wanted.model}"
+        raise UserError(render_cannot_fit(error, command)) from None
     sys.stderr.write(render(made) + "\n\n")
     if params.get("plan_only"):
         raise SystemExit(0)
@@ -205,7 +206,3 @@ def _target(wanted: Settings, backend: Backend) -> Target:
         device=asked.device,
     )
 
-
-def _cannot_fit(error: CannotFit, params: Mapping[str, Any], spec: ModelSpec) -> tuple[str, str]:
-    command = f"python flows/finetune_flow.py run --model {params.get('model') or spec.name}"
-    return error.problem, render_cannot_fit(error, command)

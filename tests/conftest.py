@@ -1,0 +1,21 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Sixty rows of arithmetic that a tiny model can begin to learn in a few steps."""
+    path = tmp_path / "sums.jsonl"
+    rows = [
+        {"instruction": "Add the two numbers.", "input": f"{a} and {b}", "output": f"The sum is {a + b}."}
+        for a in range(1, 7)
+        for b in range(10)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
