@@ -44,13 +44,19 @@ def text_knob(name: str) -> Any:
     return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(where))
 
 
+def read_settings(text: str) -> dict[str, Any]:
+    """The settings file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
+    with user_errors():
+        return parse_yaml(text)
+
+
 class FinetuneFlow(FlowSpec):
     """Fine-tune a language model, on this machine or on a cluster."""
 
     settings = Config(
         "settings",
         default_value="",
-        parser=parse_yaml,
+        parser=read_settings,
         help="A YAML file of settings (launchers/settings.schema.json says which there are).",
     )
     model = knob("model")

@@ -96,6 +96,10 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     spec = weights.spec_of(ref)
     wanted = resolved(wanted, spec)
     _check(wanted, spec)
+    if ref.kind == "local":
+        weights.check_complete(Path(ref.location))
+    if wanted.evaluation.dataset and sources.kind_of(wanted.evaluation.dataset) == "path":
+        rows.read(Path(wanted.evaluation.dataset).expanduser())
     job = job_of(wanted, spec, steps=_known_steps(wanted))
     target = _target(wanted, backend)
     try:
@@ -164,7 +168,7 @@ def _known_steps(wanted: Settings) -> int | None:
     """Optimizer steps, where the data is at hand already; reading it also refuses broken data."""
     if sources.kind_of(wanted.dataset) != "path":
         return wanted.max_steps
-    train, _ = prepare.split(rows.read(Path(wanted.dataset)), wanted)
+    train, _ = prepare.split(rows.read(sources.fetch(wanted.dataset, Path())), wanted)
     steps = max(1, len(train) * wanted.epochs // wanted.batch_size)
     return min(steps, wanted.max_steps or steps)
 
@@ -205,4 +209,3 @@ def _target(wanted: Settings, backend: Backend) -> Target:
         cloud=asked.cloud,
         device=asked.device,
     )
-
