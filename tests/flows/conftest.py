@@ -23,13 +23,6 @@ QUICK = [
     "--set=evaluation.max_new_tokens=8",
     "--set=evaluation.fraction=0.1",
 ]
-    "--max-steps=8",
-    "--batch-size=4",
-    "--seq-len=128",
-    "--set=evaluation.generations=1",
-    "--set=evaluation.max_new_tokens=8",
-    "--set=evaluation.fraction=0.1",
-]
 READ_ARTIFACTS = """
 import sys, pickle
 from metaflow import Run, namespace
