@@ -16,32 +16,73 @@ pytest.importorskip("kubernetes", reason="needs the kubernetes package to compil
 boto3 = pytest.importorskip("boto3", reason="needs boto3 for the S3 of this machine")
 
 
-def _compile(home: Home, address: str, *words: str) -> tuple[dict[str, Any], str]:
-    credentials = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
-    client = boto3.client(
-        "s3",
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "x",
+    "AWS_SECRET_ACCESS_KEY": "x",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+ROLE = "arn:aws:iam::123456789012:role/any"
+
+
+def _compile(
+    home: Home, address: str, flow: str, *words: str, **environment: str
+) -> tuple[dict[str, Any], str]:
+    """A deployment's definition, and what was said on standard error."""
+    _client("s3", address).create_bucket(Bucket="deployed")
+    done = home.run(
+        flow,
+        *words,
+        METAFLOW_DEFAULT_DATASTORE="s3",
+        METAFLOW_DATASTORE_SYSROOT_S3="s3://deployed/root",
+        METAFLOW_S3_ENDPOINT_URL=address,
+        AWS_ENDPOINT_URL=address,
+        **CREDENTIALS,
+        **environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout), done.stderr  # nothing but the JSON on standard output
+
+
+def _argo(home: Home, address: str, *options: str) -> tuple[dict[str, Any], str]:
+    words = (*options, "argo-workflows", "--name", "nodes", "create", "--only-json")
+    return _compile(home, address, "nodes.py", *words)
+
+
+def _make_queue(address: str) -> None:
+    iam, ec2, batch = (_client(service, address) for service in ("iam", "ec2", "batch"))
+    role = iam.create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    profile = iam.create_instance_profile(InstanceProfileName="batch")["InstanceProfile"]["Arn"]
+    subnet = ec2.describe_subnets()["Subnets"][0]
+    group = ec2.create_security_group(GroupName="batch", Description="batch", VpcId=subnet["VpcId"])
+    environment = batch.create_compute_environment(
+        computeEnvironmentName="environment",
+        type="MANAGED",
+        state="ENABLED",
+        serviceRole=role,
+        computeResources={
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": 256,
+            "instanceTypes": ["p4d.24xlarge"],
+            "subnets": [subnet["SubnetId"]],
+            "securityGroupIds": [group["GroupId"]],
+            "instanceRole": profile,
+        },
+    )
+    order = [{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}]
+    batch.create_job_queue(
+        jobQueueName="gpu-queue", state="ENABLED", priority=1, computeEnvironmentOrder=order
+    )
+
+
+def _client(service: str, address: str) -> Any:
+    return boto3.client(
+        service,
         endpoint_url=address,
         region_name="us-east-1",
         aws_access_key_id="x",
         aws_secret_access_key="x",
     )
-    client.create_bucket(Bucket="deployed")
-    done = home.run(
-        "nodes.py",
-        *words,
-        "argo-workflows",
-        "--name",
-        "nodes",
-        "create",
-        "--only-json",
-        METAFLOW_DEFAULT_DATASTORE="s3",
-        METAFLOW_DATASTORE_SYSROOT_S3="s3://deployed/root",
-        METAFLOW_S3_ENDPOINT_URL=address,
-        AWS_ENDPOINT_URL=address,
-        **credentials,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout), done.stderr  # nothing but the JSON on standard output
 
 
 def _templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -49,7 +90,7 @@ def _templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
-    workflow, said = _compile(home, s3)
+    workflow, said = _argo(home, s3)
     assert "Traceback" not in said
     templates = _templates(workflow)
 
@@ -69,7 +110,7 @@ def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
 
 
 def test_a_deployed_flow_asks_for_what_its_user_wrote(home: Home, s3: str) -> None:
-    workflow, _ = _compile(home, s3, "--with", "kubernetes:cpu=10,gpu=4,node_selector=pool=big")
+    workflow, _ = _argo(home, s3, "--with", "kubernetes:cpu=10,gpu=4,node_selector=pool=big")
     templates = _templates(workflow)
     jobset = templates["train"]["resource"]["manifest"]
     assert len(re.findall(r"nvidia.com/gpu: '4'", jobset)) == 2
@@ -86,3 +127,28 @@ def test_a_deployed_flow_asks_for_what_its_user_wrote(home: Home, s3: str) -> No
         ("cpu", "10"),
         ("instance_type", "any that fits pool=big"),
     }
+
+
+def test_step_functions_ask_batch_for_what_was_planned(home: Home, s3: str) -> None:
+    _make_queue(s3)
+    machine, _ = _compile(
+        home,
+        s3,
+        "profiled.py",
+        "step-functions",
+        "--name",
+        "profiled",
+        "create",
+        "--only-json",
+        METAFLOW_SFN_IAM_ROLE=ROLE,
+        METAFLOW_ECS_S3_ACCESS_IAM_ROLE=ROLE,
+        METAFLOW_EVENTS_SFN_ACCESS_IAM_ROLE=ROLE,
+        METAFLOW_BATCH_JOB_QUEUE="gpu-queue",
+    )
+    parameters = machine["States"]["train"]["Parameters"]
+    asked = {item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]}
+    assert asked == {"VCPU": "96", "GPU": "8", "MEMORY": "1000000"}
+    assert "gpu-queue" in parameters["JobQueue"]
+    for state in ("start", "train"):
+        overrides = machine["States"][state]["Parameters"]["ContainerOverrides"]
+        assert "FINETUNE_PLAN" in [variable["Name"] for variable in overrides["Environment"]]
