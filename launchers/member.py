@@ -111,7 +111,7 @@ class Member:
                 try:
                     line = self._shake_hands(port)
                 except (OSError, ValueError, KeyError, TypeError) as error:
-                    answers[port] = str(error)
+                    answers.setdefault(port, str(error))
                     continue
                 if line is not None:
                     return line

@@ -45,7 +45,7 @@ def test_a_users_mistake_found_by_a_rank_is_a_user_error_on_every_node(gang: New
         assert end["message"] == "Line 7 of data.jsonl is broken.\nMend it."
 
 
-@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, 3))])
 def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, rank: int) -> None:
     two = gang(nodes=2, processes=2, orders={**LONG, "child": True}).start_all()
     for each in range(4):
@@ -57,6 +57,7 @@ def test_kill_9_of_a_rank_ends_all_nodes_and_names_it(gang: NewGang, rank: int) 
         assert "was ended by SIGKILL (9): often the kernel's out-of-memory killer" in end["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("moment", ["before its ranks run", "in the middle", "in a checkpoint"])
 @pytest.mark.parametrize("who", ["agent", "task"])
