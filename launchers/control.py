@@ -4,8 +4,9 @@ It is not the training's own network: plain TCP with one JSON object a line, so 
 a collective hangs. Node 0 (:class:`Hub`) listens, the others (:class:`Member`) connect::
 
     hub -> member   challenge {nonce}
-    member -> hub   hello {node, host, nonce, proof}      proof: HMAC-SHA256 with the token as its key
-    hub -> member   welcome {proof} | refused {why}
+    member -> hub   hello {node, nodes, host, start_step, nonce, proof}
+                    proof: HMAC-SHA256 of the other's nonce, with the token as its key
+    hub -> member   welcome {proof} | refused {why} | verdict {failure}
     hub -> member   go {port}                             all nodes are there; torch's port
     both            beat                                  each second
     member -> hub   failed {failure} | part {step} | done | bye

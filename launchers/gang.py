@@ -98,7 +98,7 @@ def run_node(
     if layout.nodes != address.nodes:
         raise ValueError(f"the plan is for {layout.nodes} nodes, the address says {address.nodes}")
     timeouts = timeouts or Timeouts()
-    control: Control = Hub(address, timeouts) if address.node == 0 else Member(address, timeouts)
+    control: Control = (Hub if address.node == 0 else Member)(address, timeouts, job.start_step)
     with processes.sigterm_raises():
         return _Node(job, address, on_event, checkpoints, engine, timeouts, control).run()
 
@@ -136,10 +136,10 @@ class _Node:
         try:
             failure = self._train(job_file, uploads).failure
             self._end_processes(well=failure is None)
+            for event in self._follower.poll():  # before a checkpoint is committed that follows them
+                self._on_event(event)
             uploads.remove_unfinished()
             self._drain(uploads, self._timeouts.upload_after_failure)
-            for event in self._follower.poll():
-                self._on_event(event)
         except BaseException as error:
             self._control.fail(self._of_task(error))
             self._end_processes(well=False)

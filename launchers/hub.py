@@ -28,8 +28,9 @@ from launchers.processes import is_loopback
 class Hub:
     """Control for node 0. With one node there is no network at all."""
 
-    def __init__(self, address: NodeAddress, timeouts: Timeouts) -> None:
+    def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
         self._address = address
+        self._start_step = start_step
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._joined = threading.Condition(self._lock)
@@ -170,6 +171,10 @@ class Hub:
             if nodes != self._address.nodes or not 0 < node < nodes or node in self._hosts:
                 line.send({"kind": "refused", "why": f"node {node} of {nodes} is not expected (any more)"})
                 return None
+            if hello["start_step"] != self._start_step:  # they restored different checkpoints
+                self._note(self._disagree(node, str(hello["host"]), hello["start_step"]))
+                line.send({"kind": "verdict", "failure": self._failures[-1].to_dict()})
+                return None
             self._hosts[node] = str(hello["host"])
             self._members[node] = line
             line.send({"kind": "welcome", "proof": proof(self._address.token, "hub", hello["nonce"])})
@@ -211,6 +216,15 @@ class Hub:
             at=time.time(),
             message=f"node {', '.join(map(str, missing))} did not come within "
             f"{self._timeouts.rendezvous:g} s ({len(self._hosts)} of {self._address.nodes} were there)",
+        )
+
+    def _disagree(self, node: int, host: str, step: int) -> Failure:
+        return Failure(
+            kind="task",
+            node=node,
+            host=host,
+            at=time.time(),
+            message=f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}",
         )
 
 

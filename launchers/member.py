@@ -27,8 +27,9 @@ from launchers.hub import hmac_equal
 class Member:
     """Control for the nodes from 1 on."""
 
-    def __init__(self, address: NodeAddress, timeouts: Timeouts) -> None:
+    def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
         self._address = address
+        self._start_step = start_step
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._line: Line | None = None
@@ -137,12 +138,15 @@ class Member:
                     "nodes": me.nodes,
                     "host": socket.gethostname(),
                     "nonce": nonce,
+                    "start_step": self._start_step,
                     "proof": proof(me.token, f"member {me.node} of {me.nodes}", str(challenge["nonce"])),
                 }
             )
             answer = line.receive()
             if answer["kind"] == "welcome" and hmac_equal(answer["proof"], proof(me.token, "hub", nonce)):
                 return line
+            if answer["kind"] == "verdict":
+                raise Failure.from_dict(answer["failure"]).error()
             if answer["kind"] == "refused" and answer["why"] != "token":
                 raise UserError(f"Node 0 refused this node: {answer['why']}.")
         except BaseException:

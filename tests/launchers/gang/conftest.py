@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -94,6 +95,7 @@ class Gang:
     timeouts: dict[str, float] = field(default_factory=dict)
     engine: str = "Stepper"
     store: bool = False
+    start_steps: dict[int, int] = field(default_factory=dict)
     ports: list[int] = field(default_factory=free_ports)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     tasks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class Gang:
     def start(self, node: int, token: str = TOKEN, through: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         work_dir = self.folder / f"node-{node}"
         job = make_job(work_dir, nodes=self.nodes, processes=self.processes, **self.orders)
+        job = dataclasses.replace(job, start_step=self.start_steps.get(node, 0))
         order = self.folder / f"order-{node}.json"
         order.write_text(
             json.dumps(

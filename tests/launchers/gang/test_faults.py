@@ -216,3 +216,10 @@ def test_a_task_whose_scheduler_was_killed_ends_its_node_and_the_others(gang: Ne
     assert end["error"] == "NodeLost"
     assert "node 1" in end["message"]
     assert "the process that had started its task" in end["message"]
+
+
+def test_nodes_that_restored_different_checkpoints_do_not_train(gang: NewGang) -> None:
+    two = gang(nodes=2, orders=LONG, start_steps={0: 10, 1: 20}).start_all()
+    for end in ends(two, 0, 1):
+        assert end["error"] == "GangFailed"
+        assert "would go on from step 20, node 0 from step 10" in end["message"]
