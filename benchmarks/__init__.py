@@ -1,0 +1,1 @@
+"""Benchmarks whose results are committed under results/, each with the command that makes it."""

@@ -1,0 +1,253 @@
+"""The flow against the bare trainer's command, the profiler's cost, and one node against two.
+
+    python -m benchmarks.main_job    # about 20 minutes on 2 cores; writes benchmarks/results/main_job.*
+
+Both sides train tiny-llama on the same prepared rows with the same generated recipe YAML. The bare side is
+torchtune's own recipe file run by Python, with torchtune's own disk logger. Each side runs at two lengths:
+the slope (seconds for each further step) is compared as a ratio, what is left is the fixed start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.machine import describe
+from estimator.job import Target
+from estimator.local_machine import here
+from estimator.models import find
+from estimator.planner import plan
+from flows import planning
+from launchers import settings, tiny_llama
+from launchers.dataset import prepare, python_docs, rows
+from launchers.engines.torchtune_config import recipe_config, recipe_name
+from launchers.job import TrainJob
+
+RESULTS = Path(__file__).parent / "results"
+FLOW = Path(__file__).parents[1] / "flows" / "finetune_flow.py"
+CHOSEN = {"seq_len": 256, "batch_size": 8, "checkpoint_every": 1_000_000}
+READ = """
+import pickle, sys
+from metaflow import Run, namespace
+namespace(None)
+run = Run(sys.argv[1])
+step = "train" if "train" in {s.id for s in run} else "gather"
+task = run[step].task
+tasks = run["train" if step == "train" else "train_nodes"]
+seconds = max((task.finished_at - task.created_at).total_seconds() for task in tasks)
+outcome = task["outcome"].data
+pickle.dump({"task_seconds": seconds, "dt": [m.dt for m in outcome.metrics],
+    "tokens_per_second": [m.tokens_per_second for m in outcome.metrics],
+    "sampling_share": outcome.measured.sampling_share}, sys.stdout.buffer)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One run. ``seconds``: the bare command's, or the flow's training task's, from start to end."""
+
+    steps: int
+    seconds: float
+    step_seconds: float  # median of the steps but the first ten
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
+    """torchtune's recipe, as one would run it by hand."""
+    wanted = planning.resolved(settings.build(CHOSEN, [f"max_steps={steps}"]), find("tiny-llama"), steps)
+    job = TrainJob(
+        plan=plan(planning.job_of(wanted, find("tiny-llama"), steps), Target(machine=here())),
+        settings=wanted,
+        model_dir=model,
+        data_dir=data,
+        work_dir=folder / f"bare-{steps}",
+        total_steps=steps,
+        checkpoint_every=0,
+    )
+    values = recipe_config(job)
+    logs = job.work_dir / "logs"
+    values["metric_logger"] = {
+        "_component_": "torchtune.training.metric_logging.DiskLogger",
+        "log_dir": str(logs),
+    }
+    values["log_peak_memory_stats"] = False
+    job.work_dir.mkdir(parents=True)
+    config = job.work_dir / "recipe.yaml"
+    config.write_text(yaml.safe_dump(values))
+    spec = importlib.util.find_spec("torchtune")
+    if spec is None or spec.origin is None:
+        raise SystemExit("torchtune is not installed: pip install -e '.[train]'")
+    recipe = Path(spec.origin).parents[1] / "recipes" / f"{recipe_name(job)}.py"
+    began = time.perf_counter()
+    with (job.work_dir / "output").open("wb") as output:
+        subprocess.run(
+            [sys.executable, str(recipe), "--config", str(config)],
+            env={**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), "TIKTOKEN_CACHE_DIR": ""},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=True,
+        )
+    seconds = time.perf_counter() - began
+    tokens = prepare_tokens(data, steps)
+    speeds = [
+        float(line.split("tokens_per_second_per_gpu:")[1].split()[0])
+        for log in logs.glob("*")
+        for line in log.read_text().splitlines()
+        if "tokens_per_second_per_gpu:" in line
+    ]
+    # torchtune's tokens/s counts the labels that count; seconds are the same tokens over it.
+    step_seconds = [count / speed for count, speed in zip(tokens, speeds, strict=True)]
+    return Timing(steps=steps, seconds=seconds, step_seconds=median(step_seconds[10:]))
+
+
+def prepare_tokens(data: Path, steps: int) -> list[int]:
+    """Labels that count, for each step."""
+    from launchers.dataset.prepared import IGNORE, Prepared
+
+    prepared = Prepared(data)
+    batch = prepared.info.global_batch
+    counts = [int((prepared.row(index).labels != IGNORE).sum()) for index in range(len(prepared))]
+    return [
+        sum(counts[row] for row in prepared.order[step * batch : (step + 1) * batch]) for step in range(steps)
+    ]
+
+
+def flow(folder: Path, data: Path, steps: int, *more: str) -> dict[str, Any]:
+    """The whole flow; what is timed is its training task."""
+    home = folder / f"flow-{steps}-{len(list(folder.iterdir()))}"
+    home.mkdir()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in CHOSEN.items()]
+    chosen = [*flags, f"--max-steps={steps}", f"--dataset={data}", "--set=evaluation.generations=0", *more]
+    with (home / "output").open("wb") as output:
+        subprocess.run(
+            [sys.executable, str(FLOW), "run", *chosen, "--run-id-file", "run_id"],
+            cwd=home,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=True,
+        )
+    read = subprocess.run(
+        [sys.executable, "-c", READ, f"FinetuneFlow/{(home / 'run_id').read_text()}"],
+        cwd=home,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
+    return found
+
+
+def flow_timing(found: dict[str, Any], steps: int) -> Timing:
+    return Timing(steps=steps, seconds=found["task_seconds"], step_seconds=median(found["dt"][10:]))
+
+
+def slope(short: Timing, long: Timing) -> float:
+    return (long.seconds - short.seconds) / (long.steps - short.steps)
+
+
+def run(short: int, long: int, pairs: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = tiny_llama.make(folder / "model")
+        dataset = python_docs.write(folder / "docs.jsonl")
+        wanted = planning.resolved(settings.build(CHOSEN), find("tiny-llama"))
+        train, held_out = prepare.split(rows.read(dataset), wanted)
+        prepare.prepare(train, model, wanted, CHOSEN["seq_len"], folder / "data", held_out)
+        found = []
+        for number in range(pairs):  # in turn, so that a slow stretch of the machine meets both
+            times = {}
+            for steps in (short, long):
+                times[f"bare {steps}"] = bare(folder / f"pair-{number}", folder / "data", model, steps)
+                measured = flow(folder, dataset, steps)
+                times[f"flow {steps}"] = flow_timing(measured, steps)
+            per_step = {
+                side: slope(times[f"{side} {short}"], times[f"{side} {long}"]) for side in ("bare", "flow")
+            }
+            found.append(
+                {
+                    "times": {key: asdict(value) for key, value in times.items()},
+                    "seconds_per_step": per_step,
+                    "ratio": per_step["flow"] / per_step["bare"],
+                    "ratio_of_median_steps": times[f"flow {long}"].step_seconds
+                    / times[f"bare {long}"].step_seconds,
+                    "fixed_start_seconds": (times[f"flow {long}"].seconds - per_step["flow"] * long)
+                    - (times[f"bare {long}"].seconds - per_step["bare"] * long),
+                    "profiler_share": measured["sampling_share"],
+                }
+            )
+        nodes = {count: flow(folder, dataset, 60, f"--nodes={count}") for count in (1, 2)}
+    return {
+        "command": f"python -m benchmarks.main_job --short {short} --long {long} --pairs {pairs}",
+        "machine": describe(),
+        "pairs": found,
+        "ratio": median([pair["ratio"] for pair in found]),
+        "ratio_of_median_steps": median([pair["ratio_of_median_steps"] for pair in found]),
+        "fixed_start_seconds": median([pair["fixed_start_seconds"] for pair in found]),
+        "profiler_share": max(pair["profiler_share"] for pair in found),
+        "nodes": {
+            str(count): {
+                "step_seconds": median(values["dt"][5:]),
+                "tokens_per_second": median(values["tokens_per_second"][5:]),
+            }
+            for count, values in nodes.items()
+        },
+    }
+
+
+def text(result: dict[str, Any]) -> str:
+    one, two = result["nodes"]["1"], result["nodes"]["2"]
+    pairs = "\n".join(
+        f"| {number + 1} | {pair['seconds_per_step']['bare']:.4f} | {pair['seconds_per_step']['flow']:.4f} | "
+        f"{pair['ratio']:.3f} | {pair['ratio_of_median_steps']:.3f} | {pair['fixed_start_seconds']:.1f} |"
+        for number, pair in enumerate(result["pairs"])
+    )
+    return f"""# The main job
+
+`{result["command"]}`, {result["machine"]["text"]}
+
+tiny-llama, full, torchtune, fp32, batch 8, sequences of up to 256 tokens.
+
+| pair | bare, s a step | flow, s a step | ratio | ratio of median steps | fixed start, s |
+|---|---|---|---|---|---|
+{pairs}
+
+Median ratio {result["ratio"]:.3f}; ratio of the median steps {result["ratio_of_median_steps"]:.3f};
+fixed start of the training task beyond the bare command {result["fixed_start_seconds"]:.1f} s.
+The profiler (sampling and card) took {result["profiler_share"]:.2%} of the training task's time.
+
+| nodes (on this one machine) | s a step | tokens/s |
+|---|---|---|
+| 1 | {one["step_seconds"]:.3f} | {one["tokens_per_second"]:,.0f} |
+| 2, gloo | {two["step_seconds"]:.3f} | {two["tokens_per_second"]:,.0f} |
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--short", type=int, default=100)
+    parser.add_argument("--long", type=int, default=400)
+    parser.add_argument("--pairs", type=int, default=3)
+    chosen = parser.parse_args()
+    result = run(chosen.short, chosen.long, chosen.pairs)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "main_job.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / "main_job.md").write_text(text(result))
+    print(text(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Trackers: every step's metrics arrive where they were asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers import settings
+from launchers.metrics import Metrics
+from launchers.trackers import Trackers, check_installed
+
+
+def metrics(step: int) -> Metrics:
+    return Metrics(
+        step=step,
+        loss=8.0 - step,
+        lr=1e-3,
+        grad_norm=1.5,
+        dt=0.5,
+        dtf=0.2,
+        dtb=0.3,
+        samples_per_second=16.0,
+        samples_per_second_per_gpu=8.0,
+        tokens_per_second=1000.0,
+        tokens_per_second_per_gpu=500.0,
+        mfu=None,
+        eta_seconds=10.0,
+    )
+
+
+def track(name: str, folder: Path) -> None:
+    trackers = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
+    for step in (1, 2, 3):
+        trackers.log(metrics(step))
+    trackers.close()
+
+
+def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    track("tensorboard", tmp_path)
+    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+    assert "mfu" not in found.Tags()["scalars"]  # not known is not 0
+
+
+def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("wandb is not installed: pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    track("wandb", tmp_path)
+    assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def test_mlflow_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        pytest.skip("mlflow is not installed: pip install mlflow-skinny")
+    import mlflow
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    mlflow.set_tracking_uri(uri)
+    track("mlflow", tmp_path)
+    run = mlflow.search_runs(experiment_names=["metaflow-finetune"], output_format="list")[0]
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [point.value for point in history] == [7.0, 6.0, 5.0]
+
+
+def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        check_installed(["wandb"])
+
+
+def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
+    trackers = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
+    trackers.log(metrics(1))
+    trackers.close()
+    assert not (tmp_path / "none").exists()
