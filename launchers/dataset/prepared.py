@@ -105,6 +105,11 @@ class Prepared:
     def __len__(self) -> int:
         return self.info.rows
 
+    @property
+    def row_lengths(self) -> NDArray[np.int32]:
+        """Tokens in each row."""
+        return np.diff(self._offsets)
+
     def row(self, index: int) -> Row:
         first, last = self._offsets[index], self._offsets[index + 1]
         low, high = self._length_offsets[index], self._length_offsets[index + 1]
