@@ -50,7 +50,11 @@ def draw(state: CardState) -> list[Block]:
         Chart(spec=_memory_bars(state)),
         Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))),
     ]
-    notes = state.measured.notes if state.plan else ("This step has no plan.", *state.measured.notes)
+    notes = (
+        state.measured.notes
+        if state.plan
+        else ("Nothing was predicted for this step.", *state.measured.notes)
+    )
     if notes:
         blocks.append(Text(markdown="\n".join(f"- {_safe(note)}" for note in notes)))
     if state.steps:
@@ -207,7 +211,8 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("asked for, each node", request_text(request)),
         (
             "layout",
-            f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}, {layout.sharding}"
+            f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}, "
+            + ("not sharded" if layout.sharding == "none" else layout.sharding)
             + (f", tensor parallel {layout.tensor_parallel}" if layout.tensor_parallel > 1 else "")
             + (f", offload to {layout.offload}" if layout.offload != "none" else ""),
         ),
@@ -231,7 +236,7 @@ def request_text(request: Request) -> str:
     """What is asked of the cluster for one node."""
     parts = [
         f"{request.gpus_per_node} x {request.gpu or 'GPU'}" if request.gpus_per_node else "no GPU",
-        f"{request.cpu} CPU cores",
+        f"{request.cpu} CPU core{'s' if request.cpu > 1 else ''}",
         f"{size(request.memory_mib * 2**20)} memory",
         f"{size(request.shared_memory_mib * 2**20)} shared memory",
         f"{size(request.disk_mib * 2**20)} disk",

@@ -238,7 +238,12 @@ def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | 
             "data": {"values": values},
             "mark": {"type": "line", "tooltip": True, "interpolate": "step-after"},
             "encoding": {
-                "x": {"field": "minutes", "type": "quantitative", "title": "minutes since the step began"},
+                "x": {
+                    "field": "minutes",
+                    "type": "quantitative",
+                    "title": "minutes since the step began",
+                    "scale": {"zero": True},
+                },
                 "y": {**y, "field": "gib"},
                 "color": {"field": "who", "type": "nominal", "title": None, "legend": {"orient": "right"}},
             },

@@ -76,7 +76,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         ``"kubernetes"`` or ``"batch"``. All steps of a flow share one function. Without it the step is
         only measured.
     request:
-        ``"train"``: ask for the planned hardware. ``"evaluate"``: the same for a step of one node.
+        ``"train"``: ask for the planned hardware, show predicted beside measured. ``"evaluate"``: ask for
+        the same on one node; the plan predicts training only, so the card shows what was measured.
         ``"none"``: carry the plan, ask for nothing, make no card.
     interval:
         Seconds between two samples of the profiler; it takes fewer when sampling is dear.
@@ -146,7 +147,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             die_with_parent(os.getppid(), signal.SIGTERM)
             _metaflow.ensure_python()
         remember_origin()
-        plan = current_plan() if self.resolver is not None else None
+        # The plan predicts training: beside anything else its figures would mislead.
+        plan = current_plan() if self.resolver is not None and self.role == "train" else None
         card = _metaflow.card() if self.role != "none" else None
         _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card)
         _active.start()

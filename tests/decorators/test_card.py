@@ -76,7 +76,8 @@ def test_a_step_that_has_only_begun_has_a_card() -> None:
 def test_a_step_without_a_plan_has_a_card_that_says_so() -> None:
     without = dataclasses.replace(make_state(steps=0), plan=None)
     text = _text(draw(without))
-    assert "no plan" in text.lower()
+    assert "Nothing was predicted for this step." in text
+    assert "GPU 7: NVIDIA A100-SXM4-80GB" in text
     assert "unknown" in text
 
 

@@ -73,6 +73,16 @@ def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home)
     assert home.artifacts("ProfiledFlow", "start", "plan")["plan"].model == "llama-8b"
 
 
+def test_a_resumed_run_knows_all_the_runs_that_it_goes_on_from(home: Home) -> None:
+    runs = []
+    for words in (("run", "--fail", "train"), ("resume",), ("resume",)):
+        origin = ("--origin-run-id", runs[-1]) if runs else ()
+        done = home.run("profiled.py", *words, *origin, "--run-id-file", "run_id")
+        said = next(line for line in done.stdout.splitlines() if "origins:" in line)
+        assert said.split("origins:")[1].split() == runs[::-1]
+        runs.append((home.path / "run_id").read_text())
+
+
 def test_resume_of_nothing_is_a_clean_line(home: Home) -> None:
     done = home.run("profiled.py", "resume")
     assert done.returncode == 1

@@ -15,7 +15,7 @@ import pytest
 from metaflow.plugins.datastores.local_storage import LocalStorage as MetaflowLocal
 
 from decorators import storage as storage_module
-from decorators.storage import MetaflowStorage
+from decorators.storage import MetaflowStorage, fetch_model
 from estimator.errors import UserError
 from launchers.bundles import get_bundle, has_bundle, put_bundle
 
@@ -140,6 +140,21 @@ def test_more_than_a_thousand_files_can_be_removed_from_s3(s3: str, monkeypatch:
     )
     store.delete(f"many/{number}" for number in range(2001))
     assert asked == [1000, 1000, 1]
+
+
+def test_a_finished_model_is_brought_from_the_configured_datastore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from decorators import _metaflow
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    configured = MetaflowLocal(str(tmp_path / "root"))
+    put_bundle(MetaflowStorage(configured, "FinetuneFlow/finetune"), "models/7", tmp_path / "model")
+    monkeypatch.setattr(_metaflow, "configured_storage", lambda: configured)
+    assert (fetch_model("FinetuneFlow/7", tmp_path / "mine") / "config.json").read_text() == "{}"
+    with pytest.raises(UserError, match="models/8"):
+        fetch_model("FinetuneFlow/8", tmp_path / "other")
 
 
 def test_an_address_names_the_place(store: MetaflowStorage, tmp_path: Path) -> None:

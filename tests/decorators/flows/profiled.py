@@ -12,6 +12,7 @@ from synthetic import events
 
 from decorators._metaflow import main
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
+from decorators.storage import origin_run_ids
 from estimator.errors import UserError
 
 
@@ -43,6 +44,7 @@ class ProfiledFlow(FlowSpec):
     @step
     def train(self):
         self.plan = current_plan()
+        print("origins:", *origin_run_ids())
         profile = current_profile()
         profile.expect(total_steps=self.of_steps)
         ranks = self.plan.layout.processes_per_node
