@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,10 @@ from estimator import local_machine
 from estimator.errors import UserError
 from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
-from estimator.plan import GIB, Plan
+from estimator.plan import GIB, MIB, Plan
 from estimator.planner import CannotFit, plan
 from estimator.report import render, render_cannot_fit
-from flows import staging
+from flows import staging, workdir
 from launchers import engines, settings, trackers, weights
 from launchers.dataset import prepare, rows, sources
 from launchers.settings import Settings
@@ -81,7 +82,7 @@ def resolved(wanted: Settings, spec: ModelSpec, steps: int | None = None) -> Set
     if wanted.seq_len is None:
         changes["seq_len"] = min(DEFAULT_SEQ_LEN, spec.max_seq_len)
     if wanted.checkpoint_every == 0 and steps is not None:
-        changes["checkpoint_every"] = max(1, round(steps / 10))
+        changes["checkpoint_every"] = max(10, round(steps / 10))
     return wanted.model_copy(update=changes)
 
 
@@ -107,12 +108,29 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     except CannotFit as error:
         command = f"python flows/finetune_flow.py run --model {wanted.model}"
         raise UserError(render_cannot_fit(error, command)) from None
-    sys.stderr.write(render(made) + "\n\n")
     if params.get("plan_only"):
+        sys.stdout.write(render(made) + "\n")
         raise SystemExit(0)
-    if backend != "local":
+    sys.stderr.write(render(made) + "\n\n")  # not to standard output: deployments print JSON there
+    if backend == "local":
+        _check_disk(made)
+    else:
         staging.stage(wanted)
     return made
+
+
+def _check_disk(made: Plan) -> None:
+    """Refuse a run on this machine whose checkpoints and model will not fit on its disk."""
+    root = workdir.root()
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    needed = made.request.disk_mib * MIB
+    if free < needed:
+        raise UserError(
+            f"{root} has {free / GIB:.1f} GiB free; the run's weights, checkpoints and model need about "
+            f"{needed / GIB:.1f} GiB there.",
+            "Free some space, or name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
+        )
 
 
 def one_line(made: Plan) -> str:

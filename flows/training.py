@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from decorators.gpu_profile import current_profile
 from decorators.measured import Measured
@@ -14,7 +15,7 @@ from estimator.plan import Plan
 from flows.handover import local_copy, model_folder
 from launchers import engines
 from launchers.bundles import put_bundle
-from launchers.checkpoints import CheckpointStore, restore_newest
+from launchers.checkpoints import Checkpoint, CheckpointStore, restore_newest
 from launchers.dataset.prepared import Prepared
 from launchers.gang import NodeAddress, run_node
 from launchers.job import TrainJob
@@ -44,7 +45,7 @@ class Outcome:
     """What one node hands over."""
 
     measured: Measured
-    metrics: tuple[Metrics, ...]  # of this attempt's steps, on node 0; empty elsewhere
+    metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
     resumed_from: int  # the step gone on from; 0: from the start
     output: str | None  # key of the finished model's bundle, on node 0
     logs: str  # key of the bundle of this node's logs
@@ -69,6 +70,7 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
     data = Prepared(data_dir)
     total_steps = data.info.total_steps
     profile.expect(total_steps=total_steps)
+    listener = _Listener(inputs, total_steps, tokens_of_steps(data))
     # Checkpoints of other data or settings are not this job's: they lie under another name.
     checkpoints = CheckpointStore(
         store,
@@ -76,12 +78,15 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
         attempt=inputs.attempt,
         origins=[f"checkpoints/{run}/{data.info.fingerprint}" for run in inputs.origin_run_ids],
         keep=inputs.settings.keep_checkpoints,
+        notes=listener.notes,
     )
     checkpoint, skipped = restore_newest(checkpoints, work / "resume")
     for line in skipped:
         print(f"a checkpoint can't be used: {line}")
     if checkpoint:
-        print(f"going on from the checkpoint of step {checkpoint.step} of {total_steps}")
+        if address.node == 0:
+            print(f"going on from the checkpoint of step {checkpoint.step} of {total_steps}", flush=True)
+            listener.go_on_from(checkpoint)
     job = TrainJob(
         plan=inputs.plan,
         settings=inputs.settings,
@@ -94,7 +99,6 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
         resume_dir=work / "resume" if checkpoint else None,
     )
     logs = f"logs/{inputs.run_id}/attempt-{inputs.attempt}/node-{address.node}"
-    listener = _Listener(inputs, total_steps, tokens_of_steps(data))
     try:
         run_node(job, address, on_event=listener, checkpoints=checkpoints)
     finally:
@@ -132,7 +136,8 @@ class _Listener:
         if isinstance(event, DistInfo):
             self._ranks.append(event)
             if len(self._ranks) == self._inputs.plan.layout.processes_per_node:
-                print("\n".join(dist_lines(self._ranks)), flush=True)
+                # In one write: local nodes share their output.
+                print("\n".join([*dist_lines(self._ranks), ""]), end="", flush=True)
         elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
             print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
@@ -147,6 +152,14 @@ class _Listener:
             folder = Path(settings.output_dir).expanduser() / "trackers"
             self._trackers = Trackers(settings, run_name=self._inputs.run_id, folder=folder)
         self._trackers.log(metrics)
+
+    def notes(self, step: int) -> dict[str, Any]:
+        """What a checkpoint keeps of the run so far: the metrics up to its step."""
+        return {"metrics": [metrics.to_dict() for metrics in list(self.metrics) if metrics.step <= step]}
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Take over the metrics of the steps that an earlier attempt or run has made."""
+        self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
 
     def close(self) -> None:
         if self._trackers is not None:

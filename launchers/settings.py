@@ -142,7 +142,7 @@ class Settings(_Section):
     resources: Resources = Resources()
     """Hardware; empty values are planned."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Optimizer steps between checkpoints. 0: about every tenth of the run."""
+    """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps."""
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
