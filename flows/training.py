@@ -83,10 +83,9 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
     checkpoint, skipped = restore_newest(checkpoints, work / "resume")
     for line in skipped:
         print(f"a checkpoint can't be used: {line}")
-    if checkpoint:
-        if address.node == 0:
-            print(f"going on from the checkpoint of step {checkpoint.step} of {total_steps}", flush=True)
-            listener.go_on_from(checkpoint)
+    if checkpoint and address.node == 0:
+        print(f"going on from the checkpoint of step {checkpoint.step} of {total_steps}", flush=True)
+        listener.go_on_from(checkpoint)
     job = TrainJob(
         plan=inputs.plan,
         settings=inputs.settings,

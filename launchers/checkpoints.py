@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,9 @@ class CheckpointStore:
         Prefixes of the runs that this one may go on from, nearest first. Only read.
     keep:
         How many of the newest committed checkpoints of this run stay.
+    notes:
+        ``notes(step)`` gives what else is to be kept in a checkpoint's ``extra``, as JSON values; asked for
+        at the commit, in the committing thread.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class CheckpointStore:
         attempt: int = 0,
         origins: Sequence[str] = (),
         keep: int = 2,
+        notes: Callable[[int], Mapping[str, Any]] | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
@@ -71,6 +75,7 @@ class CheckpointStore:
         self._attempt = attempt
         self._origins = tuple(origins)
         self._keep = keep
+        self._notes = notes
 
     def put_part(self, step: int, node: int, folder: Path) -> Manifest:
         """Store one node's files. Raises UserError when the store is full."""
@@ -87,7 +92,7 @@ class CheckpointStore:
             "nodes": nodes,
             "world_size": world_size,
             "at": time.time(),
-            "extra": dict(extra),
+            "extra": {**extra, **(self._notes(step) if self._notes else {})},
         }
         self._storage.put_bytes(f"{key}/{_COMMIT}", json.dumps(values).encode())
         self.prune()
