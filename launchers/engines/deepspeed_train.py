@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -61,6 +62,8 @@ def _start_distributed(job: TrainJob, env: RankEnv) -> torch.device:
     if not cuda:
         # For inference only; init_distributed would compile it for a minute, or fail without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed's calls of torch.distributed by their older names, a line each time
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)

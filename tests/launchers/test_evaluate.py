@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +175,7 @@ def processes(work: Path, also: str = "") -> list[int]:
     return found
 
 
-def wait_for(condition, seconds: float = 30.0) -> None:  # type: ignore[no-untyped-def]
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -157,12 +157,15 @@ ENVIRONMENT = os.environ | {
     "CUDA_VISIBLE_DEVICES": "",
     "GLOO_SOCKET_IFNAME": "lo",
 }
+# Ends as launchers.worker does: torch's threads now and then abort a process in the interpreter's teardown.
 SCRIPT = """
+import os
 import sys
 from pathlib import Path
 from launchers import engines
 from launchers.job import TrainJob
 engines.get("deepspeed").train(TrainJob.load(Path(sys.argv[1])))
+os._exit(0)
 """
 
 
