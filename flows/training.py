@@ -11,6 +11,7 @@ from typing import Any
 from decorators.gpu_profile import current_profile
 from decorators.measured import Measured
 from decorators.storage import MetaflowStorage
+from estimator.errors import UserError
 from estimator.plan import Plan
 from flows.handover import local_copy, model_folder
 from launchers import engines
@@ -102,8 +103,7 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
         run_node(job, address, on_event=listener, checkpoints=checkpoints)
     finally:
         listener.close()
-        if job.logs_dir.is_dir():
-            put_bundle(store, logs, job.logs_dir)
+        _keep_logs(store, logs, job.logs_dir)
     output = None
     if address.node == 0:
         output = f"models/{inputs.run_id}"
@@ -116,6 +116,16 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
         output=output,
         logs=logs,
     )
+
+
+def _keep_logs(store: MetaflowStorage, key: str, folder: Path) -> None:
+    """Every rank's logs into the datastore; a failure to do so must not hide why the run has failed."""
+    if not folder.is_dir():
+        return
+    try:
+        put_bundle(store, key, folder)
+    except (UserError, OSError) as error:
+        print(f"the ranks' logs could not be kept: {error}")
 
 
 class _Listener:

@@ -115,7 +115,7 @@ class Settings(_Section):
     """Passes over the data."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
-    batch_size: Positive = 8
+    batch_size: Positive = 16
     """Global batch: sequences for each optimizer step, over all GPUs."""
     micro_batch: Positive | None = None
     """Sequences for each GPU and forward pass. Empty: the largest that fits."""

@@ -44,9 +44,7 @@ class Standin:
         fields = {"metadata.name": name, "metadata.namespace": "default", "metadata.uid": f"uid-{name}"}
         environment = {
             variable["name"]: variable.get("value")
-            or fields.get(
-                variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", ""), "stand-in"
-            )
+            or fields.get(variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", ""), "stand-in")
             for variable in container["env"]
         }
         with (home / "log").open("wb") as log:

@@ -114,7 +114,7 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned(
         subprocess.run([*keep, str(seventy_billion(tmp_path / "m"))], env=own, check=True, timeout=120)
         arguments = ["run", "--with", "kubernetes", "--model", "llama-70b", "--dataset", str(dataset)]
         run = subprocess.run(
-            [sys.executable, str(FLOW), *arguments, "--batch-size", "16", "--run-id-file", "run_id"],
+            [sys.executable, str(FLOW), *arguments, "--run-id-file", "run_id"],
             cwd=tmp_path,
             env=own,
             capture_output=True,
