@@ -73,6 +73,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "METAFLOW_USER": "tester",
         "METAFLOW_DEFAULT_DATASTORE": "local",
         "METAFLOW_DEFAULT_METADATA": "local",
+        "METAFLOW_DATASTORE_SYSROOT_LOCAL": str(home),  # not a .metaflow of some folder above it
         "FINETUNE_WORK_DIR": str(home / "work"),
         "XDG_CACHE_HOME": str(home / "cache"),
         "HF_HUB_OFFLINE": "1",
