@@ -143,3 +143,14 @@ def test_the_memory_bars_are_seen_without_scrolling(pages: tuple[Path, Path], wh
     # 29.9 GiB allocated of an axis of 80 GiB: more than a quarter of the column of some 700 pixels.
     assert widest(rows, MEASURED_GREEN) > 180
     assert sum(widest([row], UPPER_BOUND_RED) > 0 for row in rows) > 50
+
+
+def test_the_card_of_a_failed_step_says_why(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--steps", "5", "--of-steps", "40", "--fail", "train")
+    assert done.returncode == 1
+    page = _get(home, "failed.html")
+    assert page is not None
+    text = words(page)
+    assert "Failed after" in text
+    assert "step 5 of 40" in text
+    assert "ValueError: the loss is not a number" in text

@@ -1,0 +1,82 @@
+"""What the decorator does in each of the processes that load a flow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from metaflow import FlowSpec, kubernetes, step
+from metaflow.user_decorators.mutable_step import MutableStep
+
+from decorators import _metaflow
+from decorators.gpu_profile import PLAN_VARIABLE, current_plan, gpu_profile, pack
+from estimator.plan import Plan
+from tests.decorators.flows.plans import make_plan
+
+
+def _refuse(parameters: dict[str, Any], backend: str) -> Plan:
+    raise AssertionError("a plan was made where none may be")
+
+
+def _decorators(monkeypatch: pytest.MonkeyPatch, command: str) -> dict[str, dict[str, Any]]:
+    """A step's decorators, by name, after the mutator has run under a command."""
+
+    class OneFlow(FlowSpec):  # type: ignore[misc]
+        @gpu_profile(plan=_refuse)
+        @kubernetes(cpu=3, image="registry/image:1")
+        @step
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(_metaflow, "command", lambda: command)
+    function = OneFlow.start
+    mutator = function.config_decorators[0]
+    mutator.mutate(MutableStep(OneFlow, function, inserted_by=["gpu_profile"]))
+    return {decorator.name: decorator.attributes for decorator in function.decorators}
+
+
+def test_a_trampoline_hands_the_plan_of_its_environment_to_the_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = pack(make_plan({}, "kubernetes"))
+    monkeypatch.setenv(PLAN_VARIABLE, text)
+    found = _decorators(monkeypatch, "trampoline")
+    assert found["environment"]["vars"] == {PLAN_VARIABLE: text}
+    assert "resources" not in found
+
+
+@pytest.mark.parametrize("command", ["task", "other", "trampoline"])
+def test_without_a_plan_in_the_environment_nothing_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.delenv(PLAN_VARIABLE, raising=False)
+    found = _decorators(monkeypatch, command)
+    assert set(found) == {"kubernetes", "card"}
+    assert found["kubernetes"]["cpu"] == 3
+    assert found["card"]["id"] == "finetune"
+
+
+def test_the_plan_survives_its_journey_and_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan({"nodes": 4}, "kubernetes")
+    monkeypatch.setenv(PLAN_VARIABLE, pack(plan))
+    assert current_plan() == plan
+    assert len(pack(plan)) < len(plan.to_json())
+
+
+def test_outside_of_a_run_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PLAN_VARIABLE, raising=False)
+    assert current_plan() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"request": "all"}, '"train", "evaluate" or "none"'),
+        ({"interval": 0}, "above 0 seconds"),
+        ({"plans": 1}, "doesn't know plans"),
+    ],
+)
+def test_a_wrong_argument_is_named(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(_metaflow.FinetuneError) as error:
+        gpu_profile(**words).external_init()
+    assert said in error.value.message
