@@ -88,7 +88,8 @@ class Resources(_Section):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
     hang_timeout_s: Positive = 900
-    """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung."""
+    """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung; four
+    times as long while a model is loaded or saved."""
 
 
 class Settings(_Section):

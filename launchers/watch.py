@@ -24,6 +24,10 @@ _EXIT_RANK = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) ")
 _WAIT_FOR_CODE_S = 1.5
 
 
+# Whole models are read or written in these, and merged, without a word until they are done.
+_LONG_PHASES = {"load": 4, "save": 4}
+
+
 @dataclass(slots=True)
 class _Sign:
     """The last that was heard of a rank."""
@@ -31,6 +35,7 @@ class _Sign:
     seen: float  # monotonic
     at: float
     what: str = "nothing since its start"
+    patience: int = 1  # times the settings' hang_timeout_s
 
 
 class LocalRanks:
@@ -59,13 +64,15 @@ class LocalRanks:
 
     def heard(self, event: Event) -> None:
         """Take an event as a rank's sign of life."""
+        patience = 1
         if isinstance(event, Phase):
             what = f"phase {event.name!r}, step {event.step}"
+            patience = _LONG_PHASES.get(event.name, 1)
         elif isinstance(event, Step | Memory):
             what = f"step {event.step}"
         else:
             what = "it had joined"
-        self._signs[event.rank] = _Sign(time.monotonic(), event.at, what)
+        self._signs[event.rank] = _Sign(time.monotonic(), event.at, what, patience)
 
     def is_done(self, rank: int) -> bool:
         return (self._job.work_dir / "ranks" / f"rank-{rank:05d}.done").exists()
@@ -170,7 +177,11 @@ class LocalRanks:
             for rank in set(undone) - set(self._read_pids()):
                 yield self._hung(rank, f"did not start within {self._timeouts.rendezvous:g} s", time.time())
         signs = self._signs
-        silent = [rank for rank in undone if rank in signs and now - signs[rank].seen > self._hang_s]
+        silent = [
+            rank
+            for rank in undone
+            if rank in signs and now - signs[rank].seen > self._hang_s * signs[rank].patience
+        ]
         if silent:
             rank = min(silent, key=lambda rank: self._signs[rank].at)
             sign = self._signs[rank]
