@@ -1,0 +1,484 @@
+"""The documents say what is true: commands that the command line takes, snippets that import, tables in step.
+
+``python tests/test_docs.py --write`` renews what is generated: docs/settings.md, and the parts of other
+documents between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from fnmatch import fnmatch
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # as a script
+
+from estimator import models  # noqa: E402
+from estimator.errors import UserError  # noqa: E402
+from flows import planning  # noqa: E402
+from launchers import engines, settings, weights  # noqa: E402
+from launchers.dataset import rows  # noqa: E402
+from tests.flows.conftest import FLOW, environment  # noqa: E402
+
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -e '{extra}' && .venv/bin/python {what}"
+RUN_COMMAND = SETUP.format(extra=".[train]", what="flows/finetune_flow.py run")
+TEST_COMMAND = SETUP.format(extra=".[dev]", what="-m pytest")
+WIDTH = 110  # of a line of text
+HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com", "semver.org"}
+# Lines of other programs, which can't be looked up in this code.
+FOREIGN_LINES = ("The @kubernetes decorator requires", "OutOfMemoryError: CUDA out of memory")
+
+# ---------------------------------------------------------------------------------------------------------
+# What is generated
+
+
+def settings_page() -> str:
+    """docs/settings.md."""
+    flags = {name: "--" + flag.replace("_", "-") for flag, name in planning.FLAGS.items()}
+    lines = [
+        "# Settings",
+        "",
+        "Generated from `launchers/settings.py`; `launchers/settings.schema.json` is the same for editors.",
+        "",
+        "Every setting can be given in a YAML file, many by a flag, each by `--set`. A flag wins over the",
+        "file, `--set` over both; what was used is the artifact `used_settings` and lies beside the model as",
+        "`settings.yaml`.",
+        "",
+        "```bash",
+        "python flows/finetune_flow.py --config settings my.yaml run --lr 1e-5 --set lora.rank=16",
+        "```",
+        "",
+        "```yaml",
+        "# my.yaml",
+        "model: llama-3.2-1b",
+        "method: lora",
+        "seq_len: 1024",
+        "optimizer:",
+        "  weight_decay: 0.01",
+        "```",
+        "",
+        "An empty value is written `--set clip_grad_norm=`, a list `--set 'lora.targets=[q_proj, v_proj]'`, a",
+        "mapping `--set 'engine={log_every_n_steps: 10}'`; the flag `--tracker` takes `tensorboard,wandb`. With",
+        "torchtune, keys of `engine` that follow from the plan are refused: the run's accounting depends on",
+        "them.",
+        "",
+    ]
+    header = ["| Setting | Flag | Default | Takes | |", "|---|---|---|---|---|"]
+    schema = settings.json_schema()
+    sections: dict[str, list[str]] = {}
+    for name in settings.dotted_names():
+        section = name.rpartition(".")[0]
+        values = _schema_of(schema, name)
+        cells = (f"`{name}`", f"`{flags[name]}`" if name in flags else "", _default(values), _takes(values))
+        text = settings.help_of(name).replace("|", "\\|")
+        sections.setdefault(section, []).append(f"| {' | '.join(cells)} | {text} |")
+    for section, table in sections.items():
+        if section:
+            lines += ["", f"## {section}", "", settings.help_of(section), ""]
+        lines += [*header, *table]
+    return "\n".join([*lines, ""])
+
+
+def _schema_of(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    values: dict[str, Any] = schema
+    for part in name.split("."):
+        values = values["properties"][part]
+        if "$ref" in values:
+            values = schema["$defs"][values["$ref"].rpartition("/")[2]]
+    return values
+
+
+def _default(values: dict[str, Any]) -> str:
+    default = values.get("default", {})
+    if default in (None, [], {}):
+        return ""
+    return f"`{default if isinstance(default, str) else json.dumps(default)}`"
+
+
+def _takes(values: dict[str, Any]) -> str:
+    if "anyOf" in values:
+        return " or ".join(text for option in values["anyOf"] if (text := _takes(option)))
+    if "enum" in values:
+        return ", ".join(f"`{value}`" for value in values["enum"])
+    if "const" in values:
+        return f"`{values['const']}`"
+    kind = values.get("type")
+    if kind == "array":
+        if "prefixItems" in values:
+            return f"{len(values['prefixItems'])} numbers"
+        return f"list of {_takes(values['items'])}"
+    words = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text"}
+    limits = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
+    text = words.get(str(kind), "mapping" if kind == "object" else "")
+    return " ".join([text, *(f"{word} {values[key]:g}" for key, word in limits.items() if key in values)])
+
+
+def plan_block() -> str:
+    """The plan that README.md shows."""
+    return "```text\n" + planned({"model": "llama-8b", "method": "lora"}, "kubernetes").strip() + "\n```"
+
+
+def models_table() -> str:
+    lines = ["| Name | Hugging Face id | Parameters | Longest sequence | |", "|---|---|---|---|---|"]
+    for name in models.names():
+        spec = models.find(name)
+        size = (
+            f"{spec.parameters / 1e9:.1f} B" if spec.parameters >= 1e8 else f"{spec.parameters / 1e6:.1f} M"
+        )
+        note = "asks for a token" if spec.gated else ""
+        cells = (f"`{name}`", spec.hf_id or "", size, f"{spec.max_seq_len:,}", note)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+COMBINATIONS = [(engine, method) for engine in engines.ENGINES for method in ("full", "lora", "qlora")]
+
+
+def refusal(model: str, engine: str, method: str) -> str | None:
+    """Why this engine refuses, at otherwise default settings."""
+    wanted = settings.build({"model": model, "method": method, "launcher": engine})
+    return engines.get(engine).unsupported(wanted, models.find(model))
+
+
+def matrix() -> str:
+    """Every model of the table, by what each engine says."""
+    head = " | ".join(f"{engine} {method}" for engine, method in COMBINATIONS)
+    lines = [f"| Model | {head} | Refused, because |", "|---" * (len(COMBINATIONS) + 2) + "|"]
+    for name in models.names():
+        reasons = [refusal(name, *combination) for combination in COMBINATIONS]
+        cells = ["no" if reason else "yes" for reason in reasons]
+        own = [r for r, (engine, _) in zip(reasons, COMBINATIONS, strict=True) if r and engine == "torchtune"]
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {own[0] if own else ''} |")
+    reason = textwrap.fill(f"deepspeed, {refusal('tiny-llama', 'deepspeed', 'qlora')}.", WIDTH)
+    return "\n".join([*lines, "", reason])
+
+
+GENERATED = {
+    "plan": ("README.md", plan_block),
+    "models": ("docs/models.md", models_table),
+    "matrix": ("docs/methods.md", matrix),
+}
+
+
+def with_generated(name: str, text: str) -> str:
+    """A document's text with its generated part renewed."""
+    part = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    content = GENERATED[name][1]()
+    renewed, count = part.subn(lambda found: f"{found[1]}\n{content}\n\n{found[2]}", text)
+    assert count == 1, f"{GENERATED[name][0]} has no part for {name}"
+    return renewed
+
+
+def write() -> None:
+    (ROOT / "docs" / "settings.md").write_text(settings_page())
+    for name, (file, _) in GENERATED.items():
+        path = ROOT / file
+        path.write_text(with_generated(name, path.read_text()))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What the documents hold
+
+
+class Block(NamedTuple):
+    where: str
+    language: str
+    text: str
+
+
+def blocks(*languages: str) -> list[Block]:
+    found = []
+    for path in DOCUMENTS:
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE):
+            line = path.read_text()[: match.start()].count("\n") + 2
+            found.append(Block(f"{path.relative_to(ROOT)}:{line}", match[1], match[2]))
+    return [block for block in found if not languages or block.language in languages]
+
+
+def shell_lines() -> list[tuple[str, str]]:
+    """(where, command) of all shell blocks, and of the flow's commands in tables and sentences."""
+    found = [
+        (block.where, line)
+        for block in blocks("bash")
+        for line in block.text.replace("\\\n", " ").splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    for path in DOCUMENTS:
+        prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+        inline = re.findall(r"`(python flows/finetune_flow\.py [^`]*)`", prose)
+        found += [(str(path.relative_to(ROOT)), command) for command in inline]
+    return found
+
+
+def flow_commands() -> list[tuple[str, list[str]]]:
+    """(where, words after finetune_flow.py)."""
+    found = []
+    for where, line in shell_lines():
+        for part in line.split("&&"):
+            words = shlex.split(part)
+            if len(words) > 1 and words[1] == "flows/finetune_flow.py":
+                found.append((where, words[2:]))
+    return found
+
+
+@cache
+def help_text(*words: str) -> str:
+    command = [sys.executable, str(FLOW), *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def planned(parameters: dict[str, Any], backend: str) -> str:
+    """What ``--plan-only`` prints for these parameters."""
+    values = {"settings": settings.parse_yaml(""), **parameters, "plan_only": True}
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        planning.plan_from_parameters(values, backend)  # type: ignore[arg-type]
+    return output.getvalue()
+
+
+def parse(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Subcommands and arguments, and the options with their values."""
+    plain, options = [], dict[str, list[str]]()
+    waiting = iter(words)
+    for word in waiting:
+        if not word.startswith("--"):
+            plain.append(word)
+            continue
+        name, _, value = word.partition("=")
+        taken = {"--config": 2, "--plan-only": 0, "--help": 0, "--only-json": 0}.get(name, 1)
+        values = [value] if value else [next(waiting) for _ in range(taken)]
+        options.setdefault(name, []).extend(values)
+    return plain, options
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Tests
+
+
+def test_the_settings_page_is_in_step() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == settings_page(), "python tests/test_docs.py --write"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_parts_are_in_step(name: str) -> None:
+    text = (ROOT / GENERATED[name][0]).read_text()
+    assert text == with_generated(name, text), "python tests/test_docs.py --write"
+
+
+def test_the_two_commands_are_as_promised_and_ci_runs_the_second() -> None:
+    readme = [line for where, line in shell_lines() if where.startswith("README")]
+    assert readme[:2] == [RUN_COMMAND, TEST_COMMAND]
+    assert TEST_COMMAND in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the documents' commands name; S3 and the Hub are not asked."""
+    row = json.dumps({"prompt": "1 and 1", "completion": "2"}) + "\n"
+    for name in ("my-data.jsonl", "held-out.jsonl"):
+        (tmp_path / name).write_text(row * 100)
+    (tmp_path / "my.yaml").write_text(yaml_examples()[0])
+    weights.fetch(weights.resolve("tiny-llama"), tmp_path / "my-model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def test_every_flow_command_is_one_that_the_command_line_takes(place: Path) -> None:
+    commands = flow_commands()
+    assert len(commands) > 30
+    for where, words in commands:
+        plain, options = parse(words)
+        subcommand = plain[:2] if plain[0] in ("card", "logs") else plain[:1]
+        known = help_text(*subcommand) + help_text()
+        for option in options:
+            assert re.search(rf"{option}\b", known), f"{where}: {plain[0]} has no {option}"
+        if plain[0] == "run":
+            check_run(where, options, place)
+
+
+def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
+    """It can be planned, or is refused only because this machine is too small for it."""
+    backends = [name for word in options.get("--with", []) if (name := word.split(":")[0]) != "secrets"]
+    assert set(backends) <= {"kubernetes", "batch"}, where
+    parameters: dict[str, Any] = {
+        name: options["--" + name.replace("_", "-")][-1]
+        for name in planning.FLAGS
+        if "--" + name.replace("_", "-") in options
+    }
+    parameters["overrides"] = tuple(options.get("--set", ()))
+    if "--config" in options:
+        parameters["settings"] = settings.parse_yaml((place / options["--config"][1]).read_text())
+    try:
+        answer = planned(parameters, backends[0] if backends else "local")
+    except UserError as error:
+        answer = str(error)
+    assert answer.startswith("Plan: ") or "These would work:" in answer, f"{where}: {answer}"
+
+
+def test_other_shell_lines_are_of_known_programs() -> None:
+    known = r"(python3|pip|python|source|export|git|aws|ruff|mypy|\.venv/bin/[\w-]+) "
+    for where, line in shell_lines():
+        for part in line.split("&&"):
+            assert re.match(known, part.strip() + " "), f"{where}: {line}"
+
+
+def test_plan_only_needs_nothing_that_trains(tmp_path: Path) -> None:
+    """README: planning works with the small install. Its packages are those that pyproject.toml asks for."""
+    code = (
+        "import runpy, sys\n"
+        "for name in 'torch torchtune torchao torchdata transformers tokenizers safetensors huggingface_hub "
+        "datasets peft accelerate deepspeed pandas'.split():\n"
+        "    sys.modules[name] = None\n"
+        f"sys.argv = [{str(FLOW)!r}, 'run', '--plan-only']\n"
+        f"runpy.run_path({str(FLOW)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Plan: tiny-llama" in done.stdout
+
+
+def test_the_table_of_what_runs_where_is_what_the_engines_say() -> None:
+    text = (ROOT / "README.md").read_text()
+    seen: list[str] = []
+    for line in re.findall(r"^\| `.*\| (?:yes|no).*\|$", text, re.MULTILINE):
+        patterns, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for name in models.names():
+            if any(fnmatch(name, pattern) for pattern in re.findall(r"`([^`]+)`", patterns)):
+                seen.append(name)
+                for combination, cell in zip(COMBINATIONS, cells, strict=True):
+                    says = refusal(name, *combination) is None
+                    assert says == cell.startswith("yes"), f"{name} {combination}: the table says {cell}"
+    assert sorted(seen) == sorted(models.names())
+
+
+def test_python_snippets_compile_and_their_imports_are_there() -> None:
+    assert blocks("python")
+    for block in blocks("python"):
+        for node in ast.walk(ast.parse(block.text, block.where)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    import_module(alias.name)
+            elif isinstance(node, ast.ImportFrom) and node.module and node.module != "transformers":
+                module = import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{block.where}: {node.module} has no {alias.name}"
+
+
+def yaml_examples() -> list[str]:
+    return [block.text for block in blocks("yaml")]
+
+
+def test_yaml_examples_are_settings() -> None:
+    assert yaml_examples()
+    for text in yaml_examples():
+        settings.parse_yaml(text)
+
+
+def test_data_examples_are_datasets(tmp_path: Path) -> None:
+    examples = blocks("jsonl")
+    assert len(examples) == 3
+    for block in examples:
+        path = tmp_path / "example.jsonl"
+        path.write_text(block.text)
+        assert rows.read(path)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if target.startswith("https://"):
+            assert target.split("/")[2] in HOSTS, target
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), f"{path.name}: {target}"
+        headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE) if anchor else []
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, f"{path.name}: {target}"
+
+
+def test_error_lines_are_those_of_the_code() -> None:
+    """The longest stretch of each line that has no value in it stands in the code."""
+    sources = [path for room in ROOM_ARROWS for path in (ROOT / room).rglob("*.py")]
+    code = " ".join(path.read_text() for path in sources)
+    code = re.sub(r"""["']\s*f?["']""", "", " ".join(code.split()))
+    text = (ROOT / "docs" / "troubleshooting.md").read_text().split("## Odd")[0]
+    lines = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    assert len(lines) > 30
+    for line in lines:
+        if not line.startswith(FOREIGN_LINES):
+            stretches = re.split(r"\b[A-Z_]{2,}\b|\b[MNXY]\b|\.\.\.|\d+(?:\.\d+)?|[()/:`]", line)
+            longest = max((stretch.strip(" :,;") for stretch in stretches), key=len)
+            assert longest in code, f"{line}: nothing says {longest!r}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_nothing_of_the_machine_it_was_written_on(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"/(work|root|home|tmp|opt|Users)/|TODO|FIXME|#\d+\b", text)
+    assert {url.split("/")[2] for url in re.findall(r"https?://[^\s)`]+", text)} <= HOSTS
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_lines_of_text_are_no_longer_than_those_of_code(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    long = [line for line in prose.splitlines() if len(line) > WIDTH and not line.startswith("|")]
+    assert long == []
+
+
+ROOM_ARROWS = {
+    "estimator": set[str](),
+    "launchers": {"estimator"},
+    "decorators": {"estimator", "launchers"},
+    "flows": {"estimator", "launchers", "decorators"},
+}
+
+
+def test_the_arrows_of_the_map_are_those_of_the_imports() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for room, allowed in ROOM_ARROWS.items():
+        found = set()
+        for path in (ROOT / room).rglob("*.py"):
+            found |= set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+        used = found & ROOM_ARROWS.keys() - {room}
+        assert used == allowed
+        arrow = f"{room} -> {', '.join(sorted(used)) or 'nothing'}"
+        assert arrow in text, f"CONTRIBUTING.md: {arrow}"
+
+
+def test_the_map_names_files_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`((?:estimator|launchers|decorators|flows|tests|docs)/[\w./-]+)`", text):
+        assert (ROOT / name).exists(), name
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python tests/test_docs.py --write")
+    write()
