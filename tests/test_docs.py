@@ -72,10 +72,10 @@ def settings_page() -> str:
         "  weight_decay: 0.01",
         "```",
         "",
-        "An empty value is written `--set clip_grad_norm=`, a list `--set 'lora.targets=[q_proj, v_proj]'`, a",
-        "mapping `--set 'engine={log_every_n_steps: 10}'`; the flag `--tracker` takes `tensorboard,wandb`. With",
-        "torchtune, keys of `engine` that follow from the plan are refused: the run's accounting depends on",
-        "them.",
+        "An empty value is written `--set clip_grad_norm=`, a list `--set 'lora.targets=[q_proj, v_proj]'`,",
+        "a mapping `--set 'engine={log_every_n_steps: 10}'`; the flag `--tracker` takes `tensorboard,wandb`.",
+        "With torchtune, keys of `engine` that follow from the plan are refused: the accounting of a run",
+        "depends on them.",
         "",
     ]
     header = ["| Setting | Flag | Default | Takes | |", "|---|---|---|---|---|"]
