@@ -1,0 +1,71 @@
+"""A real browser without a network, for what people are shown."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs a chromium or chrome to draw the card")
+
+
+def browse(page: Path, *options: str) -> str:
+    """Open a page 1100 pixels wide and 900 high in a browser of its own; returns what it prints."""
+    profile = page.parent / f"profile-{page.stem}-{abs(hash(options))}"
+    command = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--host-resolver-rules=MAP * ~NOTFOUND",  # a card must not need a network
+        "--virtual-time-budget=8000",
+        f"--user-data-dir={profile}",
+        "--window-size=1100,900",
+        *options,
+        page.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def first_screen(page: Path) -> Image.Image:
+    """The picture of the page before any scrolling."""
+    picture = page.with_suffix(".png")
+    browse(page, f"--screenshot={picture}")
+    with Image.open(picture) as image:
+        return image.convert("RGB")
+
+
+def widest(image: Image.Image, colour: tuple[int, int, int]) -> int:
+    """The most pixels of one colour in one row."""
+    return max(_counts(image, colour))
+
+
+def rows_with(image: Image.Image, colour: tuple[int, int, int]) -> int:
+    """In how many rows a colour is seen."""
+    return sum(count > 0 for count in _counts(image, colour))
+
+
+def _counts(image: Image.Image, colour: tuple[int, int, int]) -> list[int]:
+    data, width = image.tobytes(), image.width * 3
+    wanted = bytes(colour)
+    rows = (data[start : start + width] for start in range(0, len(data), width))
+    return [sum(row[i : i + 3] == wanted for i in range(0, width, 3)) for row in rows]
+
+
+def words(page: Path) -> str:
+    """The page's text after its scripts have run."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", browse(page, "--dump-dom").split("<body", 1)[1]))
+
+
+def charts(page: Path) -> int:
+    return len(re.findall(r"<canvas|<svg[^>]*class=\"marks\"", browse(page, "--dump-dom")))

@@ -1,0 +1,43 @@
+"""What a run leaves for people: its card, and settings from which it can be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.browser import charts, first_screen, needs_browser, rows_with, widest, words
+from tests.flows.conftest import QUICK, FlowRun
+
+pytestmark = pytest.mark.slow
+
+MEASURED_GREEN, UPPER_BOUND_RED = (0x54, 0xA2, 0x4B), (0xE4, 0x57, 0x56)
+
+
+@needs_browser
+def test_the_card_of_the_main_job_and_its_repetition(
+    flow: Callable[..., FlowRun], dataset: Path, tmp_path: Path
+) -> None:
+    run = flow("run", "--dataset", str(dataset), "--lr", "2e-3", *QUICK)
+    assert run.returncode == 0, run.output
+    first, run_id = run.artifacts(), run.run_id
+    task = run.output.split(f"[{run_id}/train/")[1].split(" ")[0]
+    got = flow("card", "get", f"{run_id}/train/{task}", "card.html", "--id", "finetune", timeout=60)
+    assert got.returncode == 0, got.output
+    page = tmp_path / "card.html"
+    text = words(page)
+    assert "tiny-llama \u00b7 full \u00b7 torchtune \u00b7 1 node x 1 CPU process" in text
+    assert "Finished in" in text
+    assert "step 8 of 8" in text
+    assert charts(page) >= 3
+    seen = first_screen(page)  # predicted beside measured, before any scrolling
+    assert widest(seen, MEASURED_GREEN) > 100
+    assert rows_with(seen, UPPER_BOUND_RED) > 50
+
+    used = Path(first["model_path"]).parent / "settings.yaml"
+    again = flow("--config", "settings", str(used), "run")
+    assert again.returncode == 0, again.output
+    second = again.artifacts()
+    assert second["used_settings"] == first["used_settings"]
+    assert [row["loss"] for row in second["metrics"]] == [row["loss"] for row in first["metrics"]]
