@@ -55,7 +55,7 @@ def _request(job: Job, target: Target, chosen: Candidate) -> Request:
         ram = item.ram_bytes
         host = int(ram * share) if ram is not None else int(host * 1.25)
     elif target.machine is not None:
-        cpu = min(max(target.machine.cpu_cores // layout.nodes, 1), processes)
+        cpu = max(target.machine.cpu_cores // layout.nodes, 1)
         host = min(host, target.machine.ram_bytes // layout.nodes)
     shared = SHARED_MEMORY_PER_GPU * processes
     if ram is not None:

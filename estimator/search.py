@@ -162,7 +162,8 @@ class Search:
             micro = f"micro batch {layout.micro_batch}: the whole batch at once fits"
         else:
             micro = f"micro batch {layout.micro_batch}: the largest that fits"
-        lines.append(f"{micro} ({layout.accumulation} forward passes for each step of {job.global_batch})")
+        passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
+        lines.append(f"{micro} ({passes} for each step of {job.global_batch})")
         if job.activation_checkpointing is not None:
             word = "on" if layout.activation_checkpointing else "off"
             lines.append(f"activation checkpointing {word}, as asked")

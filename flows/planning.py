@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,11 @@ from launchers.settings import Settings
 Backend = Literal["local", "kubernetes", "batch"]
 
 DEFAULT_SEQ_LEN = 2048
+TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would foretell memory it never needs
+PACKAGES = {  # what an engine's processes import, beside the base install
+    "torchtune": ("torch", "torchtune", "torchao", "transformers"),
+    "deepspeed": ("torch", "deepspeed", "accelerate", "peft", "transformers"),
+}
 
 # Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
 FLAGS = {
@@ -74,13 +80,14 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
 
 def resolved(wanted: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
     """The same settings with every ``auto`` that depends on the model decided."""
-    rates = _TINY_LEARNING_RATES if spec.name == "tiny-llama" else _LEARNING_RATES
+    tiny = spec.name == weights.TINY
+    rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
     optimizer = wanted.optimizer
     if optimizer.lr == "auto":
         optimizer = optimizer.model_copy(update={"lr": rates[wanted.method]})
     changes: dict[str, Any] = {"optimizer": optimizer}
     if wanted.seq_len is None:
-        changes["seq_len"] = min(DEFAULT_SEQ_LEN, spec.max_seq_len)
+        changes["seq_len"] = min(TINY_SEQ_LEN if tiny else DEFAULT_SEQ_LEN, spec.max_seq_len)
     if wanted.checkpoint_every == 0 and steps is not None:
         changes["checkpoint_every"] = max(10, round(steps / 10))
     return wanted.model_copy(update=changes)
@@ -108,15 +115,33 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     except CannotFit as error:
         command = f"python flows/finetune_flow.py run --model {wanted.model}"
         raise UserError(render_cannot_fit(error, command)) from None
+    _check(_as_planned(wanted, made), spec, otherwise="Ask for fewer GPUs: --gpus 1.")
     if params.get("plan_only"):
         sys.stdout.write(render(made) + "\n")
         raise SystemExit(0)
     sys.stderr.write(render(made) + "\n\n")  # not to standard output: deployments print JSON there
     if backend == "local":
+        _check_installed(wanted.launcher)
         _check_disk(made)
     else:
         staging.stage(wanted)
     return made
+
+
+def _as_planned(wanted: Settings, made: Plan) -> Settings:
+    """The settings with the plan's nodes and GPUs: some things an engine can't do depend on them."""
+    planned = {"nodes": made.layout.nodes, "gpus": made.layout.processes_per_node}
+    return wanted.model_copy(update={"resources": wanted.resources.model_copy(update=planned)})
+
+
+def _check_installed(launcher: str) -> None:
+    missing = [name for name in PACKAGES[launcher] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: this machine can "
+            f"plan, but not train with {launcher}.",
+            "pip install -e '.[train]'",
+        )
 
 
 def _check_disk(made: Plan) -> None:
@@ -164,7 +189,11 @@ def flags_of(flow: Any) -> dict[str, Any]:
     return {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
 
 
-def _check(wanted: Settings, spec: ModelSpec) -> None:
+def _check(
+    wanted: Settings,
+    spec: ModelSpec,
+    otherwise: str = "See the table of what runs where in docs/methods.md.",
+) -> None:
     trackers.check_installed(wanted.tracker)
     reason = engines.get(wanted.launcher).unsupported(wanted, spec)
     if reason is not None:
@@ -172,7 +201,7 @@ def _check(wanted: Settings, spec: ModelSpec) -> None:
         can = engines.get(other).unsupported(wanted, spec) is None
         raise UserError(
             f"--model {wanted.model} --method {wanted.method} --launcher {wanted.launcher}: {reason}.",
-            f"Use --launcher {other}." if can else "See the table of what runs where in docs/methods.md.",
+            f"Use --launcher {other}." if can else otherwise,
         )
     seq_len = wanted.seq_len or DEFAULT_SEQ_LEN
     if seq_len > spec.max_seq_len:

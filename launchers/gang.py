@@ -214,6 +214,8 @@ class _Node:
                 processes=layout.processes_per_node,
                 cores=self._job.plan.request.cpu,
                 main_host=address.main_host,
+                node=address.node,
+                on_gpus=layout.device == "cuda",
             ),
         )
 

@@ -139,7 +139,7 @@ def _times(metrics: Metrics) -> str:
 
 
 def duration(seconds: float) -> str:
-    """"1:02:03", "2:03" or "0:07"."""
+    """ "1:02:03", "2:03" or "0:07"."""
     whole = math.ceil(seconds)
     hours, minutes = whole // 3600, whole % 3600 // 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

@@ -78,7 +78,9 @@ def child_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def rank_environment(*, processes: int, cores: int, main_host: str) -> dict[str, str]:
+def rank_environment(
+    *, processes: int, cores: int, main_host: str, node: int = 0, on_gpus: bool = False
+) -> dict[str, str]:
     """What the engines need to find in a rank's environment."""
     machine = len(os.sched_getaffinity(0))
     threads = max(1, (min(machine, cores) if cores > 0 else machine) // processes)
@@ -87,10 +89,17 @@ def rank_environment(*, processes: int, cores: int, main_host: str) -> dict[str,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": os.environ.get("TRANSFORMERS_VERBOSITY", "error"),
         "TIKTOKEN_CACHE_DIR": "",  # its cache goes by path: a new tokenizer at an old path would be missed
     }
     if is_loopback(main_host):  # all nodes are on this machine, whatever its host name resolves to
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        if on_gpus:  # each local node takes its own share of the machine's GPUs
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            gpus = visible.split(",") if visible else [str(index) for index in range((node + 1) * processes)]
+            own = gpus[node * processes : (node + 1) * processes]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     return environment
 
 

@@ -105,7 +105,8 @@ class Settings(_Section):
     """JSONL of chat messages, instruction/response or text: a local path, s3://, a Hugging Face id, or
     python-docs (made from the running Python's documentation)."""
     seq_len: Positive | None = None
-    """Longest sequence in tokens; longer rows are cut. Empty: 2048, or the model's limit if lower."""
+    """Longest sequence in tokens; longer rows are cut. Empty: 2048 (tiny-llama: 256), or the model's limit
+    if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
     train_on_prompt: bool = False

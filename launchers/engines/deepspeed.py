@@ -20,12 +20,9 @@ class DeepSpeed:
 
     def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:  # noqa: ARG002
         if settings.method == "qlora":
-            return (
-                "qlora: its 4-bit base weights need bitsandbytes on CUDA, and ZeRO can't shard them here;"
-                " use --launcher torchtune"
-            )
+            return "qlora: its 4-bit base weights need bitsandbytes on CUDA, and ZeRO can't shard them here"
         if settings.compile:
-            return "compile: not together with ZeRO's hooks; use --launcher torchtune"
+            return "compile: not together with ZeRO's hooks"
         if settings.zero.offload != "none" and settings.zero.stage == 0:
             return (
                 f"zero.offload={settings.zero.offload} with zero.stage=0: only the optimizer of stages"
