@@ -19,7 +19,8 @@ What is used, and why no public interface serves:
   page must not cost a core.
 * ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
-  scheduler then ends with a line about the terminal step, so it is used only where a retry would follow.
+  scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
+  ``MetaflowInternalError.headline`` is put into words that fit.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 """
@@ -38,7 +39,7 @@ from typing import Any, Literal
 
 from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
-from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException
+from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
 from metaflow.plugins.cards.card_creator import CardProcessManager
 from metaflow.system_context import ExecutionPhase, system_context
@@ -107,6 +108,7 @@ def main(flow: type[Any]) -> None:
     exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself always ends with 1).
     """
     ensure_user()
+    MetaflowInternalError.headline = "The run has failed"
     try:
         flow()
     except SystemExit as ended:

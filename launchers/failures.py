@@ -82,8 +82,11 @@ class Failure:
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure:
-    """The earliest failure, real causes before consequences."""
-    return min(failures, key=lambda failure: (failure.secondary, failure.at))
+    """The earliest failure; real causes before consequences, what the user can mend before the rest.
+
+    A full disk on one node ends a checkpoint on all, and the others may be the first to say so.
+    """
+    return min(failures, key=lambda failure: (failure.secondary, failure.kind != "user", failure.at))
 
 
 class GangFailed(RuntimeError):  # noqa: N818 it says what has happened

@@ -49,6 +49,7 @@ __all__ = [
     "run_node",
 ]
 
+PARENT_GONE = "the end of the process that had started its task"
 _log = logging.getLogger(__name__)
 
 
@@ -141,7 +142,10 @@ class _Node:
             uploads.remove_unfinished()
             self._drain(uploads, self._timeouts.upload_after_failure)
         except BaseException as error:
-            self._control.fail(self._of_task(error))
+            failure = self._of_task(error)
+            if isinstance(error, SystemExit):  # which by itself says nothing
+                _log.warning("%s", failure.message)
+            self._control.fail(failure)
             self._end_processes(well=False)
             uploads.remove_unfinished()
             self._await_verdict()
@@ -194,7 +198,7 @@ class _Node:
             if verdict is not None:
                 return verdict
             if os.getppid() != self._parent:
-                raise SystemExit("the end of the process that had started its task")
+                raise SystemExit(PARENT_GONE)
             time.sleep(self._timeouts.poll)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
@@ -255,7 +259,9 @@ class _Node:
             return Failure(kind="user", message=error.problem, advice=error.advice, **common)  # type: ignore[arg-type]
         if not isinstance(error, Exception):
             how = error.code if isinstance(error, SystemExit) else type(error).__name__
-            how = "SIGTERM" if how == 128 + signal.SIGTERM else how
+            if how == 128 + signal.SIGTERM:
+                alone = os.getppid() != self._parent
+                how = PARENT_GONE if alone else "SIGTERM"
             return Failure(kind="node", message=f"node {node} ({host}) was stopped by {how}", **common)  # type: ignore[arg-type]
         return Failure(
             kind="task",

@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -28,6 +29,8 @@ from launchers.rank import RankEnv, die_with_parent, write_error
 
 NO_SPACE = "No space left"  # how the problem of a full disk begins
 _RESERVE_BYTES = 256 * 1024
+# What torch.save says when it could not write on, for whatever reason.
+_TORN_WRITE = re.compile(r"PytorchStreamWriter failed|inline_container\.cc|iostream error")
 
 
 def main() -> None:
@@ -109,7 +112,7 @@ def is_disk_full(error: BaseException, folder: Path) -> bool:
             return True
         if "No space left on device" in str(link) or "os error 28" in str(link):
             return True
-        if "PytorchStreamWriter failed" in str(link) and shutil.disk_usage(folder).free < 16 * 2**20:
+        if _TORN_WRITE.search(str(link)) and shutil.disk_usage(folder).free < 16 * 2**20:
             return True
     return False
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+def write_sums(path: Path) -> Path:
     """Sixty rows of arithmetic that a tiny model can begin to learn in a few steps."""
-    path = tmp_path / "sums.jsonl"
     rows = [
         {"instruction": "Add the two numbers.", "input": f"{a} and {b}", "output": f"The sum is {a + b}."}
         for a in range(1, 7)
@@ -19,3 +17,8 @@ def dataset(tmp_path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write_sums(tmp_path / "sums.jsonl")

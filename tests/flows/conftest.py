@@ -63,7 +63,8 @@ class FlowRun:
             check=True,
             timeout=120,
         )
-        return pickle.loads(read.stdout)  # noqa: S301
+        found: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
+        return found
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -89,7 +90,13 @@ def start_flow(home: Path, arguments: list[str], **more: str) -> subprocess.Pope
         command += ["--run-id-file", str(home / "run_id")]
     with (home / "log").open("w") as log:
         return subprocess.Popen(
-            command, cwd=home, env=environment(home, **more), stdout=log, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=home,
+            env=environment(home, **more),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # as in a terminal of its own
         )
 
 

@@ -1,0 +1,268 @@
+"""Runs of the flow that are hurt on purpose: who runs where, at which moment, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from tests.flows.conftest import environment, left_behind, start_flow
+
+Who = Literal["rank", "agent", "worker task", "control task", "scheduler"]
+Moment = Literal["at the start", "in the middle", "in a checkpoint"]
+
+STEPS = 24
+EVERY = 3  # steps from checkpoint to checkpoint
+SHORT = (
+    f"--epochs=2 --max-steps={STEPS} --checkpoint-every={EVERY} --batch-size=4 --seq-len=128 "
+    "--set=evaluation.generations=0 --set=evaluation.fraction=0.1"
+).split()
+READ_OUTCOME = """
+import pickle, sys
+from metaflow import Run, namespace
+namespace(None)
+tasks = [task for step in Run(sys.argv[1]) if step.id.startswith("train") for task in step if task.finished]
+outcomes = [task["outcome"].data for task in tasks]
+main = next(outcome for outcome in outcomes if outcome.output)
+found = {"metrics": [m.to_dict() for m in main.metrics], "resumed_from": main.resumed_from}
+pickle.dump(found, sys.stdout.buffer)
+"""
+
+
+@dataclass
+class Node:
+    """One node's training task that is alive, by its work folder."""
+
+    folder: Path
+    task_pid: int
+
+    def rank_pid(self, rank: int) -> int | None:
+        try:
+            return int(
+                json.loads((self.folder / "node" / "ranks" / f"rank-{rank:05d}.json").read_text())["pid"]
+            )
+        except (OSError, ValueError):
+            return None
+
+    def agent_pid(self) -> int | None:
+        for child in psutil.Process(self.task_pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "launchers.agent" in child.cmdline():
+                    return child.pid
+        return None
+
+    def step(self) -> int:
+        """The last step that a rank of this node has made in this attempt."""
+        steps = [0]
+        for path in (self.folder / "node" / "telemetry").glob("rank-*.jsonl"):
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if "dt" in event:
+                        steps.append(int(event["step"]))
+        return max(steps)
+
+    def writes_checkpoint(self, rank: int) -> bool:
+        return any(
+            not (folder / f"rank-{rank:05d}.json").exists()
+            for folder in (self.folder / "node" / "checkpoints").glob("step-*")
+        )
+
+
+@dataclass
+class Ended:
+    """What a fault has led to."""
+
+    committed: int  # the newest whole checkpoint's step when it struck
+    seconds: float  # until every process that it should end had ended
+    left: list[str] = field(default_factory=list)
+
+
+class Flow:
+    """One run of the flow in ``home``; several, one after the other, share the datastore there."""
+
+    def __init__(self, home: Path, *arguments: str, nodes: int, **more: str) -> None:
+        self.home, self.nodes = home, nodes
+        self._environment = environment(home, **more)
+        (home / "run_id").unlink(missing_ok=True)
+        self.process = start_flow(home, list(arguments), **more)
+
+    # -- what is to be seen ----------------------------------------------------------------------------
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text(errors="replace")
+
+    @property
+    def run_id(self) -> str:
+        return (self.home / "run_id").read_text()
+
+    def outcome(self) -> dict[str, Any]:
+        """Metrics and the step gone on from, of the training that has ended well."""
+        read = subprocess.run(
+            [sys.executable, "-c", READ_OUTCOME, f"FinetuneFlow/{self.run_id}"],
+            cwd=self.home,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=120,
+        )
+        return dict(pickle.loads(read.stdout))  # noqa: S301
+
+    def losses(self) -> list[tuple[int, float]]:
+        return [(row["step"], row["loss"]) for row in self.outcome()["metrics"]]
+
+    def went_on_from(self) -> list[int]:
+        """For each attempt of the training, the step of the checkpoint that it went on from; 0: none."""
+        attempts = self.log.partition("/train")[2].split("Task is starting (retry)")
+        found = [re.search(r"going on from the checkpoint of step (\d+)", attempt) for attempt in attempts]
+        return [int(match[1]) if match else 0 for match in found]
+
+    def node(self, number: int) -> Node | None:
+        """The training task of a node, once its rank has started."""
+        work = Path(self._environment["FINETUNE_WORK_DIR"])
+        for folder in work.glob(f"{self._own_id()}-train-*"):
+            with contextlib.suppress(OSError, ValueError, psutil.Error):
+                pid, created = (folder / "owner").read_text().split()
+                if abs(psutil.Process(int(pid)).create_time() - float(created)) < 1:
+                    found = Node(folder, int(pid))
+                    if found.rank_pid(number) is not None:
+                        return found
+        return None
+
+    def _own_id(self) -> str:
+        return self.run_id if (self.home / "run_id").exists() else "none-yet"
+
+    def committed(self) -> int:
+        """The step of this run's newest whole checkpoint; 0: there is none."""
+        store = Path(self._environment["METAFLOW_DATASTORE_SYSROOT_LOCAL"]) / ".metaflow" / "FinetuneFlow"
+        folders = store.glob(f"finetune/checkpoints/{self._own_id()}/*/step-*/checkpoint.json")
+        return max((int(path.parent.name[5:13]) for path in folders), default=0)
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    def wait_for(self, what: Callable[[], Any], within: float = 240, pause: float = 0.05) -> Any:
+        deadline = time.monotonic() + within
+        while True:
+            found = what()
+            if found:
+                return found
+            if self.process.poll() is not None:
+                raise AssertionError(f"the run ended first:\n{self.log}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {within:g} s:\n{self.log}")
+            time.sleep(pause)
+
+    def wait_until(self, moment: Moment, rank: int = 0) -> None:
+        """Wait for a moment of the attempt that is running or about to."""
+        node = self._all_there()[rank]
+        start = self.committed()
+        if moment == "in the middle":
+            self.wait_for(lambda: self.committed() > start and node.step() % EVERY)
+        elif moment == "in a checkpoint":
+            self.wait_for(self.committed)
+            self.wait_for(lambda: node.writes_checkpoint(rank), pause=0.001)
+
+    def _all_there(self) -> list[Node]:
+        found: list[Node] = []
+
+        def look() -> bool:
+            found[:] = [node for number in range(self.nodes) if (node := self.node(number))]
+            return len(found) == self.nodes
+
+        self.wait_for(look)
+        return found
+
+    def end(self, within: float = 400) -> int:
+        """The exit status of the run, which leaves no process behind."""
+        try:
+            code = self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not ended within {within:g} s:\n{self.log}") from None
+        left = left_behind(self.home)
+        assert not left, left
+        return code
+
+    # -- hurting ---------------------------------------------------------------------------------------
+
+    def pid_of(self, who: Who, rank: int = 0) -> int:
+        """``rank`` is the number of the node, too: each has one rank."""
+        if who == "scheduler":
+            return self.process.pid
+        node = self.node(rank)
+        assert node is not None, self.log
+        pid = {"rank": node.rank_pid(rank), "agent": node.agent_pid()}.get(who, node.task_pid)
+        assert pid is not None, self.log
+        return pid
+
+    def kill(self, who: Who, moment: Moment, rank: int = 0, within: float = 60) -> Ended:
+        """kill -9 at a moment, then wait until the whole attempt (for the scheduler: the run) has ended."""
+        self._all_there()
+        pid = self.pid_of(who, rank)
+        doomed = [*self._belonging()]  # looked up first: it takes longer than a checkpoint
+        self.wait_until(moment, rank)
+        os.kill(pid, signal.SIGKILL)
+        return self._ending(doomed, who == "scheduler", within)
+
+    def stop(self, how: Literal["Ctrl-C", "SIGINT", "SIGTERM"], within: float = 60) -> Ended:
+        """Tell the run to stop; a terminal's Ctrl-C goes to its tasks, too."""
+        doomed = [*self._belonging()]
+        if how == "Ctrl-C":
+            os.killpg(self.process.pid, signal.SIGINT)
+        else:
+            self.process.send_signal(signal.Signals[how])
+        return self._ending(doomed, True, within)
+
+    def _ending(self, doomed: list[psutil.Process], whole_run: bool, within: float) -> Ended:
+        began = time.monotonic()
+        committed = self.committed()
+        if whole_run:
+            self.process.wait(within)
+        while (left := [p for p in doomed if _is_alive(p)]) and time.monotonic() - began < within:
+            time.sleep(0.05)
+        return Ended(committed, time.monotonic() - began, [_name(process) for process in left])
+
+    def _belonging(self) -> Iterator[psutil.Process]:
+        """All processes of the run but its scheduler, the sweepers of its tasks among them."""
+        own = [p for p in left_behind(self.home, wait_s=0) if p.pid != self.process.pid]
+        yield from own
+        pids = {str(process.pid) for process in own}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if "launchers.sweeper" in words and words[-1] in pids:
+                    yield process
+
+    def clean_up(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for process in left_behind(self.home, wait_s=0):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[-6:])
+    except psutil.Error:
+        return "?"

@@ -1,0 +1,181 @@
+"""A run that is hurt ends soon, leaves no process behind, and goes on from its last whole checkpoint.
+
+benchmarks/faults.py has every process and every moment; these are the cases that cover the most.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import write_sums
+from tests.flows.faults import EVERY, SHORT, STEPS, Ended, Flow
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NewFlow = Callable[..., Flow]
+Losses = list[tuple[int, float]]
+END_S = 30.0  # 5 to 10 come about; the machine may be busy
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> Iterator[NewFlow]:
+    """``flow("run", nodes=2)`` starts a short run in this test's own folder."""
+    started: list[Flow] = []
+    data = write_sums(tmp_path / "sums.jsonl")
+
+    def start(*arguments: str, nodes: int) -> Flow:
+        if arguments[0] == "run":
+            arguments = (*arguments, f"--nodes={nodes}", f"--dataset={data}", *SHORT)
+        started.append(Flow(tmp_path, *arguments, nodes=nodes))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.clean_up()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """The losses of a run of two nodes that nobody hurts."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    data = write_sums(home / "sums.jsonl")
+    run = Flow(home, "run", "--nodes=2", f"--dataset={data}", *SHORT, nodes=2)
+    try:
+        run.wait_for(lambda: "/evaluate/" in run.log)
+        check_ended(run, run.stop("SIGTERM"))
+        return run.losses()
+    finally:
+        run.clean_up()
+
+
+def check_ended(run: Flow, ended: Ended) -> None:
+    """All processes that were to end have ended, soon."""
+    assert ended.left == [], run.log
+    assert ended.seconds < END_S, run.log
+
+
+def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_losses(
+    flow: NewFlow, undisturbed: Losses
+) -> None:
+    run = flow("run", nodes=2)
+    first = run.kill("rank", "in a checkpoint", rank=1)
+    check_ended(run, first)
+    second = run.kill("control task", "in the middle")
+    check_ended(run, second)
+    assert run.end() == 0, run.log
+    assert "rank 1 on" in run.log
+    assert "was ended by SIGKILL (9)" in run.log
+    _, after_first, after_second = run.went_on_from()
+    assert after_first >= first.committed > 0
+    assert after_second >= second.committed > after_first
+    assert run.losses() == undisturbed
+
+
+def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
+    flow: NewFlow, undisturbed: Losses
+) -> None:
+    run = flow("run", nodes=2)
+    ended = run.kill("scheduler", "in the middle")
+    check_ended(run, ended)
+    for how in ("Ctrl-C", "SIGTERM"):
+        run = flow("resume", "--origin-run-id", run.run_id, nodes=2)
+        run.wait_until("in the middle")
+        assert run.went_on_from()[0] >= ended.committed > 0, run.log
+        ended = run.stop(how)
+        check_ended(run, ended)
+        assert "Traceback" not in run.log
+    run = flow("resume", "--origin-run-id", run.run_id, nodes=2)
+    assert run.end() == 0, run.log
+    assert run.went_on_from()[0] >= ended.committed > 0
+    assert run.losses() == undisturbed
+
+
+def test_deepspeed_goes_on_after_a_killed_agent(flow: NewFlow) -> None:
+    run = flow("run", "--launcher=deepspeed", nodes=2)
+    ended = run.kill("agent", "in the middle", rank=1)
+    check_ended(run, ended)
+    run.wait_for(lambda: "/evaluate/" in run.log)
+    assert "the agent of node 1" in run.log
+    assert run.went_on_from()[1] >= ended.committed > 0
+    losses = run.losses()
+    assert [step for step, _ in losses] == list(range(1, STEPS + 1))
+    assert losses[-1][1] < losses[0][1] - 1
+
+
+class Disk:
+    """A small disk that can be filled."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", str(folder)], capture_output=True, text=True
+        )
+        if mounted.returncode != 0:
+            pytest.skip(f"a small disk can only be mounted with root's rights here: {mounted.stderr.strip()}")
+
+    def fill(self, spare_bytes: int = 10 * 2**20) -> None:
+        for _ in range(20):
+            now = os.statvfs(self._folder)
+            used = (now.f_blocks - now.f_bfree) * now.f_frsize
+            if self._resize(str(used + spare_bytes)):  # not, when just then more was written
+                return
+        raise AssertionError(f"{self._folder} can't be made smaller")
+
+    def free(self) -> None:
+        assert self._resize("4g")
+
+    def _resize(self, size: str) -> bool:
+        command = ["mount", "-o", f"remount,size={size}", str(self._folder)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "-l", str(self._folder)], check=False)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Disk]]:
+    mounted: list[Disk] = []
+
+    def mount(name: str) -> Disk:
+        mounted.append(Disk(tmp_path / name))
+        return mounted[-1]
+
+    yield mount
+    for each in mounted:
+        each.unmount()
+
+
+@pytest.mark.parametrize(("what", "nodes"), [("work", 2), (".metaflow", 1)])
+def test_a_disk_that_fills_up_is_one_line_and_resume_goes_on_when_there_is_room_again(
+    flow: NewFlow, disk: Callable[[str], Disk], undisturbed: Losses, what: str, nodes: int
+) -> None:
+    small = disk(what)
+    run = flow("run", nodes=nodes)
+    run.wait_for(lambda: run.committed() > 0)
+    small.fill()
+    assert run.end(within=90) != 0
+    text = " ".join(run.log.split())
+    assert "No space left" in text
+    assert str(run.home / what) in text
+    assert f"The last whole checkpoint is that of step {run.committed()}." in text
+    assert "Traceback" not in text
+    assert "Internal error" not in text
+    assert "(retry)" not in text, "what a user has to mend is not retried"
+    kept = run.committed()
+    small.free()
+    run = flow("resume", "--origin-run-id", run.run_id, nodes=nodes)
+    run.wait_for(lambda: "/evaluate/" in run.log)
+    assert run.went_on_from() == [kept]
+    assert kept % EVERY == 0
+    losses = run.losses()
+    assert [step for step, _ in losses] == list(range(1, STEPS + 1))
+    if nodes == 2:
+        assert losses == undisturbed
+    else:  # sums in another order
+        assert losses[-1][1] == pytest.approx(undisturbed[-1][1], rel=0.01)
