@@ -97,7 +97,12 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     with (job.work_dir / "output").open("wb") as output:
         subprocess.run(
             [sys.executable, str(recipe), "--config", str(config)],
-            env={**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), "TIKTOKEN_CACHE_DIR": ""},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(os.cpu_count()),
+                "OMP_WAIT_POLICY": "passive",
+                "TIKTOKEN_CACHE_DIR": "",
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
             check=True,

@@ -134,7 +134,7 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
     """
     path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
     result.unlink(missing_ok=True)
-    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
     if request.device == "cpu":
         extra["CUDA_VISIBLE_DEVICES"] = ""
     with log.open("wb") as output:
