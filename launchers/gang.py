@@ -260,8 +260,7 @@ class _Node:
         if not isinstance(error, Exception):
             how = error.code if isinstance(error, SystemExit) else type(error).__name__
             if how == 128 + signal.SIGTERM:
-                alone = os.getppid() != self._parent
-                how = PARENT_GONE if alone else "SIGTERM"
+                how = PARENT_GONE if self._parent_is_gone(within=0.3) else "SIGTERM"
             return Failure(kind="node", message=f"node {node} ({host}) was stopped by {how}", **common)  # type: ignore[arg-type]
         return Failure(
             kind="task",
@@ -269,6 +268,13 @@ class _Node:
             traceback="".join(traceback.format_exception(error)),
             **common,  # type: ignore[arg-type]
         )
+
+    def _parent_is_gone(self, within: float) -> bool:
+        """The signal for a parent's death comes with the end of one of its threads, before it has gone."""
+        deadline = time.monotonic() + within
+        while os.getppid() == self._parent and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return os.getppid() != self._parent
 
     def _with_last_checkpoint(self, failure: Failure) -> Failure:
         if failure.kind != "user" or NO_SPACE not in failure.message or self._store is None:

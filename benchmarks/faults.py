@@ -1,0 +1,269 @@
+"""Kills each process of a run at each moment, and sees how the run ends and goes on.
+
+    python benchmarks/faults.py            # about half an hour on 2 cores; writes benchmarks/results/faults.*
+
+Each row is one fault in a real run of the flow (tiny-llama, 24 steps, a checkpoint every 3). "Ended after"
+is the time until all processes of the attempt (for the scheduler: of the run) have ended. After a killed
+rank, agent or task Metaflow's @retry goes on; after a killed scheduler the `resume` command does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.machine import describe
+from tests.conftest import write_sums
+from tests.flows.faults import EVERY, SHORT, STEPS, Flow, Moment, Who
+
+RESULTS = Path(__file__).parent / "results"
+MOMENTS: tuple[Moment, ...] = ("at the start", "in the middle", "in a checkpoint")
+STOPS: tuple[Literal["Ctrl-C", "SIGTERM", "SIGINT"], ...] = ("Ctrl-C", "SIGTERM", "SIGINT")
+SAID = {  # what the terminal says of the cause
+    "rank": "was ended by SIGKILL (9)",
+    "agent": "the agent of node",
+    "worker task": "its connection broke without a goodbye",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    who: Who
+    moment: Moment
+    rank: int = 0  # of the node, too: each has one rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run and the faults of its attempts, at most two: the third attempt is to end well."""
+
+    nodes: int
+    engine: str
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    nodes: int
+    engine: str
+    who: str
+    moment: str
+    ended_after_seconds: float
+    orphans: int
+    cause_said: bool | None  # None: there is nobody left to say it
+    committed_step: int  # of the newest whole checkpoint when the fault struck
+    went_on_from_step: int
+    losses_equal: bool  # of all steps, bit by bit, to the undisturbed run's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A run that was told to stop while it evaluated."""
+
+    signal: str
+    ended_after_seconds: float
+    orphans: int
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    if quick:
+        yield Case(nodes=2, engine="torchtune", faults=(Fault(who="rank", moment="in the middle"),))
+        return
+    victims: tuple[tuple[Who, int], ...] = (
+        ("rank", 1),
+        ("agent", 0),
+        ("worker task", 1),
+        ("control task", 0),
+    )
+    two = [Fault(who=who, moment=moment, rank=rank) for who, rank in victims for moment in MOMENTS]
+    one = [Fault(who="rank", moment=moment) for moment in MOMENTS]
+    one += [Fault(who="agent", moment="in the middle")]
+    one += [Fault(who="control task", moment=moment) for moment in ("in the middle", "in a checkpoint")]
+    for nodes, faults in ((2, two), (1, one)):
+        for first in range(0, len(faults), 2):
+            yield Case(nodes=nodes, engine="torchtune", faults=tuple(faults[first : first + 2]))
+    for nodes, moments in ((2, MOMENTS[1:]), (1, MOMENTS[1:2])):
+        for moment in moments:
+            yield Case(nodes=nodes, engine="torchtune", faults=(Fault(who="scheduler", moment=moment),))
+    yield Case(nodes=2, engine="deepspeed", faults=(Fault(who="rank", moment="in the middle", rank=1),))
+
+
+class Bench:
+    """Runs that share one datastore: all but the undisturbed ones resume a run that never trained."""
+
+    def __init__(self, folder: Path, dataset: Path) -> None:
+        self._folder, self._dataset = folder, dataset
+        self._homes: dict[tuple[int, str], tuple[Path, str, list[Any]]] = {}
+        self._signals = itertools.cycle(STOPS)
+        self.rows: list[Row] = []
+        self.stops: list[Stop] = []
+        self._flow: Flow | None = None
+
+    def run(self, case: Case) -> None:
+        home, origin, expected = self._prepared(case.nodes, case.engine)
+        flow = self._started(Flow(home, "resume", "--origin-run-id", origin, nodes=case.nodes))
+        struck = []
+        for fault in case.faults:
+            struck.append((fault, flow.kill(fault.who, fault.moment, fault.rank)))
+            if fault.who == "scheduler":
+                again = ("resume", "--origin-run-id", flow.run_id)
+                flow = self._started(Flow(home, *again, nodes=case.nodes))
+        self._stop_after_training(flow)
+        equal = flow.losses() == expected
+        went_on = flow.went_on_from()
+        if case.faults[0].who != "scheduler":
+            went_on = went_on[1:]
+        for (fault, ended), step in zip(struck, went_on, strict=True):
+            words = SAID.get(fault.who)
+            self._add(
+                Row(
+                    nodes=case.nodes,
+                    engine=case.engine,
+                    who=fault.who,
+                    moment=fault.moment,
+                    ended_after_seconds=ended.seconds,
+                    orphans=len(ended.left),
+                    cause_said=words in flow.log if words else None,
+                    committed_step=ended.committed,
+                    went_on_from_step=step,
+                    losses_equal=equal,
+                )
+            )
+
+    def _started(self, flow: Flow) -> Flow:
+        self._flow = flow
+        return flow
+
+    def clean_up(self) -> None:
+        """End what still runs of the latest run."""
+        if self._flow is not None:
+            self._flow.clean_up()
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        print(json.dumps(asdict(row)), flush=True)
+
+    def _prepared(self, nodes: int, engine: str) -> tuple[Path, str, list[Any]]:
+        """The folder, a run that was killed when its training began, and an undisturbed run's losses."""
+        if (nodes, engine) not in self._homes:
+            home = self._folder / f"{engine}-{nodes}"
+            home.mkdir()
+            chosen = [
+                f"--nodes={nodes}",
+                f"--launcher={engine}",
+                f"--dataset={self._dataset}",
+                *SHORT,
+            ]
+            undisturbed = self._started(Flow(home, "run", *chosen, nodes=nodes))
+            assert undisturbed.end() == 0, undisturbed.log
+            expected = undisturbed.losses()
+            assert [step for step, _ in expected] == list(range(1, STEPS + 1))
+            origin = self._started(Flow(home, "run", *chosen, nodes=nodes))
+            ended = origin.kill("scheduler", "at the start")
+            self._homes[nodes, engine] = home, origin.run_id, expected
+            flow = self._started(Flow(home, "resume", "--origin-run-id", origin.run_id, nodes=nodes))
+            self._stop_after_training(flow)
+            self._add(
+                Row(
+                    nodes=nodes,
+                    engine=engine,
+                    who="scheduler",
+                    moment="at the start",
+                    ended_after_seconds=ended.seconds,
+                    orphans=len(ended.left),
+                    cause_said=None,
+                    committed_step=ended.committed,
+                    went_on_from_step=flow.went_on_from()[0],
+                    losses_equal=flow.losses() == expected,
+                )
+            )
+        return self._homes[nodes, engine]
+
+    def _stop_after_training(self, flow: Flow) -> None:
+        flow.wait_for(lambda: "/evaluate/" in flow.log)
+        time.sleep(3)  # the evaluation has started its process
+        how = next(self._signals)
+        ended = flow.stop(how)
+        self.stops.append(Stop(signal=how, ended_after_seconds=ended.seconds, orphans=len(ended.left)))
+        print(json.dumps(asdict(self.stops[-1])), flush=True)
+
+
+def text(result: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {row['nodes']} | {row['engine']} | {row['who']} | {row['moment']} "
+        f"| {row['ended_after_seconds']:.1f} | {row['orphans']} "
+        f"| {'-' if row['cause_said'] is None else 'yes' if row['cause_said'] else 'no'} "
+        f"| {row['committed_step']} | {row['went_on_from_step']} "
+        f"| {'yes' if row['losses_equal'] else 'no'} |"
+        for row in result["rows"]
+    )
+    stops = result["stops"]
+    told = "\n".join(
+        f"| {name} | {len(found)} | {max(stop['ended_after_seconds'] for stop in found):.1f} "
+        f"| {sum(stop['orphans'] for stop in found)} |"
+        for name in sorted({stop["signal"] for stop in stops})
+        if (found := [stop for stop in stops if stop["signal"] == name])
+    )
+    return f"""# Faults
+
+`{result["command"]}`, {result["machine"]["text"]}
+
+tiny-llama, full, {STEPS} steps, a checkpoint every {EVERY}; kill -9 of one process in each row. "Whole" is
+the step of the newest whole checkpoint when it struck, "went on from" that of the next attempt (a checkpoint
+whose files were complete is still stored while the attempt ends). "Equal": the losses of all {STEPS} steps,
+bit by bit, to those of an undisturbed run.
+
+| nodes | engine | killed | when | ended after, s | orphans | cause said | whole | went on from | equal |
+|---|---|---|---|---|---|---|---|---|---|
+{rows}
+
+Runs told to stop while they evaluated:
+
+| signal | runs | longest to end, s | orphans |
+|---|---|---|---|
+{told}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one fault only, to try the script")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bench = Bench(folder, write_sums(folder / "sums.jsonl"))
+        problems = []
+        for case in cases(chosen.quick):
+            try:
+                bench.run(case)
+            except AssertionError as error:  # noqa: PERF203 the other cases are worth their while
+                problems.append(f"{case}: {next(iter(str(error).splitlines()), '')}")
+                print(f"{case}: {error!r}", file=sys.stderr, flush=True)
+            finally:
+                bench.clean_up()
+        result = {
+            "command": "python benchmarks/faults.py",
+            "machine": describe(),
+            "rows": [asdict(row) for row in bench.rows],
+            "stops": [asdict(stop) for stop in bench.stops],
+            "problems": problems,
+        }
+    if not chosen.quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "faults.json").write_text(json.dumps(result, indent=1) + "\n")
+        (RESULTS / "faults.md").write_text(text(result))
+    print(text(result))
+    if problems:
+        raise SystemExit(f"{len(problems)} cases did not go as they should: see above")
+
+
+if __name__ == "__main__":
+    main()
