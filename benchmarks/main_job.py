@@ -94,7 +94,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
         raise SystemExit("torchtune is not installed: pip install -e '.[train]'")
     recipe = Path(spec.origin).parents[1] / "recipes" / f"{recipe_name(job)}.py"
     began = time.perf_counter()
-    with (job.work_dir / "output").open("wb") as output:
+    with (job.work_dir / "bare.log").open("wb") as output:
         subprocess.run(
             [sys.executable, str(recipe), "--config", str(config)],
             env={

@@ -122,6 +122,9 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned(
             timeout=400,
         )
         logs = "\n".join(log.read_text() for log in pods.glob("*/log"))
+        # The code package brings our packages whole, data files too: an image need not have them.
+        assert list(pods.glob("*/metaflow/.mf_code/estimator/data/gpus.csv"))
+        assert list(pods.glob("*/metaflow/.mf_code/launchers/settings.schema.json"))
         assert cluster.jobsets, run.stdout + run.stderr + logs
         run_id = (tmp_path / "run_id").read_text()
         read = subprocess.run(

@@ -211,7 +211,7 @@ class TestPrepare:
 
     def test_fewer_rows_than_a_batch_are_refused_with_both_numbers(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="batch_size 8 is more than the 5 rows") as error:
-            prepare(some(5), model, build({"epochs": 9}), 128, tmp_path)
+            prepare(some(5), model, build({"batch_size": 8, "epochs": 9}), 128, tmp_path)
         assert "--batch-size 5" in error.value.advice
         assert not (tmp_path / "info.json").exists()
 
@@ -304,7 +304,7 @@ class TestPacking:
 
     def test_too_few_packed_sequences_for_a_batch_say_so(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="batch_size 8 is more than the 1 sequences after packing"):
-            prepare(some(10), model, build({"packing": True}), 2048, tmp_path)
+            prepare(some(10), model, build({"batch_size": 8, "packing": True}), 2048, tmp_path)
 
 
 class TestHeldOut:
