@@ -20,14 +20,14 @@ import os
 import signal
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from metaflow import StepMutator, UserStepDecorator
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
 from decorators.profiler import NO_PROFILE, Profile
-from decorators.requested import decorator_values, merge_given, with_given
+from decorators.requested import decorator_values, for_data, merge_given, with_given
 from decorators.storage import remember_origin
 from estimator.errors import UserError
 from estimator.plan import Plan
@@ -38,7 +38,8 @@ PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
 CARD_REFRESH_SECONDS = 2
 Resolver = Callable[[dict[str, Any], Backend], Plan]
-Role = Literal["train", "evaluate", "none"]
+Role = Literal["train", "evaluate", "data", "none"]
+_WITH_CARD = ("train", "evaluate")
 
 _planned: dict[tuple[Resolver, Backend, str], Plan] = {}  # one plan for each process, however many steps ask
 _active: Profile | None = None
@@ -78,6 +79,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
     request:
         ``"train"``: ask for the planned hardware, show predicted beside measured. ``"evaluate"``: ask for
         the same on one node; the plan predicts training only, so the card shows what was measured.
+        ``"data"``: the plan's disk for the run's files, and no GPUs; no card.
         ``"none"``: carry the plan, ask for nothing, make no card.
     interval:
         Seconds between two samples of the profiler; it takes fewer when sampling is dear.
@@ -93,8 +95,9 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         self.resolver: Resolver | None = kwargs.get("plan")
         self.role: Role = kwargs.get("request", "train")
         self.interval = float(kwargs.get("interval", 1.0))
-        if self.role not in ("train", "evaluate", "none"):
-            raise FinetuneError(f'@gpu_profile(request="{self.role}"): it is "train", "evaluate" or "none".')
+        if self.role not in get_args(Role):
+            known = ", ".join(f'"{role}"' for role in get_args(Role))
+            raise FinetuneError(f'@gpu_profile(request="{self.role}"): it is one of {known}.')
         if self.interval <= 0:
             raise FinetuneError(f"@gpu_profile(interval={self.interval:g}): it must be above 0 seconds.")
 
@@ -102,7 +105,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         """Called by Metaflow in every process that loads the flow; plans only where a run is launched."""
         self.external_init()  # Metaflow leaves this out for decorators given after --with
         step = StepView(mutable_step)
-        if self.role != "none":
+        if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
         if self.resolver is None:
             return
@@ -135,6 +138,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
 
     def _request(self, step: StepView, plan: Plan) -> None:
         backend = step.backend()
+        if self.role == "data":
+            plan = for_data(plan)
         selector = step.values(backend).get("node_selector")
         for decorator, values in decorator_values(plan, _given(step, backend), backend, selector).items():
             if decorator == "resources" or step.has(decorator):
@@ -149,7 +154,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         remember_origin()
         # The plan predicts training: beside anything else its figures would mislead.
         plan = current_plan() if self.resolver is not None and self.role == "train" else None
-        card = _metaflow.card() if self.role != "none" else None
+        card = _metaflow.card() if self.role in _WITH_CARD else None
         _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card)
         _active.start()
 

@@ -21,7 +21,7 @@ from launchers.telemetry import Event
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # between two pages of the card, at least
-CARD_TIME_SHARE = 0.1  # of the wall time that making pages may take; they are made at the lowest priority
+CARD_TIME_SHARE = 0.04  # of the wall time that making pages may take; they are made at the lowest priority
 
 
 class Profile:

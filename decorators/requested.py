@@ -10,6 +10,7 @@ Units: Kubernetes takes ``memory`` and ``disk`` in MB (10**6 bytes), Batch takes
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,8 @@ _FIELDS = {  # a decorator's attribute: the request's field
     "shared_memory": "shared_memory_mib",
     "disk": "disk_mib",
 }
+DATA_CPU = 4  # cores that hash and send files, and tokenise
+DATA_MEMORY_MIB = 16 * 1024  # files are streamed; the dataset's rows and tokens are in memory
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
 _PLACEMENT = ("node_selector", "compute_pool")
 
@@ -95,6 +98,21 @@ def decorator_values(
                 INSTANCE_TYPE_LABEL: request.instance_type,
             }
     return values
+
+
+def for_data(plan: Plan) -> Plan:
+    """The plan of a step that only handles the run's files: its disk, and of the rest what that needs."""
+    request = plan.request
+    own = dataclasses.replace(
+        request,
+        nodes=1,
+        gpus_per_node=0,
+        cpu=min(request.cpu, DATA_CPU),
+        memory_mib=min(request.memory_mib, DATA_MEMORY_MIB),
+        shared_memory_mib=0,
+        instance_type=None,
+    )
+    return dataclasses.replace(plan, request=own)
 
 
 def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given) -> Plan:

@@ -107,14 +107,14 @@ class FinetuneFlow(FlowSpec):
                 self.held_out = rows.read(staging.dataset_file(wanted.evaluation.dataset, work / "held_out"))
         self.next(self.prepare)
 
-    @gpu_profile(plan=planning.plan_from_parameters, request="none")
+    @gpu_profile(plan=planning.plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
         wanted = Settings.model_validate(self.used_settings)
         with work_folder(current.run_id, "prepare", current.task_id) as work:
             self.model_reference = handover.weights_once(wanted.model, work)
-            model_dir = handover.model_folder(self.model_reference, work / "model")
+            model_dir = handover.tokenizer_folder(self.model_reference, work / "model")
             train, drawn = preparation.split(self.conversations, wanted)
             info = preparation.prepare(
                 train, model_dir, wanted, wanted.seq_len or 0, work / "data", self.held_out or drawn

@@ -18,7 +18,7 @@ from estimator.models import ModelSpec
 from estimator.plan import GIB, Plan
 from flows import staging
 from launchers import weights
-from launchers.bundles import get_bundle, has_bundle, put_bundle, read_manifest
+from launchers.bundles import fetch_files, get_bundle, has_bundle, put_bundle, read_manifest
 from launchers.evaluate import EvaluationResult
 from launchers.metrics import Summary, duration
 
@@ -62,6 +62,16 @@ def weights_once(model: str, work: Path) -> str:
 def model_folder(reference: str, folder: Path) -> Path:
     """What :func:`weights_once` has named, as a folder on this machine."""
     return local_copy(datastore(shared=True), reference, folder)
+
+
+def tokenizer_folder(reference: str, folder: Path) -> Path:
+    """A folder with the model's configuration and tokenizer; of a bundle, the weights stay where they are."""
+    if Path(reference).is_absolute():
+        return Path(reference)
+    fetch_files(
+        datastore(shared=True), reference, folder, wanted=lambda name: not name.endswith(".safetensors")
+    )
+    return folder
 
 
 def spec_of(model: str) -> ModelSpec:

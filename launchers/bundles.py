@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -228,11 +228,17 @@ def get_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
     return manifest
 
 
-def fetch_files(storage: Storage, key: str, folder: Path) -> Manifest:
-    """Fetch a bundle's files into ``folder`` beside what is there, each verified by size and SHA-256."""
+def fetch_files(
+    storage: Storage, key: str, folder: Path, wanted: Callable[[str], bool] = lambda _: True
+) -> Manifest:
+    """Fetch a bundle's files into ``folder`` beside what is there, each verified by size and SHA-256.
+
+    Only those whose name is ``wanted``; the manifest that is returned lists these.
+    """
     manifest = read_manifest(storage, key)
     if manifest is None:
         raise UserError(f"There is no whole bundle at {storage.describe(key)}: its {MANIFEST} is missing.")
+    manifest = Manifest(files=tuple(file for file in manifest.files if wanted(file.name)))
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if manifest.total_bytes > free:

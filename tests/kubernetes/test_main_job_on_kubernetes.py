@@ -138,7 +138,9 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned(
         )
         jobset = next(iter(cluster.jobsets.values()))
         manifests = [*cluster.jobs.values(), *cluster.jobsets.values()]
-    check_jobset(jobset, Plan.from_json(read.stdout))
+    plan = Plan.from_json(read.stdout)
+    check_jobset(jobset, plan)
+    check_preparing_job(list(cluster.jobs.values())[1], plan)
     for manifest in manifests:
         assert "hf_secret_of_the_test" not in str(manifest)
     assert "hf_secret_of_the_test" not in run.stdout + run.stderr + logs
@@ -163,3 +165,11 @@ def check_jobset(jobset: dict[str, Any], plan: Plan) -> None:
         kubernetes_validate.validate(
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}, "1.32", strict=True
         )
+
+
+def check_preparing_job(job: dict[str, Any], plan: Plan) -> None:
+    """The weights must fit on the disk of the pod that fetches them, which needs no GPU."""
+    resources = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+    disk_mb = float(resources["requests"]["ephemeral-storage"].removesuffix("M"))
+    assert disk_mb >= plan.request.disk_mib * 2**20 / 1e6
+    assert "nvidia.com/gpu" not in str(resources)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
-from launchers.bundles import DamagedError, LocalStorage, get_bundle, has_bundle, put_bundle
+from launchers.bundles import DamagedError, LocalStorage, fetch_files, get_bundle, has_bundle, put_bundle
 
 
 @pytest.fixture
@@ -130,3 +130,13 @@ def test_deleted_keys_leave_no_empty_folders(storage: LocalStorage) -> None:
     assert storage.delete(["a/b/c", "a/never"])
     assert not (storage.root / "a").exists()
     assert storage.keys("a") == []
+
+
+def test_some_files_of_a_bundle_can_be_fetched_without_the_others(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "in" / name).write_text(name)
+    storage = LocalStorage(tmp_path / "store")
+    put_bundle(storage, "model", tmp_path / "in")
+    fetch_files(storage, "model", tmp_path / "out", wanted=lambda name: not name.endswith(".safetensors"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
