@@ -28,11 +28,6 @@ def kind_of(dataset: str) -> Kind:
     return "hub" if _HUB_ID.fullmatch(dataset) else "path"
 
 
-def is_local(dataset: str) -> bool:
-    """Whether the dataset needs no network: the built-in one, or a path."""
-    return kind_of(dataset) in ("built-in", "path")
-
-
 def fetch(dataset: str, folder: Path) -> Path:
     """The dataset as a local JSONL file: a local one in place, any other in ``folder``.
 

@@ -82,7 +82,6 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
         "enable_activation_checkpointing": layout.activation_checkpointing,
         "enable_activation_offloading": False,
-        "fsdp_cpu_offload": layout.offload == "cpu",
         "metric_logger": {"_component_": f"{_PARTS}.NoLogger"},
         "log_every_n_steps": 1,
         "log_peak_memory_stats": False,

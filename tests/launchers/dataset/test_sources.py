@@ -13,7 +13,7 @@ from moto import mock_aws
 
 from estimator.errors import UserError
 from launchers.dataset import rows
-from launchers.dataset.sources import fetch, is_local
+from launchers.dataset.sources import fetch, kind_of
 
 ROW = {"text": "hello"}
 
@@ -32,14 +32,14 @@ ROW = {"text": "hello"}
     ],
 )
 def test_local_is_what_needs_no_network(dataset: str, local: bool) -> None:
-    assert is_local(dataset) is local
+    assert (kind_of(dataset) in ("built-in", "path")) is local
 
 
 def test_a_file_that_looks_like_a_hub_id_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "name").write_text(json.dumps(ROW))
-    assert is_local("org/name")
+    assert kind_of("org/name") == "path"
     assert fetch("org/name", tmp_path / "cache") == Path("org/name")
     assert not (tmp_path / "cache").exists()
 
