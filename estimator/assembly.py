@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from estimator import memory, throughput
+from estimator.engines import setup_of
 from estimator.job import Job, Target
 from estimator.plan import GIB, MIB, Plan, Prediction, Request
 from estimator.search import Candidate
@@ -12,6 +13,7 @@ SHARED_MEMORY_PER_GPU = 8 * GIB
 
 
 def assemble(job: Job, target: Target, chosen: Candidate, why: list[str], rejected: tuple[str, ...]) -> Plan:
+    setup = setup_of(job, chosen.layout)
     layout, speed = chosen.layout, chosen.speed.tokens_per_second
     hours = None
     if speed is not None and job.steps is not None:
@@ -30,7 +32,7 @@ def assemble(job: Job, target: Target, chosen: Candidate, why: list[str], reject
         layout=layout,
         prediction=Prediction(
             memory=chosen.memory,
-            flops_per_token=throughput.flops_per_token(job.model, job),
+            flops_per_token=throughput.flops_per_token(setup),
             peak_flops_per_gpu=peak,
             tokens_per_second=speed,
             hours=hours,
@@ -70,7 +72,7 @@ def _request(job: Job, target: Target, chosen: Candidate) -> Request:
         cpu=cpu,
         memory_mib=-(-host // MIB),
         shared_memory_mib=shared // MIB,
-        disk_mib=-(-memory.disk_bytes(job, layout) // MIB),
+        disk_mib=-(-memory.disk_bytes(setup_of(job, layout)) // MIB),
         instance_type=item.name if item is not None else None,
         cloud=item.cloud if item is not None else None,
     )

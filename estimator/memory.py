@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
-from estimator.job import Job
-from estimator.plan import GIB, Layout, MemoryEstimate
+from estimator.models import MLP_PROJECTIONS
+from estimator.plan import GIB, MemoryEstimate
+from estimator.setup import Setup
 
-Loss = Literal["plain", "chunked", "recomputed"]
 CATEGORIES = (
     "weights",
     "master weights",
@@ -88,7 +87,7 @@ RESIDUALS = {
 }
 
 
-def estimate(job: Job, layout: Layout, *, capacity_bytes: int | None = None) -> MemoryEstimate:
+def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstimate:
     """Peak memory of one process of ``layout``, and the host memory of one of its nodes.
 
     Parameters
@@ -96,41 +95,41 @@ def estimate(job: Job, layout: Layout, *, capacity_bytes: int | None = None) -> 
     capacity_bytes:
         What one GPU (on a CPU, one process's share of the memory) offers, if known.
     """
-    parts = active(job, layout)
-    residual = residual_of(job, layout)
+    parts = active(setup)
+    residual = residual_of(setup)
     parts["fragmentation"] = int((residual.reserved - 1) * sum(parts.values()))
-    parts["runtime"] = runtime_bytes(layout)
+    parts["runtime"] = runtime_bytes(setup)
     likely = sum(parts.values())
     upper = int(likely * (1 + residual.width))
     return MemoryEstimate(
         categories=tuple((name, parts[name]) for name in CATEGORIES if parts.get(name)),
         upper_bytes=upper,
         capacity_bytes=capacity_bytes,
-        host_bytes=upper * layout.processes_per_node if layout.device == "cpu" else host_bytes(job, layout),
+        host_bytes=upper * setup.processes_per_node if setup.device == "cpu" else host_bytes(setup),
         basis=f"+{residual.width:.0%}: {residual.basis}",
     )
 
 
-def residual_of(job: Job, layout: Layout) -> Residual:
+def residual_of(setup: Setup) -> Residual:
     """The row of ``RESIDUALS`` for this class of run."""
-    if layout.device == "cpu":
+    if setup.device == "cpu":
         return RESIDUALS["cpu"]
-    if layout.sharding == "fsdp":
-        return RESIDUALS["fsdp, checkpointing" if layout.activation_checkpointing else "fsdp"]
-    if layout.world_size > 1:
+    if setup.sharding == "fsdp":
+        return RESIDUALS["fsdp, checkpointing" if setup.checkpointing != "none" else "fsdp"]
+    if setup.world_size > 1:
         return RESIDUALS["zero"]
-    return RESIDUALS["one GPU, fixed length" if job.packing else "one GPU"]
+    return RESIDUALS["one GPU, fixed length" if setup.fixed_length else "one GPU"]
 
 
-def runtime_bytes(layout: Layout) -> int:
+def runtime_bytes(setup: Setup) -> int:
     """Memory of a process that holds no tensor yet, outside PyTorch's allocator."""
-    if layout.device == "cpu":
-        return CPU_RUNTIME_BYTES + (GLOO_BYTES if layout.world_size > 1 else 0)
-    return CUDA_CONTEXT_BYTES + (NCCL_BYTES if layout.world_size > 1 else 0)
+    if setup.device == "cpu":
+        return CPU_RUNTIME_BYTES + (GLOO_BYTES if setup.world_size > 1 else 0)
+    return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else 0)
 
 
 @lru_cache(maxsize=4096)
-def states(job: Job, layout: Layout) -> tuple[tuple[str, int], ...]:
+def states(setup: Setup) -> tuple[tuple[str, int], ...]:
     """Bytes of weights, master weights, adapters, gradients and optimizer states in one process.
 
     torchtune trains in the weights' own type and keeps both AdamW moments in it: 2 + 2 + 4 B a parameter
@@ -140,29 +139,29 @@ def states(job: Job, layout: Layout) -> tuple[tuple[str, int], ...]:
     (arXiv:1910.02054), section 3.1 and figure 1.
     Adapters: the base holds neither gradients nor states. Hu et al. 2021 (arXiv:2106.09685), section 4.2.
     """
-    model, n = job.model, layout.world_size
-    fp32 = layout.precision == "fp32"
+    model, n = setup.model, setup.world_size
+    fp32 = setup.precision == "fp32"
     size = 4 if fp32 else 2
-    moments = {"adamw": 2, "sgd": 1}[job.optimizer]
-    trainable = job.trainable_parameters
-    stage = zero_stage(layout)
-    mixed_fsdp = stage is None and layout.precision == "bf16-mixed"  # FSDP2 with fp32 shards
+    moments = {"adamw": 2, "sgd": 1}[setup.optimizer]
+    trainable = setup.trainable_parameters
+    stage = setup.zero_stage
+    mixed_fsdp = stage is None and setup.precision == "bf16-mixed"  # FSDP2 with fp32 shards
     own = 4 if mixed_fsdp else size
 
-    if job.method == "qlora":
+    if setup.quantization != "none":
         base = int(model.linear_parameters * NF4_WEIGHT_BYTES)
         base += (model.parameters - model.linear_parameters) * size
     else:
         base = model.parameters * own
     shares = {  # by how many processes each part is divided
-        "weights": n if layout.sharding in ("fsdp", "zero3") else 1,
-        "adapters": n if layout.sharding in ("fsdp", "zero3") else 1,
-        "gradients": n if layout.sharding in ("fsdp", "zero2", "zero3") else 1,
-        "optimizer": n if layout.sharding in ("fsdp", "zero1", "zero2", "zero3") else 1,
+        "weights": n if setup.sharding in ("fsdp", "zero3") else 1,
+        "adapters": n if setup.sharding in ("fsdp", "zero3") else 1,
+        "gradients": n if setup.sharding in ("fsdp", "zero2", "zero3") else 1,
+        "optimizer": n if setup.sharding in ("fsdp", "zero1", "zero2", "zero3") else 1,
     }
     result = {
         "weights": _share(base, shares["weights"]),
-        "adapters": _share(trainable * own, shares["adapters"]) if job.adapters else 0,
+        "adapters": _share(trainable * own, shares["adapters"]) if setup.adapters else 0,
         "gradients": _share(trainable * own, shares["gradients"]),
     }
     if stage is None:
@@ -172,22 +171,17 @@ def states(job: Job, layout: Layout) -> tuple[tuple[str, int], ...]:
         copy = 0 if fp32 and stage == 0 else 4 * trainable
         result["master weights"] = _share(copy, shares["optimizer"])
         result["optimizer"] = _share(4 * moments * trainable, shares["optimizer"])
-        if _offloaded(layout):
+        if _offloaded(setup):
             result |= {"master weights": 0, "optimizer": 0, "gradients": 0}
     return tuple(result.items())
 
 
-def zero_stage(layout: Layout) -> int | None:
-    """DeepSpeed's stage of this layout, None where it is not DeepSpeed's."""
-    return int(layout.sharding[-1]) if layout.sharding.startswith("zero") else None
-
-
-def _offloaded(layout: Layout) -> bool:
+def _offloaded(setup: Setup) -> bool:
     """Whether the optimizer's states are in host memory instead of a GPU's."""
-    return layout.offload == "cpu" and layout.device == "cuda" and bool(zero_stage(layout))
+    return setup.offload != "none" and setup.device == "cuda" and bool(setup.zero_stage)
 
 
-def layer_activation_bytes(job: Job, layout: Layout) -> int:
+def layer_activation_bytes(setup: Setup) -> int:
     """What one block keeps for its backward pass, for one token.
 
     Eager, all weights trained: per block 24h + 8f bytes in bf16. Two norms keep input, fp32 copy and output
@@ -197,21 +191,22 @@ def layer_activation_bytes(job: Job, layout: Layout) -> int:
     eager, 32h and 37h compiled); the count by hand follows Korthikanti et al. 2022 (arXiv:2205.05198),
     section 4, with flash attention and a gated MLP. fp32 doubles it.
     """
-    model = job.model
+    model = setup.model
     experts = max(model.experts_per_token, 1)
-    if job.compile:
+    if setup.compile:
         width = 8 * model.hidden + 8 * model.q_dim + 6 * model.ffn * experts
     else:
-        width = (12 if job.adapters else 16) * model.hidden + 8 * model.q_dim + 8 * model.ffn * experts
+        width = (12 if setup.adapters else 16) * model.hidden + 8 * model.q_dim + 8 * model.ffn * experts
     if model.experts:
         width += 4 * model.hidden * experts  # each expert's input and weighted output
-    if job.adapters:  # the narrow side of each adapter
-        width += 2 * job.lora_rank * (len(job.lora_targets) + job.mlp_targets * (experts - 1))
-    width *= 2 if layout.precision == "fp32" else 1
+    if setup.adapters:  # the narrow side of each adapter
+        mlp_targets = sum(target in MLP_PROJECTIONS for target in setup.lora_targets)
+        width += 2 * setup.lora_rank * (len(setup.lora_targets) + mlp_targets * (experts - 1))
+    width *= 2 if setup.precision == "fp32" else 1
     return width + 4 * model.heads  # logsumexp of flash attention
 
 
-def loss_bytes(job: Job, layout: Layout, loss: Loss) -> int:
+def loss_bytes(setup: Setup) -> int:
     """Logits and cross-entropy at the start of the backward pass.
 
     plain: fp32 logits, log-softmax and their gradient, 12 B x T x V (transformers, loss/loss_utils.py
@@ -222,17 +217,17 @@ def loss_bytes(job: Job, layout: Layout, loss: Loss) -> int:
     recomputed (DeepSpeed, launchers/engines/deepspeed_batches.py): logits, their gradient in pieces and
     joined, all in the model's type, and 12 B for each logit of one piece.
     """
-    size = 4 if layout.precision == "fp32" else 2
-    elements = layout.micro_batch * layout.seq_len * job.model.vocab
-    if loss == "plain":
+    size = 4 if setup.precision == "fp32" else 2
+    elements = setup.micro_batch * setup.seq_len * setup.model.vocab
+    if setup.loss == "plain":
         return 12 * elements
-    if loss == "recomputed":
-        return 3 * size * elements + 12 * min(elements, DEEPSPEED_LOSS_POSITIONS * job.model.vocab)
-    kept = size if job.compile else size + 4
+    if setup.loss == "recomputed":
+        return 3 * size * elements + 12 * min(elements, DEEPSPEED_LOSS_POSITIONS * setup.model.vocab)
+    kept = size if setup.compile else size + 4
     return kept * elements + 8 * elements // LOSS_CHUNKS
 
 
-def communication_bytes(job: Job, layout: Layout) -> int:
+def communication_bytes(setup: Setup) -> int:
     """Buffers that gather weights and reduce gradients.
 
     FSDP2 holds two blocks gathered (one computing, one prefetched), the inputs of two reduce-scatters, and
@@ -241,69 +236,69 @@ def communication_bytes(job: Job, layout: Layout) -> int:
     reshards the root. DeepSpeed: its buckets, twice when communication overlaps; stage 3: live parameters
     and prefetch on top (https://www.deepspeed.ai/docs/config-json/).
     """
-    model, stage = job.model, zero_stage(layout)
-    if layout.world_size == 1 and not stage:
+    model, stage = setup.model, setup.zero_stage
+    if setup.world_size == 1 and not stage:
         return 0
-    size = 4 if layout.precision == "fp32" else 2
-    trainable = job.trainable_parameters
+    size = 4 if setup.precision == "fp32" else 2
+    trainable = setup.trainable_parameters
     if stage is not None:
         bucket = size * min(DEEPSPEED_BUCKET, trainable)
         if stage == 0:
             return bucket
         if stage < 3:
-            return bucket * (3 if layout.device == "cuda" else 2)  # reduce (double when overlapped), gather
+            return bucket * (3 if setup.device == "cuda" else 2)  # reduce (double when overlapped), gather
         live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH, model.parameters)
-        return bucket * (2 if layout.device == "cuda" else 1) + size * live
-    if layout.sharding != "fsdp":
+        return bucket * (2 if setup.device == "cuda" else 1) + size * live
+    if setup.sharding != "fsdp":
         return 0
-    if job.method == "qlora":
+    if setup.quantization != "none":
         linear = model.attention_linear_parameters + model.mlp_linear_parameters
         block = int(linear * (NF4_WEIGHT_BYTES + NF4_SCALE_BYTES))
         block += size * (model.layer_parameters - linear)
     else:
         block = size * model.layer_parameters
     root = size * (model.embedding_parameters + model.hidden)
-    reduce_size = 4 if layout.precision == "bf16-mixed" else size
-    reduced = 2 * reduce_size * _share(trainable, model.layers) if job.adapters else 0
-    if not job.adapters:
+    reduce_size = 4 if setup.precision == "bf16-mixed" else size
+    reduced = 2 * reduce_size * _share(trainable, model.layers) if setup.adapters else 0
+    if not setup.adapters:
         reduced = 2 * reduce_size * model.layer_parameters
     return 2 * block + reduced + root
 
 
-def optimizer_temporary_bytes(job: Job, layout: Layout) -> int:
+def optimizer_temporary_bytes(setup: Setup) -> int:
     """What the optimizer's step allocates for a moment.
 
     The fused AdamW of GPUs: nothing. Tensor by tensor, on a CPU: about two copies of the largest tensor
     (torch.optim.adamw, _single_tensor_adamw). DeepSpeed: the fp32 gradients of its partition, in sub-groups
     at stage 3 (runtime/zero/stage_1_and_2.py and stage3.py, step).
     """
-    stage = zero_stage(layout)
-    shards = layout.world_size if layout.sharding not in ("none", "ddp", "zero0") else 1
+    stage = setup.zero_stage
+    shards = setup.world_size if setup.sharding not in ("none", "ddp", "zero0") else 1
     if stage is not None:
-        if _offloaded(layout):
+        if _offloaded(setup):
             return 0
-        own = _share(job.trainable_parameters, shards)
+        own = _share(setup.trainable_parameters, shards)
         return 4 * (min(own, ZERO3_SUB_GROUP) if stage == 3 else own)
-    if layout.device == "cuda":
+    if setup.device == "cuda":
         return 0
-    largest = max(job.model.vocab * job.model.hidden, job.model.ffn * job.model.hidden)
-    if job.adapters:
-        largest = job.lora_rank * max(job.model.ffn, job.model.hidden, job.model.q_dim)
-    return 2 * (4 if layout.precision == "fp32" else 2) * _share(largest, shards)
+    largest = max(setup.model.vocab * setup.model.hidden, setup.model.ffn * setup.model.hidden)
+    if setup.adapters:
+        largest = setup.lora_rank * max(setup.model.ffn, setup.model.hidden, setup.model.q_dim)
+    return 2 * (4 if setup.precision == "fp32" else 2) * _share(largest, shards)
 
 
-def nf4_bytes(job: Job, layout: Layout) -> int:
+def nf4_bytes(setup: Setup) -> int:
     """Scales of the 4-bit weights, and the largest linear layer dequantised for its product."""
-    if job.method != "qlora":
+    if setup.quantization == "none":
         return 0
-    model = job.model
-    shards = layout.world_size if layout.sharding in ("fsdp", "zero3") else 1
+    model = setup.model
+    shards = setup.world_size if setup.sharding in ("fsdp", "zero3") else 1
     scales = _share(int(model.linear_parameters * NF4_SCALE_BYTES), shards)
     largest = max(rows * columns for rows, columns in model.linear_shapes.values())
-    return scales + (4 if layout.precision == "fp32" else 2) * largest
+    return scales + (4 if setup.precision == "fp32" else 2) * largest
 
 
-def host_bytes(job: Job, layout: Layout) -> int:
+def host_bytes(setup: Setup) -> int:
     """Memory of one node of a job that trains on GPUs.
 
     Each process: Python, torch and CUDA's host side. Loading: torchtune maps the safetensors files, whose
@@ -313,20 +308,20 @@ def host_bytes(job: Job, layout: Layout) -> int:
     16 B a trained parameter over the nodes, times 1.5 (runtime/zero/stage_1_and_2.py,
     estimate_zero2_model_states_mem_needs).
     """
-    model, ranks = job.model, layout.processes_per_node
+    model, ranks = setup.model, setup.processes_per_node
     whole = 2 * model.parameters
     base = ranks * GPU_PROCESS_HOST_BYTES
-    if job.engine == "torchtune":
+    if setup.engine == "torchtune":
         permuted = 2 * model.layers * model.hidden * (model.q_dim + model.kv_dim)
         loading = whole + ranks * permuted
-    elif layout.sharding == "zero3":
+    elif setup.sharding == "zero3":
         loading = whole + ranks * min(whole, 5 * 10**9)
     else:
         loading = whole
     saving = 2 * whole
     offloaded = 0
-    if _offloaded(layout):
-        offloaded = int(1.5 * _share(16 * job.trainable_parameters, layout.nodes))
+    if _offloaded(setup):
+        offloaded = int(1.5 * _share(16 * setup.trainable_parameters, setup.nodes))
     return base + max(loading, saving) + offloaded
 
 
@@ -335,45 +330,41 @@ def host_bytes(job: Job, layout: Layout) -> int:
 GPU_PROCESS_HOST_BYTES = 3 * GIB
 
 
-def disk_bytes(job: Job, layout: Layout) -> int:
+def disk_bytes(setup: Setup) -> int:
     """Room that one node needs: the weights, the kept checkpoints (and one being written), the result."""
-    whole = 2 * job.model.parameters
-    parts = dict(states(job, layout))
+    whole = 2 * setup.model.parameters
+    parts = dict(states(setup))
     per_rank = sum(parts.get(name, 0) for name in ("master weights", "optimizer", "adapters"))
-    if not job.adapters:
+    if not setup.adapters:
         per_rank += parts["weights"]
-    if _offloaded(layout):
-        per_rank += _share(12 * job.trainable_parameters, layout.world_size)
-    checkpoint = per_rank * layout.world_size  # on resuming, every node holds all ranks' parts
-    return 2 * whole + (job.keep_checkpoints + 1) * checkpoint + GIB
+    if _offloaded(setup):
+        per_rank += _share(12 * setup.trainable_parameters, setup.world_size)
+    checkpoint = per_rank * setup.world_size  # on resuming, every node holds all ranks' parts
+    return 2 * whole + (setup.keep_checkpoints + 1) * checkpoint + GIB
 
 
-def active(job: Job, layout: Layout, loss: Loss | None = None) -> dict[str, int]:
-    """The categories at the moment of the peak, without runtime and fragmentation.
-
-    ``loss`` None: as the engine computes it.
-    """
-    loss = loss or ("chunked" if job.engine == "torchtune" else "recomputed")
-    model = job.model
-    tokens = layout.micro_batch * layout.seq_len
-    size = 4 if layout.precision == "fp32" else 2
-    always = dict(states(job, layout))
+def active(setup: Setup) -> dict[str, int]:
+    """The categories at the moment of the peak, without runtime and fragmentation."""
+    model = setup.model
+    tokens = setup.micro_batch * setup.seq_len
+    size = 4 if setup.precision == "fp32" else 2
+    always = dict(states(setup))
     gradients = always.pop("gradients")
-    always["NF4 overhead"] = nf4_bytes(job, layout)
-    gathered = communication_bytes(job, layout)
-    logits = loss_bytes(job, layout, loss)
+    always["NF4 overhead"] = nf4_bytes(setup)
+    gathered = communication_bytes(setup)
+    logits = loss_bytes(setup)
 
-    block = tokens * layer_activation_bytes(job, layout)
+    block = tokens * layer_activation_bytes(setup)
     boundary = tokens * size * model.hidden
     ends = 4 * boundary  # the last norm: input, fp32 copy, output
-    if job.packing:
-        ends += layout.micro_batch * layout.seq_len**2  # the mask that keeps samples apart
-    if layout.activation_checkpointing:
+    if setup.fixed_length:
+        ends += setup.micro_batch * setup.seq_len**2  # the mask that keeps samples apart
+    if setup.checkpointing != "none":
         forward, deepest = model.layers * boundary + ends, model.layers * boundary + block
     else:
         forward = deepest = model.layers * block + ends
     # Gradients live from the first backward pass to the optimizer's step; DeepSpeed's are flat buffers
-    held = gradients if layout.accumulation > 1 or zero_stage(layout) is not None else 0
+    held = gradients if setup.accumulation > 1 or setup.zero_stage is not None else 0
 
     moments: list[dict[str, int]] = [
         {
@@ -388,7 +379,7 @@ def active(job: Job, layout: Layout, loss: Loss | None = None) -> dict[str, int]
             "gradients": gradients,
             "communication buffers": gathered,
         },
-        {"gradients": gradients, "optimizer temporaries": optimizer_temporary_bytes(job, layout)},
+        {"gradients": gradients, "optimizer temporaries": optimizer_temporary_bytes(setup)},
     ]
     peak = max(moments, key=lambda moment: sum(moment.values()))
     return {name: value for name, value in (always | peak).items() if value}

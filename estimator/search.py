@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from estimator import memory, throughput
+from estimator.engines import setup_of
 from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 from estimator.job import Job, nearest_multiple
@@ -90,7 +91,7 @@ class Search:
                 continue
             network = item.network_gbps if item else None
             rdma = item is not None and any(name in item.fabric for name in RDMA_FABRICS)
-            speed = throughput.speed(self.job, layout, gpu, network_gbps=network, rdma=rdma)
+            speed = throughput.speed(setup_of(self.job, layout), gpu, network_gbps=network, rdma=rdma)
             estimate = replace(self.estimate(layout), capacity_bytes=capacity)
             candidates.append(Candidate(layout=layout, memory=estimate, gpu=gpu, instance=item, speed=speed))
         # Ladders come without checkpointing first and with the lowest ZeRO stage first: ties go to those
@@ -103,7 +104,7 @@ class Search:
 
     def estimate(self, layout: Layout) -> MemoryEstimate:
         if layout not in self._estimates:
-            self._estimates[layout] = memory.estimate(self.job, layout)
+            self._estimates[layout] = memory.estimate(setup_of(self.job, layout))
         return self._estimates[layout]
 
     def _ladders(self, nodes: int, processes: int) -> list[list[Layout]]:
@@ -178,7 +179,7 @@ class Search:
         return lines
 
     def _why_sharding(self, layout: Layout) -> str:
-        stage = memory.zero_stage(layout)
+        stage = setup_of(self.job, layout).zero_stage
         if layout.sharding == "none":
             return "no sharding: one process"
         if stage is None:

@@ -11,10 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from estimator.hardware import Gpu
-from estimator.job import Job
-from estimator.memory import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, zero_stage
-from estimator.models import ModelSpec
-from estimator.plan import Layout
+from estimator.memory import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES
+from estimator.setup import Setup
 
 TABLE = Path(__file__).with_name("data") / "efficiency.csv"
 
@@ -44,48 +42,47 @@ class Speed:
     basis: str
 
 
-def flops_per_token(model: ModelSpec, job: Job) -> float:
+def flops_per_token(setup: Setup) -> float:
     """Model FLOPs of one token, forward and backward, without recomputation.
 
     6 for each weight that takes part in a matrix product (embedding look-ups don't), 4 where the weight is
     frozen, as its gradient isn't computed, and 12 x layers x query width x sequence length for attention:
     Chowdhery et al. 2022, PaLM (arXiv:2204.02311), appendix B; torchtitan counts the same way.
     """
+    model = setup.model
     matrices = model.active_parameters - (0 if model.tied_embeddings else model.vocab * model.hidden)
-    attention = 12 * model.layers * model.q_dim * job.seq_len
-    if not job.adapters:
+    attention = 12 * model.layers * model.q_dim * setup.seq_len
+    if not setup.adapters:
         return float(6 * matrices + attention)
-    return float(4 * matrices + 6 * job.trainable_parameters + attention)
+    return float(4 * matrices + 6 * setup.trainable_parameters + attention)
 
 
-def speed(
-    job: Job, layout: Layout, gpu: Gpu | None, *, network_gbps: float | None = None, rdma: bool = False
-) -> Speed:
+def speed(setup: Setup, gpu: Gpu | None, *, network_gbps: float | None = None, rdma: bool = False) -> Speed:
     """Tokens a second of the whole job; the slower of computing and communicating, which overlap."""
-    if layout.device == "cpu" or gpu is None:
+    if setup.device == "cpu" or gpu is None:
         return Speed(None, "no published speed for this device")
-    peak = gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
-    found = efficiency(job, layout, gpu)
+    peak = gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16")
+    found = efficiency(setup, gpu)
     if peak is None or found is None:
         return Speed(None, f"no published rate for the {gpu.name}")
     share, basis = found
-    tokens = layout.micro_batch * layout.seq_len
-    compute = tokens * flops_per_token(job.model, job) / (peak * share)
-    network = communication_seconds(job, layout, gpu, network_gbps=network_gbps, rdma=rdma)
+    tokens = setup.micro_batch * setup.seq_len
+    compute = tokens * flops_per_token(setup) / (peak * share)
+    network = communication_seconds(setup, gpu, network_gbps=network_gbps, rdma=rdma)
     if network is None:
         return Speed(None, "the network between the nodes is not known")
     if network > compute:
         basis += "; the network is slower than the GPUs"
-    return Speed(tokens * layout.data_parallel / max(compute, network), basis)
+    return Speed(tokens * setup.data_parallel / max(compute, network), basis)
 
 
-def efficiency(job: Job, layout: Layout, gpu: Gpu) -> tuple[float, str] | None:
+def efficiency(setup: Setup, gpu: Gpu) -> tuple[float, str] | None:
     """Share of the peak that model FLOPs reach (MFU), and the published run it comes from."""
-    several = "several" if layout.world_size > 1 else "one"
+    several = "several" if setup.world_size > 1 else "one"
     rows = [row for row in _table() if row["architecture"] == gpu.architecture]
     if not rows:
         return None
-    checkpointing, compiled = str(int(layout.activation_checkpointing)), str(int(job.compile))
+    checkpointing, compiled = str(int(setup.checkpointing != "none")), str(int(setup.compile))
     row = min(
         rows,
         key=lambda row: (
@@ -96,42 +93,41 @@ def efficiency(job: Job, layout: Layout, gpu: Gpu) -> tuple[float, str] | None:
     )
     share = float(row["mfu_pct"]) / 100
     if row["checkpointing"] != checkpointing:
-        share *= CHECKPOINTING_EFFICIENCY if layout.activation_checkpointing else 1 / CHECKPOINTING_EFFICIENCY
-    if row["compile"] != compiled and not job.compile:
+        share *= CHECKPOINTING_EFFICIENCY if setup.checkpointing != "none" else 1 / CHECKPOINTING_EFFICIENCY
+    if row["compile"] != compiled and not setup.compile:
         share *= EAGER_EFFICIENCY
-    share *= {"full": 1.0, "lora": LORA_EFFICIENCY, "qlora": LORA_EFFICIENCY * QLORA_EFFICIENCY}[job.method]
-    if layout.offload == "cpu":
+    share *= LORA_EFFICIENCY if setup.adapters else 1.0
+    share *= QLORA_EFFICIENCY if setup.quantization != "none" else 1.0
+    if setup.offload != "none":
         share *= OFFLOAD_EFFICIENCY
     return share, f"{share:.0%} of peak, after {row['setting']} ({row['source']})"
 
 
-def communication_seconds(
-    job: Job, layout: Layout, gpu: Gpu, *, network_gbps: float | None, rdma: bool
-) -> float | None:
+def communication_seconds(setup: Setup, gpu: Gpu, *, network_gbps: float | None, rdma: bool) -> float | None:
     """Seconds of communication for each micro batch; None where a link between nodes is unknown.
 
     Volume: Rajbhandari et al. 2020 (arXiv:1910.02054), section 7: gathering weights twice and reducing
     gradients once where weights are sharded, otherwise reducing gradients once a step (counted double, as
     reduce-scatter and all-gather). A ring moves (n - 1) / n of the volume over its slowest link.
     """
-    n = layout.world_size
+    n = setup.world_size
     if n == 1:
         return 0.0
-    size = 4 if layout.precision == "fp32" else 2
-    model, trainable = job.model, job.trainable_parameters
+    size = 4 if setup.precision == "fp32" else 2
+    model, trainable = setup.model, setup.trainable_parameters
     weights = float(size * model.parameters)
-    if job.method == "qlora":
+    if setup.quantization != "none":
         weights -= model.linear_parameters * (size - NF4_WEIGHT_BYTES - NF4_SCALE_BYTES)
-    if layout.sharding == "fsdp" or zero_stage(layout) == 3:
+    if setup.sharding == "fsdp" or setup.zero_stage == 3:
         volume = 2 * weights + size * trainable
     else:
-        volume = 2 * size * trainable / layout.accumulation
+        volume = 2 * size * trainable / setup.accumulation
     volume *= (n - 1) / n
     seconds = 0.0
-    if layout.processes_per_node > 1 and gpu.interconnect_gbps is not None:
+    if min(setup.processes_per_node, setup.world_size) > 1 and gpu.interconnect_gbps is not None:
         share = NVLINK_SHARE if "NVLink" in gpu.interconnect.split("(")[0] else PCIE_SHARE
         seconds = volume / (gpu.interconnect_gbps / 2 * 1e9 * share)
-    if layout.nodes > 1:
+    if setup.nodes > 1:
         if network_gbps is None:
             return None
         share = RDMA_SHARE if rdma else TCP_SHARE

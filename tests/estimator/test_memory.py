@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import hardware, memory
+from estimator.engines import setup_of
 from estimator.job import Job
 from estimator.models import PROJECTIONS, find
 from estimator.plan import GIB, Layout, Sharding
@@ -61,8 +62,8 @@ def published_run(row: dict[str, str]) -> tuple[Job, Layout]:
 )
 def test_published_peaks_are_predicted_and_covered(row: dict[str, str]) -> None:
     job, layout = published_run(row)
-    active = sum(memory.active(job, layout, cast("Any", row["loss"])).values()) / GIB
-    residual = memory.residual_of(job, layout)
+    active = sum(memory.active(replace(setup_of(job, layout), loss=cast("Any", row["loss"]))).values()) / GIB
+    residual = memory.residual_of(setup_of(job, layout))
     measured = float(row["peak_gib"])
     if row["kind"] == "active":
         assert active == pytest.approx(measured, rel=0.05)
@@ -74,7 +75,7 @@ def test_published_peaks_are_predicted_and_covered(row: dict[str, str]) -> None:
 
 def test_full_bf16_training_with_torchtune_holds_8_bytes_a_parameter() -> None:
     job = Job(model=find("llama-8b"))
-    parts = dict(memory.states(job, layout_of()))
+    parts = dict(memory.states(setup_of(job, layout_of())))
     assert sum(parts.values()) == 8 * job.model.parameters
 
 
@@ -87,26 +88,28 @@ def test_deepspeeds_mixed_precision_holds_16_bytes_a_parameter_divided_by_stage(
 ) -> None:
     job = Job(model=find("llama-8b"), engine="deepspeed")
     layout = layout_of(processes_per_node=8, sharding=sharding, precision="bf16-mixed")
-    total = sum(dict(memory.states(job, layout)).values())
+    total = sum(dict(memory.states(setup_of(job, layout))).values())
     assert total == pytest.approx(bytes_a_parameter * job.model.parameters, rel=1e-6)
 
 
 def test_offloaded_states_leave_the_gpu_for_the_host() -> None:
     job = Job(model=find("llama-8b"), engine="deepspeed", offload="cpu")
     layout = layout_of(sharding="zero2", precision="bf16-mixed", offload="cpu")
-    on_gpu = dict(memory.states(job, layout))
+    on_gpu = dict(memory.states(setup_of(job, layout)))
     assert (on_gpu["master weights"], on_gpu["optimizer"]) == (0, 0)
-    assert memory.host_bytes(job, layout) > memory.host_bytes(job, replace(layout, offload="none"))
+    assert memory.host_bytes(setup_of(job, layout)) > memory.host_bytes(
+        setup_of(job, replace(layout, offload="none"))
+    )
 
 
 def test_qlora_stores_linear_weights_in_half_a_byte_and_embeddings_in_bf16() -> None:
     job = Job(model=find("llama-2-7b"), method="qlora")
-    parts = dict(memory.states(job, layout_of()))
+    parts = dict(memory.states(setup_of(job, layout_of())))
     assert parts["weights"] / 1e9 == pytest.approx(0.5 * 6.476 + 2 * 0.262, rel=0.01)
 
 
 def test_the_likely_value_is_the_sum_of_the_categories_and_lies_below_the_upper() -> None:
-    found = memory.estimate(Job(model=find("llama-8b")), layout_of(), capacity_bytes=80 * GIB)
+    found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of()), capacity_bytes=80 * GIB)
     assert found.likely_bytes == sum(value for _, value in found.categories)
     assert found.likely_bytes < found.upper_bytes
     assert [name for name, _ in found.categories] == [
@@ -126,11 +129,11 @@ def test_70b_full_in_bf16_on_8_cards_of_80_gb_has_room_for_its_states_only() -> 
     one = layout_of(
         processes_per_node=8, sharding="fsdp", seq_len=2048, activation_checkpointing=True, accumulation=2
     )
-    states = sum(dict(memory.states(job, one)).values())
+    states = sum(dict(memory.states(setup_of(job, one))).values())
     assert 65 * GIB < states < 66 * GIB
-    assert memory.estimate(job, one).upper_bytes > 80 * GIB
+    assert memory.estimate(setup_of(job, one)).upper_bytes > 80 * GIB
     two = replace(one, nodes=2, accumulation=1)
-    assert memory.estimate(job, two).upper_bytes < 80 * GIB
+    assert memory.estimate(setup_of(job, two)).upper_bytes < 80 * GIB
 
 
 @pytest.mark.parametrize("seq_len", [512, 1024])
@@ -138,19 +141,19 @@ def test_70b_full_in_bf16_on_8_cards_of_80_gb_has_room_for_its_states_only() -> 
 def test_7b_lora_fits_one_card_of_24_gb_with_checkpointing_at_short_lengths(gpu: str, seq_len: int) -> None:
     job = Job(model=find("llama-2-7b"), method="lora", seq_len=seq_len)
     layout = layout_of(seq_len=seq_len, activation_checkpointing=True, accumulation=8)
-    assert memory.estimate(job, layout).upper_bytes < hardware.gpu(gpu).vram_bytes
+    assert memory.estimate(setup_of(job, layout)).upper_bytes < hardware.gpu(gpu).vram_bytes
 
 
 @pytest.mark.parametrize("model", ["llama-2-7b", "llama-8b", "mistral-7b"])
 def test_7b_qlora_fits_one_card_of_16_gb_with_checkpointing(model: str) -> None:
     job = Job(model=find(model), method="qlora", seq_len=1024)
     layout = layout_of(seq_len=1024, activation_checkpointing=True, accumulation=8)
-    assert memory.estimate(job, layout).upper_bytes < hardware.gpu("RTX A4000").vram_bytes
+    assert memory.estimate(setup_of(job, layout)).upper_bytes < hardware.gpu("RTX A4000").vram_bytes
 
 
 def test_7b_full_needs_more_than_one_card_of_24_gb_with_plain_adamw() -> None:
     job = Job(model=find("llama-2-7b"), seq_len=512)
-    assert memory.estimate(job, layout_of(activation_checkpointing=True)).likely_bytes > 24 * GIB
+    assert memory.estimate(setup_of(job, layout_of(activation_checkpointing=True))).likely_bytes > 24 * GIB
 
 
 # Properties
@@ -197,7 +200,7 @@ def runs(draw: st.DrawFn) -> tuple[Job, Layout]:
 @settings(max_examples=150, deadline=None)
 def test_memory_never_falls_when_batch_length_or_rank_grows(run: tuple[Job, Layout], more: int) -> None:
     job, layout = run
-    before = memory.estimate(job, layout).upper_bytes
+    before = memory.estimate(setup_of(job, layout)).upper_bytes
     longer = min(job.seq_len + more, job.model.max_seq_len)
     grown = [
         (job, replace(layout, micro_batch=layout.micro_batch + more)),
@@ -205,7 +208,7 @@ def test_memory_never_falls_when_batch_length_or_rank_grows(run: tuple[Job, Layo
         (replace(job, lora_rank=job.lora_rank + more), layout),
     ]
     for bigger_job, bigger_layout in grown:
-        assert memory.estimate(bigger_job, bigger_layout).upper_bytes >= before
+        assert memory.estimate(setup_of(bigger_job, bigger_layout)).upper_bytes >= before
 
 
 @given(runs(), st.sampled_from([2, 3, 8, 64]))
@@ -214,8 +217,8 @@ def test_sharded_states_add_up_to_the_whole(run: tuple[Job, Layout], processes: 
     job, layout = run
     everything: Sharding = "fsdp" if job.engine == "torchtune" else "zero3"
     alone = replace(layout, processes_per_node=1, sharding=everything)
-    whole = dict(memory.states(job, alone))
-    parts = dict(memory.states(job, replace(alone, processes_per_node=processes)))
+    whole = dict(memory.states(setup_of(job, alone)))
+    parts = dict(memory.states(setup_of(job, replace(alone, processes_per_node=processes))))
     for name, size in whole.items():
         assert size <= parts[name] * processes < size + processes
 
@@ -226,5 +229,5 @@ def test_checkpointing_never_needs_more_live_memory(run: tuple[Job, Layout]) -> 
     job, layout = run
     on, off = (replace(layout, activation_checkpointing=flag) for flag in (True, False))
     one_layer = layout.micro_batch * layout.seq_len * 4 * job.model.hidden
-    live_on, live_off = (sum(memory.active(job, each).values()) for each in (on, off))
+    live_on, live_off = (sum(memory.active(setup_of(job, each)).values()) for each in (on, off))
     assert live_on <= live_off + one_layer * job.model.layers  # a one-layer model only adds boundaries

@@ -1,0 +1,214 @@
+"""Setup: everything that decides the memory and the speed of one training step, and nothing else.
+
+A Job (what is wanted) and a Layout (how the planner spreads it) make a Setup; so does a row of a table of
+published measurements. ``memory`` and ``throughput`` read Setups alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from estimator.errors import UserError
+from estimator.models import PROJECTIONS, ModelSpec
+
+Engine = Literal["torchtune", "deepspeed", "torchtitan", "litgpt", "transformers", "composer", "megatron"]
+Method = Literal["full", "lora", "dora"]
+Task = Literal["sft", "pretrain", "dpo", "orpo", "reward"]
+Precision = Literal[
+    "fp32",  # everything in fp32
+    "bf16",  # everything in bf16, the optimizer's states too
+    "bf16-mixed",  # fp32 weights kept, bf16 copies made where they are gathered or used by the engine
+    "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
+    "fp16-autocast",
+]
+Fp8 = Literal["none", "tensorwise", "rowwise", "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msamp-o3"]
+Quantization = Literal["none", "nf4", "nf4-double", "int8"]
+Optimizer = Literal[
+    "adamw", "adamw8bit", "adamw4bit", "paged-adamw", "paged-adamw8bit", "adafactor", "sgd", "muon"
+]
+StateSharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
+Checkpointing = Literal["none", "selective", "full"]
+LossKind = Literal["plain", "chunked", "fused", "recomputed"]
+Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """One training step as memory and time see it. Counts are of processes; one process has one GPU."""
+
+    model: ModelSpec
+    engine: Engine = "torchtune"
+    method: Method = "full"
+    task: Task = "sft"
+    lora_rank: int = 8
+    lora_targets: tuple[str, ...] = PROJECTIONS  # also "lm_head", "embed_tokens": adapters there
+    trained_modules: tuple[str, ...] = ()  # trained whole beside the adapters: "embed_tokens", "lm_head"
+    quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
+
+    precision: Precision = "bf16"
+    fp8: Fp8 = "none"  # of the matrix products
+    optimizer: Optimizer = "adamw"
+    optimizer_in_backward: bool = False  # each gradient is used and freed as soon as it is there
+
+    sharding: StateSharding = "none"
+    shard: int = 1  # processes that share one copy of the states (with context parallel: both together)
+    replicate: int = 1  # such groups (DDP, HYBRID_SHARD)
+    tensor: int = 1
+    sequence_parallel: bool = True  # norms and residuals sharded as well where tensor > 1
+    context: int = 1
+    pipeline: int = 1
+    virtual_stages: int = 1  # model chunks of each pipeline stage
+    schedule: Schedule = "none"
+    expert: int = 1
+
+    micro_batch: int = 1  # sequences (DPO, ORPO, reward: pairs) for each process and forward pass
+    accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
+    seq_len: int = 2048  # tokens of the longest sequence
+    fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
+    document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
+
+    checkpointing: Checkpointing = "none"
+    activation_offload: bool = False
+    compile: bool = False
+    loss: LossKind = "plain"
+    loss_chunks: int = 8
+    attention: Literal["flash", "math"] = "flash"  # math keeps seq_len x seq_len scores
+    offload: Literal["none", "optimizer", "all"] = "none"  # "all": weights too
+    offload_to: Literal["cpu", "nvme"] = "cpu"
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    processes_per_node: int = 8
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise UserError(f"{name} = {value!r} is not known.", f"Choose one of {', '.join(allowed)}.")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"{name} = {value!r} must be a whole number above 0.")
+        self._check_parallelism()
+        if self.quantization != "none" and self.method == "full":
+            raise UserError(
+                f"quantization {self.quantization} freezes the weights; full training changes them.",
+                "Use method lora.",
+            )
+
+    def _check_parallelism(self) -> None:
+        model, tensor = self.model, self.tensor
+        if model.heads % tensor or (tensor > model.kv_heads and tensor % model.kv_heads):
+            raise UserError(
+                f"tensor parallel {tensor} does not divide the {model.heads} attention heads "
+                f"({model.kv_heads} for keys and values) of {model.name}.",
+                f"Choose one of {', '.join(str(n) for n in range(1, 17) if model.heads % n == 0)}.",
+            )
+        if model.ffn % tensor:
+            raise UserError(f"tensor parallel {tensor} does not divide the MLP's width {model.ffn}.")
+        if self.seq_len % self.context:
+            raise UserError(f"context parallel {self.context} does not divide {self.seq_len} tokens.")
+        if self.pipeline * self.virtual_stages > model.layers:
+            raise UserError(
+                f"pipeline {self.pipeline} x {self.virtual_stages} virtual stages is more than the "
+                f"{model.layers} layers of {model.name}."
+            )
+        if self.expert > 1 and (not model.experts or model.experts % self.expert):
+            raise UserError(
+                f"expert parallel {self.expert} does not divide the {model.experts} experts of {model.name}."
+            )
+        if self.sharding in ("none", "ddp", "zero0") and self.shard > 1:
+            raise UserError(f"sharding {self.sharding!r} divides nothing over {self.shard} processes.")
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all. Expert parallel reuses processes of the other kinds."""
+        return self.shard * self.replicate * self.tensor * self.pipeline
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world_size // self.processes_per_node)
+
+    @property
+    def data_parallel(self) -> int:
+        """Processes that see different sequences. ``shard`` counts context parallel processes in."""
+        return max(self.shard * self.replicate // self.context, 1)
+
+    @property
+    def adapters(self) -> bool:
+        """Whether adapters are trained and the base stays frozen."""
+        return self.method != "full"
+
+    @property
+    def sequences(self) -> int:
+        """Sequences in one forward pass of one process: pairs count twice."""
+        return self.micro_batch * (2 if self.task in ("dpo", "orpo", "reward") else 1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one forward pass of one process, its share of the context alone."""
+        return self.sequences * self.seq_len // self.context
+
+    @property
+    def zero_stage(self) -> int | None:
+        """DeepSpeed's stage, None where it is not DeepSpeed's."""
+        return int(self.sharding[-1]) if self.sharding.startswith("zero") else None
+
+    @property
+    def trainable_parameters(self) -> int:
+        if not self.adapters:
+            return self.model.parameters
+        return self.adapter_parameters + self.trained_module_parameters
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Adapter weights; DoRA adds a magnitude for each output (Liu et al. 2024, arXiv:2402.09353)."""
+        if not self.adapters:
+            return 0
+        model, rank = self.model, self.lora_rank
+        inner = tuple(target for target in self.lora_targets if target not in ("lm_head", "embed_tokens"))
+        outer = len(self.lora_targets) - len(inner)
+        total = model.lora_parameters(rank, inner) + outer * rank * (model.vocab + model.hidden)
+        if self.method == "dora":
+            total += sum(model.layers * model.linear_shapes[target][0] for target in inner)
+        return total
+
+    @property
+    def trained_module_parameters(self) -> int:
+        """Weights of modules that are trained whole beside the adapters (PEFT: modules_to_save)."""
+        return len(self.trained_modules) * self.model.vocab * self.model.hidden
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "engine": get_args(Engine),
+    "method": get_args(Method),
+    "task": get_args(Task),
+    "quantization": get_args(Quantization),
+    "precision": get_args(Precision),
+    "fp8": get_args(Fp8),
+    "optimizer": get_args(Optimizer),
+    "sharding": get_args(StateSharding),
+    "schedule": get_args(Schedule),
+    "checkpointing": get_args(Checkpointing),
+    "loss": get_args(LossKind),
+    "attention": ("flash", "math"),
+    "offload": ("none", "optimizer", "all"),
+    "offload_to": ("cpu", "nvme"),
+    "device": ("cuda", "cpu"),
+}
+_COUNTS = (
+    "lora_rank",
+    "shard",
+    "replicate",
+    "tensor",
+    "context",
+    "pipeline",
+    "virtual_stages",
+    "expert",
+    "micro_batch",
+    "accumulation",
+    "seq_len",
+    "loss_chunks",
+    "processes_per_node",
+)
