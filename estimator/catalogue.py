@@ -1,0 +1,198 @@
+"""The hardware that plans are made for: GPUs, machines, and how both are found by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from datetime import date
+
+from estimator.errors import UserError
+from estimator.plan import GIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One accelerator. Rates are dense (no sparsity)."""
+
+    name: str
+    vendor: str
+    vram_bytes: int  # as clouds report it; where none does, the label's GB taken as 10^9 bytes
+    vram_reported: bool
+    bandwidth_gbps: float | None  # memory, GB/s
+    interconnect: str
+    interconnect_gbps: float | None  # GB/s, both directions together
+    peak_tflops: tuple[tuple[str, float], ...]  # dense, by dtype; a dtype without a figure is left out
+    architecture: str | None
+    compute_capability: str | None
+    dtypes: tuple[str, ...]  # that its matrix units take
+    form_factor: str
+    aliases: tuple[str, ...]
+    source: str
+    notes: str
+    label_gb: float | None = (
+        None  # the size that the card is sold as; None where only the reported one is known
+    )
+
+    def __post_init__(self) -> None:
+        if self.vram_bytes <= 0:
+            raise UserError(f"GPU {self.name}: a memory of {self.vram_bytes} bytes is not possible.")
+
+    def peak_flops(self, dtype: str) -> float | None:
+        """Dense FLOP/s in that dtype ("bf16", "fp32"...), None where it is not sourced."""
+        value = dict(self.peak_tflops).get(dtype)
+        return None if value is None else value * 1e12
+
+    @property
+    def bf16(self) -> bool:
+        return "bf16" in self.dtypes
+
+    @property
+    def vram_gib(self) -> float:
+        return self.vram_bytes / GIB
+
+    def is_at_least(self, size: float) -> bool:
+        """Whether people call it a card of ``size`` GB or more.
+
+        By the label or by the GiB that are reported, whichever is more: an L4 is a 24 GB card, though the
+        cloud reports 22.35 GiB.
+        """
+        return max(self.label_gb or 0.0, self.vram_gib) >= size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One machine type: of a cloud, or of the user's own."""
+
+    cloud: str  # lower case: "aws", "gcp"...
+    name: str
+    gpu: str
+    gpu_count: int  # 0: only a share of one GPU, which training can't use
+    vcpu: int | None
+    ram_bytes: int | None
+    network_gbps: float | None  # gigabits a second, of the fabric that GPUs talk over
+    fabric: str
+    usd_per_hour: float | None  # on demand
+    spot_usd_per_hour: float | None
+    region: str | None  # of the price
+    price_date: str | None
+    price_source: str
+    source: str
+    notes: str
+
+    def price_age_days(self, today: date) -> int | None:
+        """Days since the price was read; None where nothing is priced or the day is not known."""
+        if self.usd_per_hour is None and self.spot_usd_per_hour is None:
+            return None
+        day = day_of(self.price_date)
+        return None if day is None else (today - day).days
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """GPUs and the machines that have them.
+
+    Raises UserError where a name stands for two things or a machine has a GPU that is not listed.
+    """
+
+    gpus: tuple[Gpu, ...]
+    instances: tuple[Instance, ...]
+    warnings: tuple[str, ...] = ()  # what could not be used, one line each
+    _gpu_index: dict[str, Gpu] = field(init=False, repr=False, compare=False)
+    _instance_index: dict[str, Instance] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        gpus: dict[str, Gpu] = {}
+        for item in self.gpus:
+            for key in (item.name, *item.aliases):
+                other = gpus.setdefault(normal(key), item)
+                if other is not item:
+                    raise UserError(
+                        f"The GPU name {key!r} stands for two GPUs: {other.name} and {item.name}.",
+                        "Take it out of one row's name or aliases.",
+                    )
+        machines: dict[str, Instance] = {}
+        for machine in self.instances:
+            if normal(machine.gpu) not in gpus:
+                raise UserError(f"{machine.name} has a GPU that no table lists: {machine.gpu}.")
+            if machines.setdefault(machine.name.lower(), machine) is not machine:
+                raise UserError(f"There are two machine types of the name {machine.name!r}.")
+        object.__setattr__(self, "_gpu_index", gpus)
+        object.__setattr__(self, "_instance_index", machines)
+
+    def find_gpu(self, name: str) -> Gpu | None:
+        """The GPU that a user, a driver or a node's label calls ``name``, or None."""
+        return self._gpu_index.get(normal(name))
+
+    def gpu(self, name: str) -> Gpu:
+        """The GPU of that table name, alias or NVML product name; raises UserError with the nearest names."""
+        found = self.find_gpu(name)
+        if found is None:
+            key = normal(name)
+            near = [other for other in self._gpu_index if key and other.startswith(key)]
+            near += difflib.get_close_matches(key, self._gpu_index, n=4, cutoff=0.5)
+            offered = list(dict.fromkeys(self._gpu_index[other].name for other in near))[:4]
+            raise UserError(
+                f"There is no GPU {name!r} in the GPU table.",
+                f"Did you mean {', '.join(offered)}?"
+                if offered
+                else "`finetune gpus` lists them; --hardware FILE adds one.",
+            )
+        return found
+
+    def find_instance(self, name: str) -> Instance | None:
+        return self._instance_index.get(name.strip().lower())
+
+    def instance(self, name: str) -> Instance:
+        """The machine type of that name; raises UserError with the nearest names."""
+        found = self.find_instance(name)
+        if found is None:
+            near = difflib.get_close_matches(name.strip().lower(), self._instance_index, n=3, cutoff=0.5)
+            raise UserError(
+                f"There is no instance type {name!r} in the instance table.",
+                f"Did you mean {', '.join(self._instance_index[key].name for key in near)}?" if near else "",
+            )
+        return found
+
+    def clouds(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(item.cloud for item in self.instances))
+
+    def cloud(self, name: str) -> str:
+        """That cloud as the table writes it; raises UserError with the known ones."""
+        if name.strip().lower() not in self.clouds():
+            raise UserError(
+                f"There is no cloud {name!r} in the instance table.", f"It has {', '.join(self.clouds())}."
+            )
+        return name.strip().lower()
+
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(item.architecture for item in self.gpus if item.architecture))
+
+    def architecture(self, name: str) -> tuple[str, ...]:
+        """The architectures that ``name`` begins ("ada" is Ada Lovelace); UserError with the known ones."""
+        found = tuple(item for item in self.architectures() if normal(name) and fits(item, name))
+        if not found:
+            raise UserError(
+                f"There is no architecture {name!r} in the GPU table.",
+                f"It has {', '.join(self.architectures())}.",
+            )
+        return found
+
+
+def fits(architecture: str, name: str) -> bool:
+    return normal(architecture).startswith(normal(name))
+
+
+def normal(name: str) -> str:
+    """Letters and digits only, without the vendor, so that every spelling of one product is one key."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
+
+
+def day_of(text: str | None) -> date | None:
+    """The day at the start of a price's date, None where it gives only a year or nothing."""
+    if text is None or not re.match(r"\d{4}-\d{2}-\d{2}", text):
+        return None
+    try:
+        return date.fromisoformat(text[:10])
+    except ValueError:
+        return None

@@ -1,0 +1,217 @@
+"""The columns of the hardware tables: what each may hold, and what a value that can't be looks like."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column. ``fault`` says in words what is wrong with a cell, or None."""
+
+    rule: str = ""  # what it takes, in words
+    hint: str = ""  # what to do, where nothing more exact is known
+
+    def fault(self, text: str) -> tuple[str, str] | None:  # noqa: ARG002 - any text is fine
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Number(Column):
+    """A figure from ``low`` to ``high``: some way beyond what exists, so that a wrong unit falls outside."""
+
+    unit: str
+    low: float
+    high: float
+    if_low: str = ""
+    if_high: str = ""
+    whole: bool = False
+    also: str = ""  # a pattern of other texts that are fine
+
+    def fault(self, text: str) -> tuple[str, str] | None:
+        if self.also and re.fullmatch(self.also, text):
+            return None
+        kind = "whole number" if self.whole else "number"
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or "_" in text or (self.whole and value != int(value)):
+            return f"is not a {kind}", f"Write the {self.unit} as a bare {kind}, such as {self.low:g}."
+        if self.low <= value <= self.high:
+            return None
+        hint = self.if_high if value > self.high else self.if_low if value > 0 or self.low == 0 else ""
+        return f"is not possible: it takes {self.low:g} to {self.high:g} {self.unit}", hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words(Column):
+    """Words of a known set, separated by spaces."""
+
+    known: frozenset[str]
+    single: bool = False
+
+    def fault(self, text: str) -> tuple[str, str] | None:
+        words = [text] if self.single else text.split()
+        odd = [word for word in words if word.lower() not in self.known]
+        if not odd:
+            return None
+        return f"is not known: {odd[0]}", f"It takes {', '.join(sorted(self.known))}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern(Column):
+    pattern: str
+
+    def fault(self, text: str) -> tuple[str, str] | None:
+        return None if re.fullmatch(self.pattern, text) else (f"is not {self.rule}", self.hint)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Day(Column):
+    """A day, or as much as is known of it; words may follow."""
+
+    def fault(self, text: str) -> tuple[str, str] | None:
+        advice = "Write it as YYYY-MM-DD."
+        if not re.match(r"\d{4}(-\d\d(-\d\d)?)?(?![\d-])", text):
+            return "is not a date", advice
+        try:
+            day = date.fromisoformat((text[:10] + "-01-01")[:10] if text[4:5] == "-" else f"{text[:4]}-01-01")
+        except ValueError:
+            return "is not a date", advice
+        if day > date.today() + timedelta(days=1):  # somewhere it is tomorrow already
+            return "is in the future", "A price is dated by the day on which it was read."
+        return None
+
+
+TEXT = Column()
+
+
+def rate() -> Number:
+    return Number(
+        unit="TFLOPS",
+        low=1,
+        high=50_000,
+        if_low="It looks like PFLOPS: give TFLOPS, dense.",
+        if_high="It looks like GFLOPS: give TFLOPS, dense.",
+    )
+
+
+def usd() -> Number:
+    return Number(
+        unit="USD an hour",
+        low=0,
+        high=1000,
+        if_low="A price can't be below 0; leave it blank where there is none.",
+        if_high="It looks like the price of a month or in cents: give USD an hour, for the whole machine.",
+    )
+
+
+DTYPES = frozenset({"fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "cfp8", "fp6", "fp4", "int8", "int4"})
+
+GPU: Mapping[str, Column] = {
+    "gpu": TEXT,
+    "vendor": Words(known=frozenset({"nvidia", "amd", "aws", "intel", "google"}), single=True),
+    "vram_GB": Number(
+        unit="GB",
+        low=1,
+        high=2000,
+        also=r"\d+ or \d+",
+        if_low="It looks like TB: give GB.",
+        if_high="It looks like MiB: put it under vram_reported_MiB.",
+    ),
+    "vram_reported_MiB": Number(
+        unit="MiB",
+        low=1000,
+        high=2_000_000,
+        if_low="It looks like GB or GiB: put the label's GB under vram_GB, or multiply GiB by 1024.",
+        if_high="It looks like KiB or bytes: give MiB.",
+    ),
+    "mem_bw_GBps": Number(
+        unit="GB/s",
+        low=50,
+        high=50_000,
+        if_low="It looks like TB/s: multiply it by 1000.",
+        if_high="It looks like MB/s: divide it by 1000.",
+    ),
+    "interconnect": TEXT,
+    "interconnect_GBps_bidir": Number(
+        unit="GB/s, both directions together",
+        low=4,
+        high=10_000,
+        if_low="It looks like TB/s: multiply it by 1000.",
+        if_high="It looks like MB/s: divide it by 1000.",
+    ),
+    "bf16_TFLOPS_dense": rate(),
+    "fp16_TFLOPS_dense": rate(),
+    "fp8_TFLOPS_dense": rate(),
+    "tf32_TFLOPS_dense": rate(),
+    "fp32_TFLOPS": rate(),
+    "architecture": TEXT,
+    "compute_capability": Pattern(
+        pattern=r"\d+\.\d",
+        rule="a compute capability",
+        hint="Write it as 9.0; leave it blank for other vendors.",
+    ),
+    "tensor_dtypes": Words(
+        known=DTYPES,
+    ),
+    "form_factor": TEXT,
+    "gpus_per_server_typical": TEXT,
+    "source": TEXT,
+    "notes": TEXT,
+    "aliases": TEXT,
+}
+
+INSTANCE: Mapping[str, Column] = {
+    "cloud": TEXT,
+    "instance_type": TEXT,
+    "gpu": TEXT,
+    "gpu_count": Number(unit="GPUs", low=1, high=128, whole=True, also=r"1/\d+"),
+    "vram_total_GB": Number(
+        unit="GB",
+        low=1,
+        high=100_000,
+        if_low="It looks like TB: give GB.",
+        if_high="It looks like MiB.",
+    ),
+    "vcpu": Number(unit="vCPUs", low=1, high=4096, whole=True),
+    "ram_GiB": Number(
+        unit="GiB",
+        low=1,
+        high=65_536,
+        if_low="It looks like TiB: multiply it by 1024.",
+        if_high="It looks like MiB: divide it by 1024.",
+    ),
+    "network_Gbps": Number(
+        unit="gigabits a second",
+        low=0.1,
+        high=100_000,
+        if_low="It looks like terabits: multiply it by 1000.",
+        if_high="It looks like megabits: divide it by 1000.",
+    ),
+    "fabric": TEXT,
+    "on_demand_usd_h": usd(),
+    "spot_usd_h": usd(),
+    "price_region": TEXT,
+    "price_date": Day(),
+    "price_source": TEXT,
+    "spec_source": TEXT,
+    "notes": TEXT,
+}
+UNITS = (
+    *("GiB", "GB", "MiB", "MB", "TiB", "TB", "KiB", "bytes"),
+    *("GBps", "GiBps", "TBps", "MBps", "Gbps", "Mbps", "Tbps"),
+    *("TFLOPS", "PFLOPS", "GFLOPS"),
+    *("usd_h", "eur_h", "usd_month", "usd"),
+)
+UNIT = re.compile(rf"_(?:{'|'.join(UNITS)})(?=_|$)", re.IGNORECASE)
+
+
+def stem(name: str) -> str:
+    """A column's name without its unit, lower case: two that share it differ in the unit only."""
+    return UNIT.sub("", name).lower()
