@@ -33,6 +33,7 @@ class MemoryEstimate:
     capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
     host_bytes: int  # host memory of one whole node
     basis: str  # where the width of the range comes from
+    uncorrected: tuple[int, int] | None = None  # likely and upper before earlier runs corrected them
 
     @property
     def likely_bytes(self) -> int:
