@@ -109,7 +109,8 @@ class Setup:
             raise UserError(f"tensor parallel {tensor} does not divide the MLP's width {model.ffn}.")
         if self.seq_len % self.context:
             raise UserError(f"context parallel {self.context} does not divide {self.seq_len} tokens.")
-        if self.pipeline * self.virtual_stages > model.layers:
+        # Megatron-Core counts the embedding and the loss as layers when it cuts 126 layers in 128 stages
+        if self.pipeline * self.virtual_stages > model.layers + 2:
             raise UserError(
                 f"pipeline {self.pipeline} x {self.virtual_stages} virtual stages is more than the "
                 f"{model.layers} layers of {model.name}."

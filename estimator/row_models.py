@@ -1,0 +1,131 @@
+"""The model of a row of measurements: from the table of models by name, or from the row's own dimensions."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from estimator import models
+from estimator.errors import UserError
+from estimator.models import ModelSpec
+from estimator.wording import Unclaimed
+
+# A row's dimensions that count to something further from its number of parameters than this describe
+# another kind of model than they are read as.
+TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dims:
+    """What a row says of its model; None where it is blank."""
+
+    name: str
+    parameters: int | None
+    hidden: int | None
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    ffn: int | None
+    vocab: int | None
+    tied: bool | None
+    seq_len: int | None
+
+
+def model_of(dims: Dims) -> ModelSpec:
+    """The row's model; raises :class:`Unclaimed` where neither table nor row describes it."""
+    named = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
+    if named:
+        return _nearest([variant for spec in named for variant in _positions(spec, dims)], dims)
+    candidates = list(_candidates(dims))
+    if not candidates:
+        raise Unclaimed(f"model {dims.name!r} is not in the table and the row leaves its shape blank")
+    best = _nearest(candidates, dims)
+    if dims.parameters and abs(best.parameters / dims.parameters - 1) > TOLERANCE:
+        raise Unclaimed(
+            f"the dimensions of model {dims.name!r} count to {best.parameters / 1e9:.2f} billion parameters, "
+            f"its row says {dims.parameters / 1e9:.2f}"
+        )
+    return best
+
+
+def _nearest(specs: list[ModelSpec], dims: Dims) -> ModelSpec:
+    """The one whose count is nearest to the row's; the first where the row has none."""
+    said = dims.parameters
+    return specs[0] if said is None else min(specs, key=lambda spec: abs(spec.parameters - said))
+
+
+def _positions(spec: ModelSpec, dims: Dims) -> Iterator[ModelSpec]:
+    """The model, and where it learns its positions also with as many as the row's sequences have tokens."""
+    yield spec
+    if spec.position_embeddings and dims.seq_len and dims.parameters:
+        yield replace(spec, position_embeddings=dims.seq_len, max_seq_len=dims.seq_len)
+
+
+def _agrees(spec: ModelSpec, dims: Dims) -> bool:
+    """Whether a model of the table has the row's dimensions, those that the row states."""
+    stated = (
+        (dims.hidden, spec.hidden),
+        (dims.layers, spec.layers),
+        (dims.heads, spec.heads),
+        (dims.kv_heads, spec.kv_heads),
+        (dims.ffn, spec.ffn),
+        (dims.vocab, spec.vocab),
+    )
+    return all(said is None or said == have for said, have in stated)
+
+
+def _candidates(dims: Dims) -> Iterator[ModelSpec]:
+    """Models of the row's dimensions; Llama's kind first, as that is the usual one."""
+    hidden, layers, heads, ffn, vocab = dims.hidden, dims.layers, dims.heads, dims.ffn, dims.vocab
+    if not (hidden and layers and heads and ffn and vocab):
+        return
+    ties = (dims.tied,) if dims.tied is not None else (False, True)
+    head_dims = (hidden // heads, 128, 256, 64)
+    plain: tuple[dict[str, object], ...] = (
+        {"gated_mlp": False, "norm": "layer", "o_bias": False},
+        {"gated_mlp": False, "norm": "layer", "o_bias": False, "position_embeddings": dims.seq_len or 0},
+        {"gated_mlp": False, "norm": "layer", "qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    )
+    kinds: tuple[dict[str, object], ...] = ({}, {"qkv_bias": True}, *plain)
+    for kind, tied, head_dim in itertools.product(kinds, ties, dict.fromkeys(head_dims)):
+        if not head_dim:
+            continue
+        try:
+            yield ModelSpec(
+                name=dims.name,
+                family="llama",
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                kv_heads=dims.kv_heads or heads,
+                head_dim=head_dim,
+                ffn=ffn,
+                vocab=vocab,
+                tied_embeddings=tied,
+                max_seq_len=dims.seq_len or 2048,
+                source="the row's own dimensions",
+                **kind,
+            )
+        except UserError:
+            continue
+
+
+def _normal(name: str) -> str:
+    """A model's name without the marks that publications add or drop."""
+    bare = name.lower().rsplit("/", 1)[-1]
+    bare = re.sub(r"\(.*?\)", "", bare).replace("meta-llama-", "llama-")
+    bare = re.sub(r"[-_ ](instruct|chat|base|pretrain|hf|it|bf16)\b", "", bare)
+    return re.sub(r"[^a-z0-9]", "", bare)
+
+
+@lru_cache(maxsize=1)
+def _by_name() -> dict[str, tuple[ModelSpec, ...]]:
+    found: dict[str, dict[str, ModelSpec]] = {}
+    for name in models.names():
+        spec = models.find(name)
+        for key in (name, *models.aliases(name)):
+            found.setdefault(_normal(key), {})[name] = spec
+    return {key: tuple(specs.values()) for key, specs in found.items()}

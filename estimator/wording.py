@@ -1,0 +1,238 @@
+"""The words that published tables use, and what they mean here. To teach it a word, add it to a table.
+
+Every function takes the text of one cell and gives a kind that :class:`estimator.setup.Setup` knows; it
+raises :class:`Unclaimed`, whose text says why, where the text names something that nobody here predicts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from estimator.models import ATTENTION_PROJECTIONS, PROJECTIONS
+from estimator.setup import Checkpointing, Engine, Fp8, LossKind, Method, Optimizer, Quantization, Task
+
+Kind = Literal["active", "allocated", "reserved", "process"]
+
+
+class Unclaimed(Exception):  # noqa: N818 - a row that is left out, with the reason, is no error
+    """A row that can't be scored; its text says why."""
+
+
+# Beginnings (engine is the first whose word the text contains); DeepSpeed before Hugging Face, as the
+# Trainer hands states and steps over to it; "megatron-deepspeed" keeps DeepSpeed's states.
+_ENGINES: tuple[tuple[str, Engine], ...] = (
+    ("torchtune", "torchtune"),
+    ("torchtitan", "torchtitan"),
+    ("litgpt", "litgpt"),
+    ("lit-gpt", "litgpt"),
+    ("deepspeed", "deepspeed"),
+    ("composer", "composer"),
+    ("foundry", "composer"),
+    ("fms-fsdp", "composer"),
+    ("megatron", "megatron"),
+    ("nemo", "megatron"),
+    ("swift", "transformers"),
+    ("axolotl", "transformers"),
+    ("trl", "transformers"),
+    ("peft", "transformers"),
+    ("factory", "transformers"),
+    ("cookbook", "transformers"),
+    ("transformers", "transformers"),
+    ("trainer", "transformers"),
+    ("accelerate", "transformers"),
+    ("fsdp_qlora", "transformers"),
+    ("hf", "transformers"),
+    ("hugging", "transformers"),
+)
+
+
+def engine_of(framework: str) -> Engine:
+    text = framework.lower()
+    for word, engine in _ENGINES:
+        if word in text:
+            return engine
+    raise Unclaimed(f"framework {framework!r} is not claimed")
+
+
+# Methods that begin like a claimed one and are another.
+_OTHER_METHODS = ("adalora", "lora-fa", "lorafa", "longlora", "weights only", "model init only", "galore")
+
+
+def method_of(text: str) -> tuple[Method, Task, bool, bool]:
+    """Method, task, whether the base is quantised, and whether embeddings and head are trained whole."""
+    words = text.lower().strip()
+    if any(other in words for other in _OTHER_METHODS):
+        raise Unclaimed(f"method {text!r} is not claimed")
+    tasks: tuple[Task, ...] = ("orpo", "dpo", "reward")
+    task: Task = next((task for task in tasks if task in words), "sft")
+    bare = re.sub(r"\(.*?\)|[-_+ ]*(dpo|orpo|reward|sft|pretrain|finetun\w*|fine-?tun\w*)", "", words)
+    embeddings = bool(re.search(r"\+ ?emb\w*", bare))
+    bare = re.sub(r"\+ ?emb\w*", "", bare).strip(" -_+")
+    if bare in ("full", "fft", "", "freeze-none"):
+        return "full", task, False, False
+    if bare in ("lora", "rslora", "lora-rs", "lora+"):  # scaled or stepped differently, stored alike
+        return "lora", task, False, embeddings
+    if bare == "qlora":
+        return "lora", task, True, embeddings
+    if bare in ("dora", "lora-dora", "qdora", "qlora-dora"):
+        return "dora", task, bare.startswith("q"), embeddings
+    raise Unclaimed(f"method {text!r} is not claimed")
+
+
+_ATTENTION_IN = ("q_proj", "k_proj", "v_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_TARGETS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in PROJECTIONS},
+    **dict.fromkeys(("q", "query", "wq", "linear_q"), ("q_proj",)),
+    **dict.fromkeys(("k", "key", "wk"), ("k_proj",)),
+    **dict.fromkeys(("v", "value", "wv"), ("v_proj",)),
+    **dict.fromkeys(
+        ("o", "output_proj", "out_proj", "projection", "proj", "wo", "dense", "attn.proj", "linear_proj"),
+        ("o_proj",),
+    ),
+    **dict.fromkeys(
+        ("qkv", "qkv_proj", "wqkv", "w_pack", "c_attn", "query_key_value", "linear_qkv", "default"),
+        _ATTENTION_IN,
+    ),
+    **dict.fromkeys(("attn", "attention"), ATTENTION_PROJECTIONS),
+    **dict.fromkeys(("mlp", "ffn"), _MLP),
+    **dict.fromkeys(("gate_up_proj", "linear_fc1", "dense_h_to_4h"), ("gate_proj", "up_proj")),
+    **dict.fromkeys(("fc_1", "gate"), ("gate_proj",)),
+    **dict.fromkeys(("fc_2", "fc1", "up"), ("up_proj",)),
+    **dict.fromkeys(("linear_fc2", "dense_4h_to_h", "fc2", "down"), ("down_proj",)),
+    "c_proj": ("o_proj", "down_proj"),  # GPT-2 and Qwen 1 call both so, and PEFT finds both
+    **dict.fromkeys(("all", "all-linear", "all_linear", "linear", "all linear"), PROJECTIONS),
+    **dict.fromkeys(("head", "lm_head", "output", "output_layer"), ("lm_head",)),
+    **dict.fromkeys(
+        ("wte", "embed_tokens", "embed", "emb", "embedding", "word_embeddings"), ("embed_tokens",)
+    ),
+}
+
+
+def targets_of(text: str) -> tuple[str, ...]:
+    """LoRA's target modules by Hugging Face's names; () where the text is blank."""
+    bare = re.sub(r"\(.*?\)", "", text.lower()).strip()
+    tokens = [token.strip() for token in re.split(r"[,;|/+]|\s(?!linear)", bare) if token.strip()]
+    found: list[str] = []
+    for token in tokens:
+        if token in ("w1", "w2", "w3"):  # Llama's own names where there are three, Qwen 1's where two
+            llama = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+            qwen = {"w1": "up_proj", "w2": "gate_proj"}
+            found.append((llama if "w3" in tokens else qwen)[token])
+        elif token in _TARGETS:
+            found += _TARGETS[token]
+        else:
+            raise Unclaimed(f"LoRA target {token!r} is not known")
+    return tuple(dict.fromkeys(found))
+
+
+def quantization_of(text: str, quantised: bool) -> Quantization:
+    """How the frozen base is stored; ``quantised``: the method says that it is."""
+    words = text.lower()
+    if re.search(r"gptq|awq|aqlm|hqq|eetq|fp4|2bit|3bit", words):
+        raise Unclaimed(f"quantization {text!r} is not claimed")
+    if "nf4" in words or "4bit" in words or "4-bit" in words or "int4" in words:
+        # torchao's NF4Tensor always quantises its scales again
+        double = re.search(r"dq|double|torchao", words)
+        return "nf4-double" if double else "nf4"
+    if "int8" in words or "8bit" in words or "8-bit" in words:
+        return "int8"
+    if words.strip() in ("", "none", "16bit", "32bit", "bf16", "no", "0"):
+        return "nf4" if quantised else "none"
+    raise Unclaimed(f"quantization {text!r} is not known")
+
+
+def optimizer_of(text: str) -> Optimizer:
+    words = text.lower()
+    if re.search(r"lora-fa|galore|lion|lomo|badam|apollo|shampoo|soap|lamb", words):
+        raise Unclaimed(f"optimizer {text!r} is not claimed")
+    eight, paged = re.search(r"8[- _]?bit", words), "paged" in words
+    if "muon" in words:
+        return "muon"
+    if "adafactor" in words:
+        return "adafactor"
+    if "sgd" in words:
+        return "sgd"
+    if "adam" not in words and "anyprecision" not in words and words.strip():
+        raise Unclaimed(f"optimizer {text!r} is not known")
+    if re.search(r"4[- _]?bit", words):
+        return "adamw4bit"
+    if paged:
+        return "paged-adamw8bit" if eight else "paged-adamw"
+    return "adamw8bit" if eight else "adamw"
+
+
+def checkpointing_of(text: str) -> Checkpointing | None:
+    """None where the table doesn't say."""
+    words = text.lower().strip()
+    if not words:
+        return None
+    if words in ("0", "false", "no", "off") or words.startswith("none") or words.endswith(":none"):
+        return "none"
+    if words.startswith(("select", "sac")):
+        return "selective"
+    if words.startswith(("full", "1", "true", "yes", "on", "block")):
+        return "full"
+    raise Unclaimed(f"activation checkpointing {text!r} is not known")
+
+
+def loss_of(text: str, engine: Engine, seq_len: int) -> tuple[LossKind, int]:
+    """Kind of loss and its number of chunks."""
+    words = text.lower()
+    chunks = 8  # torchtune's and torchtitan's default number
+    if not words.strip():
+        return ("chunked" if engine in ("torchtune", "litgpt") else "plain"), _litgpt_chunks(engine, seq_len)
+    if re.search(r"liger|fused|cut[- ]?ce|cce", words):
+        return "fused", chunks
+    if "chunk" in words:
+        if count := re.search(r"(\d+) chunks", words):
+            return "chunked", int(count[1])
+        if size := re.search(r"chunk\w* \((\d+)\)", words):
+            return "chunked", max(1, -(-seq_len // int(size[1])))
+        return "chunked", _litgpt_chunks(engine, seq_len)
+    return "plain", chunks
+
+
+def _litgpt_chunks(engine: Engine, seq_len: int) -> int:
+    """litgpt cuts the sequence into pieces of 128 tokens (litgpt/utils.py, chunked_cross_entropy)."""
+    return max(1, -(-seq_len // 128)) if engine == "litgpt" else 8
+
+
+def fp8_of(compute: str) -> Fp8:
+    """Low-precision matrix products. A bare "FP8" is TransformerEngine's, as Megatron and Composer use."""
+    words = compute.lower()
+    for word, kind in (
+        ("mxfp8", "mxfp8"),
+        ("nvfp4", "nvfp4"),
+        ("rowwise", "rowwise"),
+        ("tensorwise", "tensorwise"),
+    ):
+        if word in words:
+            return kind  # type: ignore[return-value]
+    if level := re.search(r"ms-?amp.*?o([123])", words):
+        return f"msamp-o{level[1]}"  # type: ignore[return-value]
+    return "te" if "fp8" in words else "none"
+
+
+def kind_of(text: str) -> Kind:
+    """What was measured: of torch.cuda's three counters, or the whole process."""
+    words = text.lower()
+    if not words:
+        raise Unclaimed("no memory was measured")
+    if re.search(r"init|weights|load", words):
+        raise Unclaimed(f"memory of kind {text!r} is not the peak of a training step")
+    if "estimate" in words:
+        raise Unclaimed("an estimate, not a measurement")
+    for kind in ("reserved", "active", "allocated"):
+        if kind in words:
+            return kind
+    if "nvidia-smi" in words or "nvml" in words or "process" in words:
+        return "process"
+    raise Unclaimed(f"memory of kind {text!r}: active, allocated or reserved is not known")
+
+
+def fixed_length(packing: str) -> bool:
+    """Whether every batch has seq_len tokens a sequence."""
+    words = packing.lower()
+    return not re.search(r"variable|unpacked|unpadded|dynamic|batch longest|^no\b|^0$|not packed", words)
