@@ -1,5 +1,7 @@
 """The model table, and shapes read from config.json."""
 
+import math
+
 import pytest
 
 from estimator import models
@@ -28,7 +30,26 @@ LLAMA_CONFIG = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in models.names() if name != "tiny-llama"])
+MOE = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+MLA = {
+    "model_type": "deepseek_v2",
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+# Their publishers give rounded counts only; test_models_against_transformers.py counts them in real code.
+ROUNDED = {"gpt-j-6b": "6 B", "moonlight-16b-a3b": "16 B", "kimi-k2": "1 T"}
+
+
+@pytest.mark.parametrize("name", [n for n in models.names() if n != "tiny-llama" and n not in ROUNDED])
 def test_computed_parameters_equal_the_published_count(name: str) -> None:
     model = find(name)
     assert model.parameters == model.published_parameters
@@ -74,6 +95,29 @@ def test_a_mixture_of_experts_counts_all_weights_and_the_active_ones() -> None:
     assert round(mixtral.active_parameters / 1e9, 1) == 12.9
 
 
+@pytest.mark.parametrize("name", [n for n in models.names() if find(n).published_active_parameters])
+def test_active_parameters_are_what_the_card_says(name: str) -> None:
+    """Cards round or cut to the digits that they show, with or without the input embedding."""
+    model = find(name)
+    published = model.published_active_parameters or 0
+    digits = 10 ** min(k for k in range(7, 10) if published % 10 ** (k + 1))
+    counts = (model.active_parameters, model.active_parameters - model.vocab * model.hidden)
+    assert published in {f(count / digits) * digits for count in counts for f in (math.floor, round)}
+
+
+def test_every_model_with_experts_has_published_active_parameters() -> None:
+    with_experts = [name for name in models.names() if find(name).experts]
+    assert len(with_experts) > 10
+    assert all(find(name).published_active_parameters for name in with_experts)
+
+
+def test_moonlight_without_embeddings_is_what_its_paper_says() -> None:
+    """15.29 B and 2.24 B active, both without embeddings: Liu et al. 2025 (arXiv:2502.16982), section 3."""
+    model = find("moonlight-16b-a3b")
+    assert round((model.parameters - model.embedding_parameters) / 1e9, 2) == 15.29
+    assert round((model.active_parameters - model.embedding_parameters) / 1e9, 2) == 2.24
+
+
 def test_config_json_gives_the_same_shape_as_the_table() -> None:
     read = ModelSpec.from_hf_config(LLAMA_CONFIG, "llama-8b")
     table = find("llama-8b")
@@ -98,12 +142,20 @@ def test_a_missing_field_is_named(field: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "bert"}, "model_type 'bert', which is not supported"),
+        ({"model_type": "t5"}, "model_type 't5', which is not supported"),
         ({"hidden_size": 4095}, "hidden_size 4095, which 32 attention heads don't divide"),
         ({"hidden_size": "big"}, "hidden_size = 'big'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"qk_layernorm": True}, "qk_layernorm"),
+        ({"text_config": "llama"}, "text_config = 'llama'"),
+        ({"model_type": "qwen3_moe"}, "no moe_intermediate_size"),
+        (MOE | {"num_experts_per_tok": 9}, "experts_per_token = 9 does not go with experts = 8"),
+        (MOE | {"num_local_experts": None}, "num_local_experts = None"),
+        (MLA | {"qk_rope_head_dim": None}, "qk_rope_head_dim = None"),
+        (MLA | {"first_k_dense_replace": 33}, "dense_layers = 33 are more than its 32 layers"),
+        (MLA | {"attention_bias": True}, "attention_bias = true with latent attention"),
+        ({"model_type": "phi", "head_dim": 64}, "32 heads * 64 = 2048, but its hidden size is 4096"),
         ({"quantization_config": {"bits": 4}}, "already quantised"),
     ],
 )
@@ -122,3 +174,46 @@ def test_lora_counts_both_matrices_of_each_target() -> None:
     assert tiny.lora_parameters(8, ["k_proj"]) == 4 * 8 * (256 + 128)
     with pytest.raises(UserError, match="'wq'"):
         tiny.lora_parameters(8, ["wq"])
+
+
+def test_lora_on_experts_has_adapters_for_each_and_for_those_that_are_shared() -> None:
+    lite = find("deepseek-v2-lite")  # 1 dense block; 26 with 64 experts and a shared MLP of two widths
+    widths = [10944] + 26 * (64 * [1408] + [2816])
+    assert lite.lora_parameters(4, ["up_proj"]) == 4 * sum(2048 + width for width in widths)
+
+
+def test_a_fused_matrix_has_one_adapter_where_the_generic_names_have_three() -> None:
+    phi = find("phi-3-mini")
+    assert phi.lora_parameters(8, ["qkv_proj"]) == 32 * 8 * (3072 + 3 * 3072)
+    assert phi.lora_parameters(8, ["q_proj", "k_proj", "v_proj"]) == 32 * 8 * 3 * (3072 + 3072)
+
+
+def test_a_layer_that_is_named_twice_is_adapted_once() -> None:
+    phi = find("phi-2")
+    assert phi.lora_parameters(8, ["fc1", "up_proj"]) == phi.lora_parameters(8, ["fc1"])
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_lora_on_all_projections_of_a_model_is_accepted(name: str) -> None:
+    model = find(name)
+    assert model.lora_parameters(2, model.projections) == 2 * model.lora_parameters(1, model.projections) > 0
+
+
+def test_a_target_that_the_family_lacks_is_answered_with_the_names_that_it_has() -> None:
+    with pytest.raises(UserError) as caught:
+        find("bert-base-cased").lora_parameters(8, ["gate_proj"])
+    assert "q_proj" in caught.value.advice
+    assert "query" in caught.value.advice
+    assert "gate_proj" not in caught.value.advice
+
+
+@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_a_model_with_fewer_layers_has_as_many_parameters_as_those_layers(name: str, layers: int) -> None:
+    model = find(name)
+    less = model.with_layers(layers)
+    blocks = (layers - less.dense_layers) * model.layer_parameters
+    blocks += less.dense_layers * model.dense_layer_parameters
+    outside = model.parameters - (model.layers - model.dense_layers) * model.layer_parameters
+    outside -= model.dense_layers * model.dense_layer_parameters
+    assert less.parameters == blocks + outside
