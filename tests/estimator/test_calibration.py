@@ -1,0 +1,261 @@
+"""Earlier runs correct the next estimate, and never make it less safe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from estimator import calibration, memory, models
+from estimator.calibration import Calibration, Correction, Finished, Store, apply, formulas
+from estimator.errors import UserError
+from estimator.plan import GIB, MemoryEstimate
+from estimator.setup import Setup
+
+
+def finished(run: str = "FinetuneFlow/1", **changes: Any) -> Finished:
+    values: dict[str, Any] = {
+        "engine": "torchtune",
+        "method": "lora",
+        "gpu": "H100 SXM",
+        "model": "llama-8b",
+        "setup": "8 processes, fsdp",
+        "formulas": formulas("torchtune", "lora"),
+        "predicted_bytes": 20 * GIB,
+        "predicted_upper_bytes": 23 * GIB,
+        "measured_bytes": 22 * GIB,
+        "measured_kind": "reserved",
+        "predicted_categories": (("weights", 15 * GIB), ("activations", 5 * GIB)),
+        "date": "2026-01-02T03:04:05+00:00",
+        "run": run,
+    }
+    return Finished(**(values | changes))
+
+
+def estimate(likely: int = 20 * GIB, upper: int = 23 * GIB) -> MemoryEstimate:
+    return MemoryEstimate(
+        categories=(
+            ("weights", likely - likely // 2),
+            ("activations", likely // 4),
+            ("fragmentation", likely // 2 - likely // 4),
+        ),
+        upper_bytes=upper,
+        capacity_bytes=80 * GIB,
+        host_bytes=100 * GIB,
+        basis="+15%: a table",
+    )
+
+
+def runs(*ratios: float) -> list[Finished]:
+    return [
+        finished(str(number), measured_bytes=round(ratio * 20 * GIB)) for number, ratio in enumerate(ratios)
+    ]
+
+
+def found(*ratios: float) -> Correction:
+    correction = Calibration(runs(*ratios)).correction("torchtune", "lora", "H100 SXM")
+    assert correction is not None
+    return correction
+
+
+def test_one_run_moves_the_estimate_by_a_third_and_many_by_nearly_all() -> None:
+    assert found(1.3).factor == pytest.approx(1.3 ** (1 / 3))
+    assert found(*[1.3] * 3).factor == pytest.approx(1.3 ** (3 / 5))
+    assert found(*[1.3] * 100).factor == pytest.approx(1.3, rel=0.01)
+
+
+def test_one_odd_run_among_many_moves_the_likely_value_little_and_the_bound_fully() -> None:
+    odd = found(*[1.0] * 10, 3.0)
+    assert odd.factor == pytest.approx(1.0)
+    assert apply(estimate(), odd).upper_bytes >= 60 * GIB
+
+
+def test_only_runs_of_the_same_engine_method_and_gpu_count() -> None:
+    known = Calibration(runs(1.2))
+    assert known.correction("torchtune", "lora", "H100 SXM") is not None
+    assert known.correction("deepspeed", "lora", "H100 SXM") is None
+    assert known.correction("torchtune", "qlora", "H100 SXM") is None
+    assert known.correction("torchtune", "lora", "A100-80GB") is None
+
+
+def test_runs_that_other_formulas_predicted_do_not_count() -> None:
+    old = dataclasses.replace(runs(1.2)[0], formulas="of last year")
+    assert Calibration([old]).correction("torchtune", "lora", "H100 SXM") is None
+
+
+def test_the_basis_says_how_many_runs_and_how_far() -> None:
+    basis = apply(estimate(), found(1.1, 1.1, 1.1)).basis
+    assert basis == "+15%: a table; calibrated on 3 runs: x1.06, at most x1.10 measured"
+
+
+def test_what_runs_need_beyond_the_formulas_is_a_category_of_its_own() -> None:
+    corrected = apply(estimate(), found(*[1.2] * 3))
+    assert dict(corrected.categories)["calibration"] == corrected.likely_bytes - 20 * GIB
+    assert corrected.categories[:3] == estimate().categories
+
+
+def test_what_runs_do_not_need_comes_off_the_empirical_categories() -> None:
+    corrected = dict(apply(estimate(), found(*[0.9] * 3)).categories)
+    assert corrected["weights"] == dict(estimate().categories)["weights"]
+    assert corrected["activations"] < dict(estimate().categories)["activations"]
+
+
+def test_few_runs_never_lower_the_upper_bound() -> None:
+    assert apply(estimate(), found(*[0.7] * 18)).upper_bytes == 23 * GIB
+    assert apply(estimate(), found(*[0.7] * 19)).upper_bytes < 23 * GIB
+
+
+def test_an_estimate_is_corrected_once_only() -> None:
+    corrected = apply(estimate(), found(1.2))
+    assert corrected.uncorrected == (20 * GIB, 23 * GIB)
+    with pytest.raises(ValueError, match="already"):
+        apply(corrected, found(1.2))
+
+
+def test_on_a_cpu_the_nodes_memory_follows_that_of_its_processes() -> None:
+    before = dataclasses.replace(estimate(), host_bytes=4 * 23 * GIB)
+    on_cpu = apply(before, dataclasses.replace(found(1.5), gpu="cpu"))
+    assert on_cpu.host_bytes == pytest.approx(4 * on_cpu.upper_bytes, abs=8)
+    assert apply(before, found(1.5)).host_bytes == before.host_bytes
+
+
+@given(
+    some.lists(some.floats(0.11, 9.0), min_size=1, max_size=40),
+    some.integers(1000, 10**12),
+    some.floats(1.0, 2.0),
+)
+def test_the_bound_covers_every_earlier_run_scaled_to_this_prediction(
+    ratios: list[float], likely: int, width: float
+) -> None:
+    past = runs(*ratios)
+    correction = Calibration(past).correction("torchtune", "lora", "H100 SXM")
+    assert correction is not None
+    before = estimate(likely, int(likely * width))
+    after = apply(before, correction)
+    for run in past:
+        assert after.upper_bytes >= run.measured_bytes * (likely / run.predicted_bytes) - 1
+    assert after.upper_bytes >= after.likely_bytes
+    assert all(size > 0 for _, size in after.categories)
+    assert after.likely_bytes == round(likely * correction.factor)
+
+
+def test_a_setup_is_corrected_by_runs_on_its_device() -> None:
+    setup = Setup(model=models.find("tiny-llama"), device="cpu", precision="fp32")
+    before = memory.estimate(setup)
+    on_cpu = finished(method="full", gpu="cpu", formulas=formulas("torchtune", "full"))
+    known = Calibration([on_cpu])
+    assert known.corrected(before, setup, None).likely_bytes > before.likely_bytes
+    assert known.corrected(before, dataclasses.replace(setup, device="cuda"), "H100 SXM") is before
+    assert known.of(dataclasses.replace(setup, device="cuda"), None) is None
+
+
+def test_a_quantised_base_is_its_own_method() -> None:
+    setup = Setup(model=models.find("llama-8b"), method="lora", quantization="nf4")
+    assert calibration.method_of(setup) == "qlora"
+    assert calibration.method_of(dataclasses.replace(setup, method="dora")) == "qdora"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The store
+
+
+def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new" / "folder" / "runs.jsonl")
+    store.add(finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"))
+    assert store.read().finished == (finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"),)
+    assert store.read().problems == ()
+
+
+def test_a_store_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    assert Store(tmp_path / "none.jsonl").read() == calibration.Records((), ())
+
+
+def test_a_run_that_was_stored_twice_counts_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.jsonl")
+    store.add(finished("a"))
+    store.add(finished("a"))
+    store.add(finished("b"))
+    assert [run.run for run in store.read().finished] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("half a li", "not JSON"),
+        ("[1, 2]", "not a record"),
+        ('{"schema": 99}', "its schema is 99"),
+        ('{"schema": 1}', "missing"),
+        (finished().to_json().replace('"run":', '"other":'), "unknown fields: other"),
+        (finished().to_json().replace(str(22 * GIB), "-5"), "measured_bytes = -5"),
+        (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "10 times apart"),
+        ("\ufffd\ufffd", "not JSON"),
+    ],
+)
+def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{finished('a').to_json()}\n{line}\n{finished('b').to_json()}\n")
+    known, problems = calibration.load(path)
+    assert len(problems) == 1
+    assert f"{path}, line 2, is left out: " in problems[0]
+    assert complaint in problems[0]
+    correction = known.correction("torchtune", "lora", "H100 SXM")
+    assert correction is not None
+    assert correction.runs == 2
+
+
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.jsonl")
+    store.path.write_text(finished("a").to_json()[:40])
+    store.add(finished("b"))
+    assert [run.run for run in store.read().finished] == ["b"]
+
+
+def test_a_folder_in_the_stores_place_is_told_not_raised(tmp_path: Path) -> None:
+    known, problems = calibration.load(tmp_path)
+    assert problems == (f"{tmp_path} can't be read: Is a directory.",)
+    assert known.correction("torchtune", "lora", "H100 SXM") is None
+
+
+def _add_many(path: str, name: str) -> None:
+    for number in range(20):
+        Store(path).add(finished(f"{name}/{number}", setup="x" * random.randrange(10_000)))
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_add_many, args=(str(path), str(n))) for n in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    records = Store(path).read()
+    assert records.problems == ()
+    assert len(records.finished) == 60
+
+
+def test_the_store_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FINETUNE_CALIBRATION", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert Store().path == tmp_path / "metaflow-finetune" / "calibration.jsonl"
+    monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "my.jsonl"))
+    assert Store().path == tmp_path / "my.jsonl"
+
+
+def test_a_record_holds_one_line_that_other_programs_can_read() -> None:
+    values = json.loads(finished().to_json())
+    assert "\n" not in finished().to_json()
+    assert values["schema"] == 1
+    assert values["measured_bytes"] / values["predicted_bytes"] == pytest.approx(1.1)
+
+
+def test_a_pair_that_can_not_belong_together_is_refused() -> None:
+    with pytest.raises(UserError, match="10 times apart"):
+        finished(measured_bytes=1)
