@@ -16,6 +16,7 @@ from typing import Any
 from estimator import hardware, row_models, wording
 from estimator.errors import UserError
 from estimator.hardware import Gpu
+from estimator.models import PROJECTIONS
 from estimator.setup import Checkpointing, Engine, Precision, Schedule, Setup, StateSharding
 from estimator.wording import Kind, Unclaimed
 
@@ -40,8 +41,10 @@ _MEASURED = ("peak_mem_GiB", "gib_min", "gib_max", "tps_per_gpu", "micro_batch",
 # What an engine's own configuration says where a table leaves it blank: torchtitan's train configs select
 # ("selective"), torchtune's recipes recompute everything, Transformers and Megatron-Core nothing.
 _CHECKPOINTING: dict[str, Checkpointing] = {"torchtitan": "selective", "torchtune": "full"}
-# PEFT's and torchtune's default targets of Llama's kind of models, and litgpt's.
-_TARGETS = ("q_proj", "v_proj")
+# PEFT's default rank and targets for Llama's kind of models, which are torchtune's and litgpt's targets too
+# (peft/tuners/lora/config.py, peft/utils/constants.py); Megatron-Bridge adapts every linear layer at rank 32
+# (megatron/bridge/peft/lora.py).
+_RANK, _TARGETS = {"megatron": 32}, {"megatron": PROJECTIONS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +62,7 @@ class Row:
     gpu_name: str  # as the table writes it
     gpu: Gpu | None  # of the catalogue
     n_gpus: int | None
+    network_gbps: float | None  # between nodes, where the notes state it
     setup: Setup | None
     memory_skip: str | None  # why its memory isn't scored; None where it is
     throughput_skip: str | None
@@ -180,6 +184,7 @@ def _row(cells: _Cells) -> Row:
         gpu_name=cells.text("gpu"),
         gpu=gpu,
         n_gpus=None if measured["n_gpus"] is None else int(measured["n_gpus"]),
+        network_gbps=_network(cells.text("notes")),
         setup=setup,
         memory_skip=memory_skip,
         throughput_skip=throughput_skip,
@@ -192,6 +197,12 @@ def _peak(measured: Mapping[str, float | None]) -> float | None:
     if peak is None and low and high:
         return (low + high) / 2
     return peak or None
+
+
+def _network(notes: str) -> float | None:
+    """Gbit/s between nodes, from notes such as "interconnect 400Gbps"."""
+    found = re.search(r"(?:interconnect|network|fabric) (\d+) ?Gbps", notes, re.IGNORECASE)
+    return float(found[1]) if found else None
 
 
 def find_gpu(text: str) -> Gpu | None:
@@ -217,7 +228,7 @@ def _setup(cells: _Cells, gpu: Gpu | None) -> Setup:
     if not seq_len or not micro_batch:
         raise Unclaimed("the batch or the sequence length is not stated")
     model = row_models.model_of(_dims(cells, seq_len))
-    targets = wording.targets_of(cells.text("lora_targets")) if method != "full" else ()
+    targets = wording.targets_of(cells.text("lora_targets")) or _TARGETS.get(engine, ("q_proj", "v_proj"))
     if embeddings:
         targets = tuple(name for name in targets if name not in ("embed_tokens", "lm_head"))
     loss, chunks = wording.loss_of(cells.text("loss_impl"), engine, seq_len)
@@ -227,15 +238,14 @@ def _setup(cells: _Cells, gpu: Gpu | None) -> Setup:
         engine=engine,
         method=method,
         task=task,
-        lora_rank=cells.whole("lora_rank") or 8,
-        lora_targets=targets or _TARGETS,
+        lora_rank=cells.whole("lora_rank") or (8 if method == "full" else _RANK.get(engine, 8)),
+        lora_targets=PROJECTIONS if method == "full" else targets,
         trained_modules=("embed_tokens", "lm_head") if embeddings else (),
         quantization=wording.quantization_of(cells.text("quant"), quantised),
         precision=_precision(cells, engine),
         fp8=wording.fp8_of(cells.text("compute_dtype")),
         optimizer=wording.optimizer_of(cells.text("optimizer")),
         optimizer_in_backward=bool(cells.flag("opt_in_bwd")),
-        micro_batch=micro_batch,
         seq_len=seq_len,
         fixed_length=wording.fixed_length(cells.text("packing")),
         checkpointing=checkpointing or _CHECKPOINTING.get(engine, "none"),
@@ -303,19 +313,24 @@ def _parallelism(cells: _Cells, engine: Engine, micro_batch: int, gpu: Gpu | Non
     virtual, flag = cells.whole("vpp") or 1, cells.whole("sp")
     context = max(cells.whole("cp") or 1, flag if flag and flag > 1 else 1)  # a count of sp is Ulysses'
     world, sharding, shard, replicate = _data_parallel(cells, engine, tensor * pipeline, context)
-    micro_batches = _accumulation(cells, micro_batch, world // (tensor * pipeline * context) or 1)
+    passes = _accumulation(cells, micro_batch, world // (tensor * pipeline * context) or 1)
+    if engine == "torchtitan" and pipeline > 1 and passes == 1:
+        # its tables state the batch of a process, which the pipeline cuts in as many pieces as it has stages
+        passes = pipeline if micro_batch % pipeline == 0 else micro_batch
+        micro_batch //= passes
     return {
+        "micro_batch": micro_batch,
         "sharding": sharding,
         "shard": shard,
         "replicate": replicate,
         "tensor": tensor,
-        "sequence_parallel": tensor > 1 if flag is None else flag > 0,
+        "sequence_parallel": flag is None or flag > 0,
         "context": context,
         "pipeline": pipeline,
         "virtual_stages": virtual if pipeline > 1 else 1,
         "schedule": _schedule(cells, pipeline, virtual),
         "expert": cells.whole("ep") or 1,
-        "accumulation": micro_batches,
+        "accumulation": passes,
         "processes_per_node": _per_node(cells, world, gpu),
     }
 
@@ -335,6 +350,8 @@ def _data_parallel(
     if engine == "deepspeed":
         return world, _zero(stage), rest if stage else 1, 1 if stage else rest
     if engine == "megatron":
+        if re.search(r"\bFSDP ?= ?[1-9]", cells.text("notes")):  # Megatron-FSDP
+            return world, "fsdp", rest, 1
         distributed = "dist" in cells.text("optimizer").lower()
         return (
             world,

@@ -1,0 +1,127 @@
+"""finetune compare: the estimator's errors on a table of published measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from estimator.compare import Comparison, Score, Scored
+
+WORST = 10  # rows shown
+
+
+def compare(
+    measured: Annotated[Path, typer.Argument(help="CSV with the columns of estimator/data/measured.csv.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    each_row: Annotated[bool, typer.Option("--rows", help="Each row's prediction, too.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print each row's prediction as CSV.")] = False,
+    by: Annotated[
+        str, typer.Option(help="How the table groups rows: source, framework, method, quality, kind.")
+    ] = "quality_kind",
+) -> None:
+    """Score the estimator against a table of published measurements."""
+    import json
+
+    from estimator import compare as scoring
+    from estimator.errors import UserError
+
+    if by not in scoring.GROUPS:
+        raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(scoring.GROUPS)}.")
+    found = scoring.compare(measured)
+    if as_json:
+        typer.echo(json.dumps(scoring.as_json(found, each_row=each_row), indent=1))
+    elif as_csv:
+        _print_csv(found)
+    else:
+        _print_tables(found, by, every=each_row)
+
+
+def _print_csv(found: Comparison) -> None:
+    import csv
+    import sys
+
+    from estimator.compare import line
+
+    lines = [line("memory", item) for item in found.memory]
+    lines += [line("throughput", item) for item in found.throughput]
+    names = list(lines[0]) if lines else ["id"]
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+
+
+def _print_tables(found: Comparison, by: str, *, every: bool) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(
+        f"{len(found.rows)} rows: memory of {len(found.memory)} and throughput of {len(found.throughput)} "
+        f"scored; {len(found.skipped)} scored in neither."
+    )
+    for title, items in (("Memory", found.memory), ("Throughput", found.throughput)):
+        if items:
+            console.print(_scores(title, items, by))
+            console.print(_worst(title, items, None if every else WORST))
+    if found.skipped:
+        console.print(_skips(found))
+
+
+def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:
+    from rich.table import Table
+
+    from estimator.compare import GROUPS, SPEED_GROUPS, grouped, score
+
+    if title == "Throughput" and by not in SPEED_GROUPS:
+        by = "quality"
+    table = Table(title=title)
+    table.add_column(by.replace("_", ", "))
+    for name in ("rows", "median error", "95th percentile", "bias", "under by 3 %", "upper covers"):
+        table.add_column(name, justify="right")
+    for name, value in {"all": score(items), **grouped(items, GROUPS[by])}.items():
+        table.add_row(name, *_cells(value))
+    return table
+
+
+def _cells(score: Score) -> list[str]:
+    numbers = (score.median_abs_error, score.p95_abs_error, score.bias)
+    shares = (score.under_by_3pct, score.upper_covers)
+    return [
+        str(score.rows),
+        *("-" if value is None else f"{value:.1%}" for value in numbers),
+        *("-" if value is None else f"{value:.0%}" for value in shares),
+    ]
+
+
+def _worst(title: str, items: tuple[Scored, ...], count: int | None) -> Table:
+    from rich.table import Table
+
+    unit = "GiB" if title == "Memory" else "tokens/s of one GPU"
+    table = Table(title=f"{title}: " + ("each row" if count is None else "furthest off") + f" ({unit})")
+    for name in ("row", "source", "framework", "method", "kind"):
+        table.add_column(name, overflow="fold")
+    for name in ("measured", "predicted", "error"):
+        table.add_column(name, justify="right")
+    for item in sorted(items, key=lambda item: -abs(item.error))[:count]:
+        row = item.row
+        kind = (row.kind or "") if title == "Memory" else ""
+        values = (f"{item.measured:.1f}", f"{item.predicted:.1f}", f"{item.error:+.1%}")
+        table.add_row(row.id, row.source, row.framework, row.method, kind, *values)
+    return table
+
+
+def _skips(found: Comparison) -> Table:
+    from collections import Counter
+
+    from rich.table import Table
+
+    table = Table(title="Scored in neither")
+    table.add_column("rows", justify="right")
+    table.add_column("reason", overflow="fold")
+    for reason, count in Counter(found.skipped.values()).most_common():
+        table.add_row(str(count), reason)
+    return table
