@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from estimator.errors import UserError
-from estimator.plan import GIB
+from estimator.plan import GIB, MIB
+
+# Drivers, clouds and labels give one card sizes that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
+SIZE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +126,14 @@ class Catalogue:
     def find_gpu(self, name: str) -> Gpu | None:
         """The GPU that a user, a driver or a node's label calls ``name``, or None."""
         return self._gpu_index.get(normal(name))
+
+    def find_gpu_of_size(self, name: str, mib: int) -> Gpu | None:
+        """The GPU that a cloud calls ``name`` beside a size of its own ("A100", 40960); None if none fits."""
+        for spelling in (f"{name}-{round(mib / 1024)}GB", name):
+            found = self.find_gpu(spelling)
+            if found is not None and abs(mib * MIB / found.vram_bytes - 1) < SIZE_TOLERANCE:
+                return found
+        return None
 
     def gpu(self, name: str) -> Gpu:
         """The GPU of that table name, alias or NVML product name; raises UserError with the nearest names."""

@@ -28,7 +28,7 @@ COLUMNS = (
     "price_source",
     "spec_source",
 )
-FACTS = ("gpu_count", "vcpu", "ram_GiB", "network_Gbps", "fabric", "spec_source")
+FACTS = ("vcpu", "ram_GiB", "network_Gbps", "fabric")
 
 
 def path() -> Path:
@@ -64,7 +64,7 @@ def write(file: Path, machines: dict[str, Cells]) -> None:
 def overlay(tables: Tables, file: Path) -> tuple[str, ...]:
     """Lay the cache over the tables; returns a warning for each thing that can't be used.
 
-    A price goes in where it is not older than the table's; a cached fact where there is one. The cache is
+    A price goes in where it is not older than the table's, a fact where the table has none. The cache is
     nobody's handwork, so a damaged one is no reason to fail.
     """
     try:
@@ -75,8 +75,12 @@ def overlay(tables: Tables, file: Path) -> tuple[str, ...]:
         shipped = tables.instances.get(name.lower())
         if shipped is None or shipped["cloud"].lower() != cells["cloud"].lower():
             continue
-        facts = {column: cells[column] for column in FACTS if column in cells}
-        tables.instances[name.lower()] = shipped | facts | _prices(shipped, cells)
+        missing = {column: cells[column] for column in FACTS if column in cells and column not in shipped}
+        if missing:
+            missing["spec_source"] = "; ".join(
+                row["spec_source"] for row in (shipped, cells) if "spec_source" in row
+            )
+        tables.instances[name.lower()] = shipped | missing | _prices(shipped, cells)
     return ()
 
 

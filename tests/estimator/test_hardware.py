@@ -1,12 +1,22 @@
 """The GPU and machine tables: facts in range, with sources, found by every name they go by."""
 
 import re
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
 
 import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.plan import GIB, MIB
+
+
+@pytest.fixture(autouse=True)
+def _no_files_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +40,15 @@ from estimator.plan import GIB, MIB
         ("NVIDIA RTX A6000", "RTX A6000"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("Quadro RTX 6000", "Quadro RTX 6000"),
+        ("Quadro RTX 4000", "Quadro RTX 4000"),
+        ("Quadro RTX 8000", "Quadro RTX 8000"),
+        ("NVIDIA GH200 480GB", "GH200 96GB"),
+        ("NVIDIA GB200", "GB200 (per GPU)"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A2", "A2"),
+        ("AMD Instinct MI300X", "MI300X"),
     ],
 )
 def test_the_drivers_product_names_are_found(nvml: str, name: str) -> None:
@@ -37,6 +56,36 @@ def test_the_drivers_product_names_are_found(nvml: str, name: str) -> None:
     assert found is not None
     assert found.name == name
     assert hardware.gpu(nvml) is found
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("h200", "H200 SXM"),
+        ("h100", "H100 SXM"),
+        ("h100-sxm", "H100 SXM"),
+        ("H100NVL", "H100 NVL"),
+        ("a100-80gb", "A100 SXM 80GB"),
+        ("a100-40gb", "A100 SXM 40GB"),
+        ("l4", "L4"),
+        ("l40s", "L40S"),
+        ("a10g", "A10G"),
+        ("t4", "T4"),
+        ("v100", "V100 SXM2 16GB"),
+        ("a6000", "RTX A6000"),
+        ("RTX6000Ada", "RTX 6000 Ada"),
+        ("rtx-4090", "RTX 4090"),
+        ("3090", "RTX 3090"),
+        ("rtx 8000", "Quadro RTX 8000"),
+        ("quadro-rtx-5000", "Quadro RTX 5000"),
+        ("quadro-rtx-4000", "Quadro RTX 4000"),
+        ("nvidia-tesla-a100", "A100 SXM 40GB"),
+        ("nvidia-h100-mega-80gb", "H100 SXM"),
+        ("nvidia-tesla-t4", "T4"),
+    ],
+)
+def test_what_people_and_clouds_call_a_gpu_is_found(typed: str, name: str) -> None:
+    assert hardware.gpu(typed).name == name
 
 
 def test_a_gpu_that_nobody_lists_is_answered_with_the_nearest_names() -> None:
@@ -101,6 +150,42 @@ def test_machine_facts_are_in_range_and_sourced() -> None:
 
 def test_a_share_of_a_gpu_counts_as_none() -> None:
     assert hardware.instance("Standard_NV6ads_A10_v5").gpu_count == 0
+
+
+def test_a_card_counts_by_the_size_on_its_label() -> None:
+    of_24 = [item.name for item in hardware.gpus() if item.is_at_least(24) and not item.is_at_least(25)]
+    assert {"L4", "A10G", "RTX 4090", "A10", "RTX 3090"} <= set(of_24)
+    assert not hardware.gpu("T4").is_at_least(24)
+    assert hardware.gpu("L4").vram_gib == pytest.approx(22.35, abs=0.01)
+    assert hardware.gpu("RTX PRO 4500").is_at_least(32)
+
+
+def test_a_price_has_an_age_where_its_day_is_known() -> None:
+    item = hardware.instance("p5.48xlarge")
+    assert item.price_date == "2026-07-20"
+    assert item.price_age_days(date(2026, 8, 1)) == 12
+    assert hardware.instance("a2-highgpu-1g").price_age_days(date(2026, 8, 1)) is None
+    assert hardware.instance("p5e.48xlarge").price_age_days(date(2026, 8, 1)) is None
+
+
+def test_an_architecture_is_found_by_its_beginning_and_a_cloud_in_any_case() -> None:
+    made = hardware.catalogue()
+    assert made.architecture("ada") == ("Ada Lovelace",)
+    assert made.architecture("BLACKWELL") == ("Blackwell", "Blackwell Ultra")
+    assert made.cloud("AWS") == "aws"
+    with pytest.raises(UserError, match="Hopper"):
+        made.architecture("hoppper")
+    with pytest.raises(UserError, match="aws, gcp, azure, lambda"):
+        made.cloud("aswa")
+
+
+def test_importing_it_loads_no_cloud_and_no_cluster_library() -> None:
+    code = (
+        "import sys, estimator.hardware, estimator.refresh, estimator.from_cluster;"
+        "print([name for name in ('boto3', 'botocore', 'kubernetes', 'gpuhunt') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_an_unknown_instance_is_answered_with_the_nearest_names() -> None:
