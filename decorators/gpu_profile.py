@@ -18,13 +18,14 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from metaflow import StepMutator, UserStepDecorator
+from metaflow import StepMutator, UserStepDecorator, current
 
-from decorators import _metaflow
+from decorators import _metaflow, calibration
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
 from decorators.profiler import NO_PROFILE, Profile
 from decorators.requested import decorator_values, for_data, merge_given, with_given
@@ -167,6 +168,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         """Called by Metaflow in the task, after the step's code, whether it has failed or not."""
         if _active is not None:
             _active.stop(failed=_headline(exception))
+            if exception is None:
+                _keep(_active)
         return _clean(exception), None
 
 
@@ -175,6 +178,15 @@ def _resolve_once(resolver: Resolver, parameters: dict[str, Any], backend: Backe
     if key not in _planned:
         _planned[key] = resolver(parameters, backend)
     return _planned[key]
+
+
+def _keep(profile: Profile) -> None:
+    """What was measured corrects later estimates."""
+    problem = calibration.keep(
+        profile.plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
+    )
+    if problem:
+        print(problem, file=sys.stderr, flush=True)
 
 
 def _clean(exception: Exception | None) -> Exception | None:

@@ -208,9 +208,10 @@ class Calibration:
         return self.correction(setup.engine, method_of(setup), where) if where else None
 
     def corrected(self, estimate: MemoryEstimate, setup: Setup, gpu: str | None) -> MemoryEstimate:
-        """The estimate as earlier runs correct it, or unchanged where there are none."""
+        """The estimate as earlier runs correct it, with a note of the formulas that it was made by."""
         found = self.of(setup, gpu)
-        return apply(estimate, found) if found else estimate
+        noted = dataclasses.replace(estimate, formulas=formulas(setup.engine, method_of(setup)))
+        return apply(noted, found) if found else noted
 
 
 def load(path: Path | str | None = None) -> tuple[Calibration, tuple[str, ...]]:
@@ -280,8 +281,10 @@ def method_of(setup: Setup) -> str:
 
 @lru_cache(maxsize=64)
 def formulas(engine: Engine, method: str) -> str:
-    """A mark of what the formulas predict for an engine and method today: runs that other formulas predicted
-    say nothing about today's error."""
+    """A mark of what the formulas predict for an engine and method today.
+
+    Runs that other formulas predicted say nothing about today's error.
+    """
     from estimator import memory, models
 
     plain = method.removeprefix("q") if method.startswith("q") else method

@@ -34,6 +34,7 @@ class MemoryEstimate:
     host_bytes: int  # host memory of one whole node
     basis: str  # where the width of the range comes from
     uncorrected: tuple[int, int] | None = None  # likely and upper before earlier runs corrected them
+    formulas: str = ""  # calibration.formulas() at the time; empty: not noted
 
     @property
     def likely_bytes(self) -> int:

@@ -22,3 +22,9 @@ def write_sums(path: Path) -> Path:
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     return write_sums(tmp_path / "sums.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine has measured before must not change what a test sees."""
+    monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path_factory.getbasetemp() / "earlier-runs.jsonl"))

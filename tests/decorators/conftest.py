@@ -37,12 +37,17 @@ class Home:
             "METAFLOW_DEFAULT_DATASTORE": "local",
             "METAFLOW_DEFAULT_METADATA": "local",
             "PYTHONUNBUFFERED": "1",
+            "FINETUNE_CALIBRATION": str(self.path / "calibration.jsonl"),
             **more,
         }
 
     def run(self, flow: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.python(str(FLOWS / flow), *words, **environment)
+
+    def python(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run Python with these arguments in the folder."""
         return subprocess.run(
-            [sys.executable, str(FLOWS / flow), *words],
+            [sys.executable, *words],
             cwd=self.path,
             env=self.environment(**environment),
             capture_output=True,

@@ -152,7 +152,8 @@ def test_a_setup_is_corrected_by_runs_on_its_device() -> None:
     on_cpu = finished(method="full", gpu="cpu", formulas=formulas("torchtune", "full"))
     known = Calibration([on_cpu])
     assert known.corrected(before, setup, None).likely_bytes > before.likely_bytes
-    assert known.corrected(before, dataclasses.replace(setup, device="cuda"), "H100 SXM") is before
+    other = known.corrected(before, dataclasses.replace(setup, device="cuda"), "H100 SXM")
+    assert other == dataclasses.replace(before, formulas=formulas("torchtune", "full"))
     assert known.of(dataclasses.replace(setup, device="cuda"), None) is None
 
 

@@ -76,6 +76,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "METAFLOW_DEFAULT_METADATA": "local",
         "METAFLOW_DATASTORE_SYSROOT_LOCAL": str(home),  # not a .metaflow of some folder above it
         "FINETUNE_WORK_DIR": str(home / "work"),
+        "FINETUNE_CALIBRATION": str(home / "calibration.jsonl"),
         "XDG_CACHE_HOME": str(home / "cache"),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -58,6 +58,7 @@ def make_plan(parameters: dict[str, Any], backend: str) -> Plan:
                 capacity_bytes=80 * GIB if on_gpus else 4 * GIB,
                 host_bytes=100 * GIB if on_gpus else 900 << 20,
                 basis="a table in the tests",
+                formulas="of the tests",
             ),
             flops_per_token=6.0 * (8e9 if on_gpus else 3e6),
             peak_flops_per_gpu=312e12 if on_gpus else None,
