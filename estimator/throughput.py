@@ -1,141 +1,232 @@
-"""Speed and price: FLOPs a token, the share of the peak that published runs reach, and what it costs.
+"""Speed and price: seconds of a training step, tokens a second, model FLOPs utilisation, hours and money.
 
-A GPU without a sourced peak, an architecture without a published run, and a CPU have no predicted speed.
+A step is computing, what of the communication it can't hide, the pipeline's bubble and the optimizer. The
+work is counted in ``estimator.flops``, the volumes in ``estimator.communication``; what GPUs and kernels make
+of them are the coefficients of ``estimator.efficiency``. A GPU without a sourced peak, an architecture
+without a published run, and a CPU have no predicted speed. docs/throughput.md has the formulas in full.
 """
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from typing import NamedTuple
 
-from estimator.hardware import Gpu
-from estimator.memory import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES
+from estimator.catalogue import Gpu
+from estimator.communication import Links, MeasuredBandwidth, communication_seconds, links
+from estimator.efficiency import (
+    Efficiency,
+    basis_of,
+    kernels,
+    low_precision_gain,
+    products_share,
+    published,
+)
+from estimator.errors import UserError
+from estimator.flops import model_flops_per_token, work
 from estimator.setup import Setup
 
-TABLE = Path(__file__).with_name("data") / "efficiency.csv"
+__all__ = ["MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
 
-# Model FLOP/s of adapter runs over those of full runs on the same GPU: torchtune README @1814feb17, 8210
-# tokens/s at 4 FLOPs a parameter against 7210 at 6 (Llama 3.2 3B, A100, compiled, checkpointing).
-LORA_EFFICIENCY = 0.76
-# QLoRA over LoRA in tokens/s: 0.98 (torchtune, compiled) to 0.56 (litgpt with bitsandbytes); between them.
-QLORA_EFFICIENCY = 0.8
-# Eager over compiled: torchtune README @1814feb17, 7075 against 9174 tokens/s.
-EAGER_EFFICIENCY = 0.77
-# Checkpointing over none, in tokens/s, where only one was measured: 7210 against 9174, same source.
-CHECKPOINTING_EFFICIENCY = 0.79
-# An optimizer on the host makes a step 1.9 to 4.2 times slower (Megatron-LM, optimizer CPU offload).
-OFFLOAD_EFFICIENCY = 0.35
+flops_per_token = model_flops_per_token
 
-# Share of the link's rate that collectives reach on large messages: 8x A100 NVLink 232 of 300 GB/s (Azure
-# nccl-tests), PCIe without NVLink about 15 of 31 GB/s (NVSentinel), EFA and InfiniBand 73-80 % of the
-# adapters' rate (awsome-distributed-training nccl-tests), TCP at most 60 % (NVIDIA/nccl#209).
-NVLINK_SHARE, PCIE_SHARE, RDMA_SHARE, TCP_SHARE = 0.77, 0.48, 0.75, 0.6
+# Bytes of device memory that one optimizer step reads and writes for each trained parameter in fp32, from
+# what each keeps: AdamW reads weight, gradient and two moments and writes three of them.
+OPTIMIZER_BYTES = {
+    "adamw": 28.0,
+    "adamw8bit": 16.0,
+    "adamw4bit": 15.0,
+    "paged-adamw": 28.0,
+    "paged-adamw8bit": 16.0,
+    "adafactor": 20.0,
+    "sgd": 12.0,
+    "muon": 20.0,
+}
+# Parameters a second that AdamW updates on one host: 2.57 s for 10 billion with DeepSpeed's CPUAdam
+# (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840, table 4).
+HOST_ADAM = 3.9e9
+# One direction of PCIe 4.0 x16 and what copies reach of it: 31.5 GB/s, about 25 GB/s (NVIDIA bandwidthTest).
+HOST_LINK = 25e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """Seconds of one optimizer step; they add up to it."""
+
+    compute: float
+    communication: float  # that computing does not hide
+    bubble: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.communication + self.bubble + self.optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Predicted speed over all processes; None where something that it follows from is unknown."""
+    """Predicted speed over all processes; None where something that it follows from is unknown.
+
+    ``mfu`` is model FLOPs (``flops_per_token``) over the dense bf16 peak, whatever the precision.
+    ``tokens_per_second_range`` holds four fifths of the published runs when their source is left out of
+    the fit.
+    """
 
     tokens_per_second: float | None
     basis: str
+    mfu: float | None = None
+    step_seconds: float | None = None
+    parts: Parts | None = None
+    tokens_per_second_range: tuple[float, float] | None = None
 
 
-def flops_per_token(setup: Setup) -> float:
-    """Model FLOPs of one token, forward and backward, without recomputation.
+class Cost(NamedTuple):
+    """What a number of tokens takes; None where the speed or the price is unknown."""
 
-    6 for each weight that takes part in a matrix product (embedding look-ups don't), 4 where the weight is
-    frozen, as its gradient isn't computed, and 12 x layers x query width x sequence length for attention:
-    Chowdhery et al. 2022, PaLM (arXiv:2204.02311), appendix B; torchtitan counts the same way.
+    hours: float | None
+    usd: float | None
+
+
+def cost(tokens: float, speed: Speed, usd_per_hour: float | None) -> Cost:
+    """Hours and USD for that many tokens; ``usd_per_hour`` is that of all machines together."""
+    if tokens < 0:
+        raise UserError(f"{tokens:,.0f} tokens can't be trained on.", "Give a number of at least 0.")
+    if usd_per_hour is not None and usd_per_hour < 0:
+        raise UserError(f"A price of {usd_per_hour} USD an hour is below 0.")
+    if speed.tokens_per_second is None:
+        return Cost(None, None)
+    hours = tokens / speed.tokens_per_second / 3600
+    return Cost(hours, None if usd_per_hour is None else hours * usd_per_hour)
+
+
+def speed(
+    setup: Setup,
+    gpu: Gpu | None,
+    *,
+    network_gbps: float | None = None,
+    rdma: bool = False,
+    busbw: MeasuredBandwidth | None = None,
+    efficiency: Efficiency | None = None,
+) -> Speed:
+    """Tokens a second of the whole job, all sequences of preference pairs counted.
+
+    Parameters
+    ----------
+    network_gbps, rdma:
+        Rate of one node's network in gigabits a second, and whether it is EFA, InfiniBand or RoCE.
+    busbw:
+        Rates measured on the cluster; they replace the datasheet's.
+    efficiency:
+        Coefficients in place of the published ones; the fit uses it.
     """
-    model = setup.model
-    matrices = model.active_parameters - (0 if model.tied_embeddings else model.vocab * model.hidden)
-    attention = 12 * model.layers * model.q_dim * setup.seq_len
-    if not setup.adapters:
-        return float(6 * matrices + attention)
-    return float(4 * matrices + 6 * setup.trainable_parameters + attention)
-
-
-def speed(setup: Setup, gpu: Gpu | None, *, network_gbps: float | None = None, rdma: bool = False) -> Speed:
-    """Tokens a second of the whole job; the slower of computing and communicating, which overlap."""
+    table = efficiency or published()
     if setup.device == "cpu" or gpu is None:
         return Speed(None, "no published speed for this device")
-    peak = gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16")
-    found = efficiency(setup, gpu)
-    if peak is None or found is None:
-        return Speed(None, f"no published rate for the {gpu.name}")
-    share, basis = found
-    tokens = setup.micro_batch * setup.seq_len
-    compute = tokens * flops_per_token(setup) / (peak * share)
-    network = communication_seconds(setup, gpu, network_gbps=network_gbps, rdma=rdma)
-    if network is None:
+    reason = _unknown(setup, gpu, table)
+    if reason:
+        return Speed(None, reason)
+    wires = links(setup, gpu, network_gbps=network_gbps, rdma=rdma, busbw=busbw)
+    parts = step(setup, gpu, wires, table)
+    if parts is None:
         return Speed(None, "the network between the nodes is not known")
-    if network > compute:
-        basis += "; the network is slower than the GPUs"
-    return Speed(tokens * setup.data_parallel / max(compute, network), basis)
-
-
-def efficiency(setup: Setup, gpu: Gpu) -> tuple[float, str] | None:
-    """Share of the peak that model FLOPs reach (MFU), and the published run it comes from."""
-    several = "several" if setup.world_size > 1 else "one"
-    rows = [row for row in _table() if row["architecture"] == gpu.architecture]
-    if not rows:
-        return None
-    checkpointing, compiled = str(int(setup.checkpointing != "none")), str(int(setup.compile))
-    row = min(
-        rows,
-        key=lambda row: (
-            row["checkpointing"] != checkpointing,
-            row["gpus"] != several,
-            row["compile"] != compiled,
-        ),
+    tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
+    rate = tokens / parts.total
+    peak = gpu.peak_flops("bf16") or 0.0
+    mfu = rate * model_flops_per_token(setup) / (peak * setup.world_size) if peak else None
+    low, high = table.of("range", "p10"), table.of("range", "p90")
+    return Speed(
+        tokens_per_second=rate,
+        basis=_basis(setup, gpu, table, wires, parts),
+        mfu=mfu,
+        step_seconds=parts.total,
+        parts=parts,
+        tokens_per_second_range=(rate * low, rate * high),
     )
-    share = float(row["mfu_pct"]) / 100
-    if row["checkpointing"] != checkpointing:
-        share *= CHECKPOINTING_EFFICIENCY if setup.checkpointing != "none" else 1 / CHECKPOINTING_EFFICIENCY
-    if row["compile"] != compiled and not setup.compile:
-        share *= EAGER_EFFICIENCY
-    share *= LORA_EFFICIENCY if setup.adapters else 1.0
-    share *= QLORA_EFFICIENCY if setup.quantization != "none" else 1.0
-    if setup.offload != "none":
-        share *= OFFLOAD_EFFICIENCY
-    return share, f"{share:.0%} of peak, after {row['setting']} ({row['source']})"
 
 
-def communication_seconds(setup: Setup, gpu: Gpu, *, network_gbps: float | None, rdma: bool) -> float | None:
-    """Seconds of communication for each micro batch; None where a link between nodes is unknown.
+def step(setup: Setup, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | None:
+    """Seconds of one optimizer step by part; None where a link that it needs is unknown."""
+    times = communication_seconds(setup, wires)
+    if times is None:
+        return None
+    kind, power = kernels(setup), table.of("overlap")
+    busy = compute_seconds(setup, gpu, table)
+    busy = _together(busy, launch_seconds(setup, table), power)
+    exposed = times.tensor * table.of("exposed tensor", kind)
+    exposed += times.expert * table.of("exposed expert", kind)
+    micro = _together(busy + exposed, times.behind, power)
+    last = _together(micro, times.once, power)  # reduced behind the last backward pass
+    compute = busy * setup.accumulation
+    return Parts(
+        compute=compute,
+        communication=micro * (setup.accumulation - 1) + last - compute,
+        bubble=micro * (setup.pipeline - 1) / setup.virtual_stages,
+        optimizer=optimizer_seconds(setup, gpu, table),
+    )
 
-    Volume: Rajbhandari et al. 2020 (arXiv:1910.02054), section 7: gathering weights twice and reducing
-    gradients once where weights are sharded, otherwise reducing gradients once a step (counted double, as
-    reduce-scatter and all-gather). A ring moves (n - 1) / n of the volume over its slowest link.
-    """
-    n = setup.world_size
-    if n == 1:
-        return 0.0
-    size = 4 if setup.precision == "fp32" else 2
-    model, trainable = setup.model, setup.trainable_parameters
-    weights = float(size * model.parameters)
-    if setup.quantization != "none":
-        weights -= model.linear_parameters * (size - NF4_WEIGHT_BYTES - NF4_SCALE_BYTES)
-    if setup.sharding == "fsdp" or setup.zero_stage == 3:
-        volume = 2 * weights + size * trainable
-    else:
-        volume = 2 * size * trainable / setup.accumulation
-    volume *= (n - 1) / n
-    seconds = 0.0
-    if min(setup.processes_per_node, setup.world_size) > 1 and gpu.interconnect_gbps is not None:
-        share = NVLINK_SHARE if "NVLink" in gpu.interconnect.split("(")[0] else PCIE_SHARE
-        seconds = volume / (gpu.interconnect_gbps / 2 * 1e9 * share)
-    if setup.nodes > 1:
-        if network_gbps is None:
-            return None
-        share = RDMA_SHARE if rdma else TCP_SHARE
-        seconds = max(seconds, volume / (network_gbps / 8 * 1e9 * share))
+
+def compute_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
+    """Seconds of one micro batch on the GPU alone."""
+    load, kind = work(setup), kernels(setup)
+    peak = gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") or 0.0
+    bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
+    share = products_share(gpu, table) or 0.0
+    products = peak * share
+    gain = low_precision_gain(setup, gpu, table) or 1.0
+    seconds = (load.linear / gain + load.head) / products
+    seconds += load.expert / gain / (products * table.of("grouped products", kind))
+    seconds += load.attention / (
+        products * table.of("attention", f"{gpu.architecture} {kind}", f"{gpu.architecture}")
+    )
+    seconds += load.moved * table.of("moved", kind) / bandwidth
+    seconds += load.weights / bandwidth
+    seconds += load.dequantised * table.of("dequantised", kind) / bandwidth
     return seconds
 
 
-@lru_cache(maxsize=1)
-def _table() -> tuple[dict[str, str], ...]:
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file))
+def launch_seconds(setup: Setup, table: Efficiency) -> float:
+    """Seconds that the host needs to launch one micro batch's kernels; it binds small batches."""
+    each = table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
+    return work(setup).layers * each * (1 + setup.adapters * table.of("launch of adapters"))
+
+
+def optimizer_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
+    """Seconds of one optimizer step of one process."""
+    among = setup.tensor * setup.pipeline
+    if setup.sharding not in ("none", "ddp", "zero0"):
+        among *= setup.shard
+    parameters = setup.trainable_parameters / among
+    if setup.offload != "none":
+        # The node's processes share its cores; gradients go there and weights come back
+        return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / HOST_LINK
+    size = OPTIMIZER_BYTES[setup.optimizer] * (0.5 if setup.precision == "bf16" else 1.0)
+    return parameters * size * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
+
+
+def _together(one: float, other: float, power: float) -> float:
+    """Time of two things that overlap, less and less well the more alike they are: their p-norm."""
+    if not other or not one:
+        return one + other
+    large, small = (one, other) if one > other else (other, one)
+    return float(large * (1 + (small / large) ** power) ** (1 / power))
+
+
+def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
+    """Why there is no speed, "" where there is one."""
+    if gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") is None:
+        return f"no sourced peak for the {gpu.name} in the precision of its products"
+    if gpu.bandwidth_gbps is None:
+        return f"no sourced memory bandwidth for the {gpu.name}"
+    if products_share(gpu, table) is None:
+        return f"no published run on the {gpu.name} or another {gpu.architecture or 'such'} GPU"
+    if low_precision_gain(setup, gpu, table) is None:
+        return f"no published run in {setup.fp8} on a {gpu.architecture} GPU"
+    return ""
+
+
+def _basis(setup: Setup, gpu: Gpu, table: Efficiency, wires: Links, parts: Parts) -> str:
+    text = basis_of(setup, gpu, table)
+    if wires.basis:
+        text += f"; {wires.basis}"
+    if parts.communication > parts.compute:
+        text += "; the network is slower than the GPUs"
+    return text
