@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     from launchers.settings import Settings
 
 
+# What its loading, its adapters and its export are made for; transformers loads more, untested here.
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+
+
 class DeepSpeed:
     """The Engine for DeepSpeed; see launchers.engines.Engine."""
 
-    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:  # noqa: ARG002
+    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
+        if spec.family not in FAMILIES:
+            return f"deepspeed runs {', '.join(FAMILIES)} models here, and {spec.name} is {spec.family}"
         if settings.method == "qlora":
             return "qlora: its 4-bit base weights need bitsandbytes on CUDA, and ZeRO can't shard them here"
         if settings.compile:

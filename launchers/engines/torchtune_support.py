@@ -52,6 +52,9 @@ def _unsupported_model(spec: ModelSpec) -> str | None:
     if spec.qkv_bias != (spec.family == "qwen2"):
         present = "biases" if spec.qkv_bias else "no biases"
         return f"torchtune 0.6.1 can't build a {spec.family} model with {present} on q, k and v"
+    if spec.o_bias or spec.mlp_bias:
+        where = "attention's output" if spec.o_bias else "the MLP"
+        return f"torchtune 0.6.1 can't build a {spec.family} model with biases on {where}"
     if spec.tied_embeddings and spec.family == "mistral":
         return "torchtune 0.6.1 can't build a mistral model with tied embeddings"
     return _unsupported_rope(spec)
