@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from estimator import models
 from estimator.errors import UserError
@@ -39,22 +41,31 @@ def model_of(dims: Dims) -> ModelSpec:
     named = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
     if named:
         return _nearest([variant for spec in named for variant in _positions(spec, dims)], dims)
-    candidates = list(_candidates(dims))
-    if not candidates:
+    plain = list(_candidates(dims, (dims.hidden or 0) // (dims.heads or 1)))
+    if not plain:
         raise Unclaimed(f"model {dims.name!r} is not in the table and the row leaves its shape blank")
-    best = _nearest(candidates, dims)
-    if dims.parameters and abs(best.parameters / dims.parameters - 1) > TOLERANCE:
-        raise Unclaimed(
-            f"the dimensions of model {dims.name!r} count to {best.parameters / 1e9:.2f} billion parameters, "
-            f"its row says {dims.parameters / 1e9:.2f}"
-        )
-    return best
+    best = _nearest(plain, dims)
+    if _off(best, dims) <= TOLERANCE:
+        return best
+    wider = [spec for width in (64, 128, 256) for spec in _candidates(dims, width)]  # of a head
+    wide = _nearest([best, *wider], dims)
+    if _off(wide, dims) <= TOLERANCE:
+        return wide
+    raise Unclaimed(
+        f"the dimensions of model {dims.name!r} count to {best.parameters / 1e9:.2f} billion parameters, "
+        f"its row says {(dims.parameters or 0) / 1e9:.2f}"
+    )
 
 
 def _nearest(specs: list[ModelSpec], dims: Dims) -> ModelSpec:
     """The one whose count is nearest to the row's; the first where the row has none."""
     said = dims.parameters
     return specs[0] if said is None else min(specs, key=lambda spec: abs(spec.parameters - said))
+
+
+def _off(spec: ModelSpec, dims: Dims) -> float:
+    """How far the model's count is from the row's, as a fraction; 0 where the row has none."""
+    return abs(spec.parameters / dims.parameters - 1) if dims.parameters else 0.0
 
 
 def _positions(spec: ModelSpec, dims: Dims) -> Iterator[ModelSpec]:
@@ -77,23 +88,21 @@ def _agrees(spec: ModelSpec, dims: Dims) -> bool:
     return all(said is None or said == have for said, have in stated)
 
 
-def _candidates(dims: Dims) -> Iterator[ModelSpec]:
+def _candidates(dims: Dims, head_dim: int) -> Iterator[ModelSpec]:
     """Models of the row's dimensions; Llama's kind first, as that is the usual one."""
     hidden, layers, heads, ffn, vocab = dims.hidden, dims.layers, dims.heads, dims.ffn, dims.vocab
     if not (hidden and layers and heads and ffn and vocab):
         return
     ties = (dims.tied,) if dims.tied is not None else (False, True)
-    head_dims = (hidden // heads, 128, 256, 64)
-    plain: tuple[dict[str, object], ...] = (
+    plain: tuple[dict[str, Any], ...] = (
         {"gated_mlp": False, "norm": "layer", "o_bias": False},
         {"gated_mlp": False, "norm": "layer", "o_bias": False, "position_embeddings": dims.seq_len or 0},
         {"gated_mlp": False, "norm": "layer", "qkv_bias": True, "o_bias": True, "mlp_bias": True},
     )
-    kinds: tuple[dict[str, object], ...] = ({}, {"qkv_bias": True}, *plain)
-    for kind, tied, head_dim in itertools.product(kinds, ties, dict.fromkeys(head_dims)):
-        if not head_dim:
-            continue
-        try:
+    kinds: tuple[dict[str, Any], ...] = ({}, {"qkv_bias": True}, *plain)
+    for kind, tied in itertools.product(kinds, ties):
+        # a shape that contradicts itself is no candidate
+        with contextlib.suppress(UserError):
             yield ModelSpec(
                 name=dims.name,
                 family="llama",
@@ -109,8 +118,6 @@ def _candidates(dims: Dims) -> Iterator[ModelSpec]:
                 source="the row's own dimensions",
                 **kind,
             )
-        except UserError:
-            continue
 
 
 def _normal(name: str) -> str:
