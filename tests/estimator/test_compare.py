@@ -1,0 +1,168 @@
+"""The estimator against the published measurements that the project carries, and how it is scored."""
+
+import csv
+import io
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from estimator import compare, hardware, rows
+from estimator.cli.compare import compare as command
+from estimator.compare import Comparison, Scored, percentile, score, usual_network
+from estimator.errors import UserError
+
+CARRIED = Path(compare.__file__).with_name("data") / "measured.csv"
+
+
+@lru_cache(maxsize=1)
+def carried() -> Comparison:
+    return compare.compare(CARRIED)
+
+
+def precise(items: tuple[Scored, ...]) -> list[Scored]:
+    return [item for item in items if item.row.quality == "A"]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The limits
+
+
+def test_every_carried_row_is_scored() -> None:
+    assert carried().skipped == {}
+    unscored = {**carried().memory_skipped, **carried().throughput_skipped}
+    precise_rows = {row.id for row in carried().rows if row.quality == "A"}
+    assert {key: reason for key, reason in unscored.items() if key in precise_rows} == {}
+
+
+def test_the_median_memory_error_on_precise_rows_is_at_most_5_percent() -> None:
+    assert score(precise(carried().memory)).median_abs_error <= 0.05  # type: ignore[operator]
+
+
+def test_19_of_20_memory_errors_on_precise_rows_are_at_most_15_percent() -> None:
+    assert score(precise(carried().memory)).p95_abs_error <= 0.15  # type: ignore[operator]
+
+
+def test_at_most_1_in_20_precise_rows_is_predicted_more_than_3_percent_low() -> None:
+    assert score(precise(carried().memory)).under_by_3pct <= 0.05  # type: ignore[operator]
+
+
+def test_the_upper_bound_covers_19_of_20_precise_rows() -> None:
+    assert score(precise(carried().memory)).upper_covers >= 0.95  # type: ignore[operator]
+
+
+def test_the_median_throughput_error_on_precise_rows_is_at_most_15_percent() -> None:
+    assert score(precise(carried().throughput)).median_abs_error <= 0.15  # type: ignore[operator]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# How it is scored
+
+
+def scored(measured: float, predicted: float, upper: float | None = None) -> Scored:
+    row = rows.read(CARRIED)[0]
+    return Scored(row=row, measured=measured, predicted=predicted, upper=upper, basis="made up")
+
+
+def test_errors_are_fractions_of_the_measurement() -> None:
+    found = score([scored(100, 90, 95), scored(100, 98, 101), scored(50, 55, 60)])
+    assert found.rows == 3
+    assert found.median_abs_error == pytest.approx(0.1)
+    assert found.bias == pytest.approx(-0.02)
+    assert found.under_by_3pct == pytest.approx(1 / 3)
+    assert found.upper_covers == pytest.approx(2 / 3)
+
+
+def test_a_group_without_a_bound_covers_nothing_known() -> None:
+    assert score([scored(100, 90)]).upper_covers is None
+    assert score([]).median_abs_error is None
+
+
+def test_a_percentile_lies_between_its_neighbours() -> None:
+    values = [float(number) for number in range(21)]
+    assert percentile(values, 0.95) == pytest.approx(19)
+    assert percentile([1.0, 2.0], 0.5) == pytest.approx(1.5)
+    assert percentile([3.0], 0.95) == 3.0
+
+
+def test_the_usual_network_is_that_of_the_largest_machine_with_the_gpu() -> None:
+    machines = [item for item in hardware.instances() if item.gpu == "H100 SXM" and item.gpu_count == 8]
+    gbps, rdma = usual_network(hardware.gpu("H100 SXM"), 8)
+    assert gbps == max(item.network_gbps or 0 for item in machines)
+    assert rdma
+
+
+def test_a_rack_of_72_gpus_has_the_network_of_72() -> None:
+    inside, _ = usual_network(hardware.gpu("GB200"), 72)
+    server, _ = usual_network(hardware.gpu("GB200"), 8)
+    assert inside is not None
+    assert server is not None
+    assert inside == pytest.approx(9 * server)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The command
+
+
+def run(*arguments: str) -> str:
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_json_has_every_figure_over_all_rows_and_per_group() -> None:
+    found = json.loads(run(str(CARRIED), "--json"))
+    assert found["rows"] == len(carried().rows)
+    assert found["rows_scored"] + len(found["rows_skipped"]) == found["rows"]
+    figures = {"rows", "median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "upper_covers"}
+    for what in ("memory", "throughput"):
+        assert set(found[what]["all"]) == figures
+        for by in ("source", "framework", "method", "quality"):
+            groups = found[what][by]
+            assert all(set(group) == figures for group in groups.values())
+            assert sum(group["rows"] for group in groups.values()) == found[what]["all"]["rows"]
+    assert "each_row" not in found
+
+
+def test_json_has_each_rows_prediction_when_asked() -> None:
+    found = json.loads(run(str(CARRIED), "--json", "--rows"))
+    lines = found["each_row"]
+    assert len(lines) == found["memory"]["all"]["rows"] + found["throughput"]["all"]["rows"]
+    assert all(line["predicted"] > 0 for line in lines)
+
+
+def test_csv_has_a_line_for_each_prediction() -> None:
+    lines = list(csv.DictReader(io.StringIO(run(str(CARRIED), "--csv"))))
+    assert len(lines) == len(carried().memory) + len(carried().throughput)
+    assert float(lines[0]["predicted"]) > 0
+
+
+def test_the_table_names_the_rows_that_are_furthest_off() -> None:
+    text = run(str(CARRIED), "--by", "framework")
+    worst = max(carried().memory, key=lambda item: abs(item.error))
+    assert worst.row.id in text
+    assert "95th percentile" in text
+
+
+def test_an_unknown_grouping_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--by model is not known"):
+        run(str(CARRIED), "--by", "model")
+
+
+def test_a_row_that_cannot_be_scored_is_listed_with_its_reason(tmp_path: Path) -> None:
+    with CARRIED.open(newline="", encoding="utf-8") as file:
+        line = next(csv.DictReader(file))
+    path = tmp_path / "one.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, line)
+        writer.writeheader()
+        writer.writerow({**line, "id": "x9", "method": "ia3"})
+    found = json.loads(run(str(path), "--json"))
+    assert found["rows_scored"] == 0
+    assert found["rows_skipped"] == {"x9": "method 'ia3' is not claimed"}
+    assert found["memory"]["all"]["median_abs_error"] is None
