@@ -245,6 +245,5 @@ STABLE_DIFFUSION_XL = DiffusionSpec(
     ),
     source=SOURCE,
 )
-MODELS = dict.fromkeys(
-    ("stable-diffusion-xl", "sdxl", "stable-diffusion-xl-base-1.0", HF_ID.lower()), STABLE_DIFFUSION_XL
-)
+_NAMES = ("stable-diffusion-xl", "sdxl", "stable-diffusion-xl-base-1.0", HF_ID.lower())
+MODELS = dict.fromkeys(_NAMES, STABLE_DIFFUSION_XL)

@@ -14,7 +14,6 @@ _FIELDS = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer"),
     "hidden": ("hidden_size", "d_model", "n_embd"),
     "heads": ("num_attention_heads", "n_heads", "n_head"),
-    "ffn": ("intermediate_size", "ffn_hidden_size", "n_inner"),
     "vocab": ("vocab_size",),
     "max_seq_len": ("max_position_embeddings", "max_seq_len", "n_positions"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
@@ -37,7 +36,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"attention_bias": True, "use_parallel_residual": True},
 }
 _TIED = ("gemma", "gemma2", "gemma3_text", "falcon", "mpt", "bert")  # unless config.json says otherwise
-_FOUR_TIMES_HIDDEN = ("falcon", "gptj")  # the MLP's width where config.json gives none
+_FFN = {"falcon": "ffn_hidden_size", "gptj": "n_inner"}  # 4 * hidden where config.json gives none
+# The field may be missing in these, and means as many key/value heads as heads.
+_KV_HEADS_OPTIONAL = ("llama", "qwen", "olmo2", "phi", "phi3", "gpt_neox", "gptj", "mpt", "bert")
 _EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")  # have moe_intermediate_size
 _REFUSED = ("qk_layernorm", "qk_ln", "add_cross_attention")  # they add parameters that aren't counted
 
@@ -127,7 +128,8 @@ def _kv_heads(reader: _Reader, family: str, heads: int) -> int:
         return 1 if reader.get("multi_query") else heads
     if family in ("deepseek_v2", "deepseek_v3"):  # the latent is expanded to keys for every head
         return heads
-    return reader.whole("num_key_value_heads", default=heads)
+    optional = family in _KV_HEADS_OPTIONAL
+    return reader.whole("num_key_value_heads", default=heads if optional else None)
 
 
 def _ffn(reader: _Reader, family: str, hidden: int) -> int:
@@ -136,7 +138,9 @@ def _ffn(reader: _Reader, family: str, hidden: int) -> int:
         return reader.whole("moe_intermediate_size")
     if family == "mpt":
         return reader.whole("expansion_ratio") * hidden
-    width = reader.whole(*_FIELDS["ffn"], default=4 * hidden if family in _FOUR_TIMES_HIDDEN else None)
+    if family in _FFN:
+        return reader.whole(_FFN[family], default=4 * hidden)
+    width = reader.whole("intermediate_size")
     return width // 2 if family == "qwen" else width  # Qwen 1 counts gate and up as one
 
 
