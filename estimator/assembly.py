@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from estimator import memory, throughput
+from dataclasses import replace
+
+from estimator import learning_rate, memory, throughput
 from estimator.engines import setup_of
 from estimator.job import Job, Target
 from estimator.plan import GIB, MIB, Plan, Prediction, Request
 from estimator.search import Candidate
 
-ALLOCATABLE = 0.9  # of a node's CPU and memory; the system and the cluster's own pods have the rest
 SHARED_MEMORY_PER_GPU = 8 * GIB
 
 
-def assemble(job: Job, target: Target, chosen: Candidate, why: list[str], rejected: tuple[str, ...]) -> Plan:
+def assemble(
+    job: Job,
+    target: Target,
+    chosen: Candidate,
+    why: list[str],
+    rejected: tuple[str, ...],
+    tokens: int | None = None,
+) -> Plan:
+    """The Plan of a candidate. ``tokens`` of the whole job give its hours and its price."""
     setup = setup_of(job, chosen.layout)
-    layout, speed = chosen.layout, chosen.speed.tokens_per_second
-    hours = None
-    if speed is not None and job.steps is not None:
-        hours = job.steps * job.tokens_per_step / speed / 3600
-    hourly = chosen.usd_per_hour
+    layout, place = chosen.layout, chosen.place
     peak = None
     if chosen.gpu is not None:
         peak = chosen.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
-    return Plan(
+    made = Plan(
         model=job.model.name,
         parameters=job.model.parameters,
-        method=job.method,
+        method=job.method,  # type: ignore[arg-type]  # "auto" is decided before
         engine=job.engine,
         target=target.kind,
         request=_request(job, target, chosen),
@@ -34,34 +39,43 @@ def assemble(job: Job, target: Target, chosen: Candidate, why: list[str], reject
             memory=chosen.memory,
             flops_per_token=throughput.flops_per_token(setup),
             peak_flops_per_gpu=peak,
-            tokens_per_second=speed,
-            hours=hours,
-            usd_per_hour=hourly,
-            usd=None if hours is None or hourly is None else hours * hourly,
+            tokens_per_second=chosen.speed.tokens_per_second,
+            hours=chosen.hours(tokens),
+            usd_per_hour=chosen.usd_per_hour,
+            usd=chosen.usd(tokens),
             throughput_basis=chosen.speed.basis,
+            tokens=tokens,
+            mfu=chosen.speed.mfu,
+            tokens_per_second_range=chosen.speed.tokens_per_second_range,
+            price_kind="spot" if place is not None and place.spot else "on demand",
+            price_source=place.price if place is not None else "",
         ),
         why=tuple(why),
         rejected=rejected,
+        learning_rates=learning_rate.hints(job),
     )
+    if made.planned_only is None:
+        return made
+    return replace(made, why=(*made.why, made.planned_only))
 
 
 def _request(job: Job, target: Target, chosen: Candidate) -> Request:
-    layout, item = chosen.layout, chosen.instance
+    layout, place = chosen.layout, chosen.place
     processes = layout.processes_per_node
     on_gpus = layout.device == "cuda"
     host, cpu = chosen.memory.host_bytes, processes
     ram = target.machine.ram_bytes if target.machine is not None else None
-    if item is not None:
-        share = ALLOCATABLE * processes / item.gpu_count
-        cpu = max(int((item.vcpu or processes) * share), 1)
-        ram = item.ram_bytes
+    if place is not None:
+        share = place.allocatable * processes / place.gpus
+        cpu = max(int((place.vcpu or processes) * share), 1)
+        ram = place.ram_bytes
         host = int(ram * share) if ram is not None else int(host * 1.25)
     elif target.machine is not None:
         cpu = max(target.machine.cpu_cores // layout.nodes, 1)
         host = min(host, target.machine.ram_bytes // layout.nodes)
     shared = SHARED_MEMORY_PER_GPU * processes
     if ram is not None:
-        shared = min(shared, ram // 4 // layout.nodes if item is None else ram // 4)
+        shared = min(shared, ram // 4 // layout.nodes if place is None else ram // 4)
     name = chosen.gpu.name if chosen.gpu is not None else None
     if name is None and on_gpus and target.machine is not None:
         name = target.machine.gpus[0][0]
@@ -73,6 +87,6 @@ def _request(job: Job, target: Target, chosen: Candidate) -> Request:
         memory_mib=-(-host // MIB),
         shared_memory_mib=shared // MIB,
         disk_mib=-(-memory.disk_bytes(setup_of(job, layout)) // MIB),
-        instance_type=item.name if item is not None else None,
-        cloud=item.cloud if item is not None else None,
+        instance_type=place.name if place is not None else None,
+        cloud=place.cloud if place is not None else None,
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from estimator.errors import UserError
 from estimator.models import MLP_PROJECTIONS, PROJECTIONS, ModelSpec
+from estimator.setup import Optimizer, Task
 
-METHODS = ("full", "lora", "qlora")
-ENGINES = ("torchtune", "deepspeed")
-OPTIMIZERS = ("adamw", "sgd")
+METHODS = ("full", "lora", "qlora", "dora", "auto")
+PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
+ENGINES = ("torchtune", "deepspeed", *PARALLEL_ENGINES)
+OPTIMIZERS = get_args(Optimizer)
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
-KINDS = ("local", "kubernetes", "batch")
+KINDS = ("local", "kubernetes", "batch", "catalogue")
 DEVICES = ("auto", "cuda", "cpu")
+DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,12 +24,13 @@ class Job:
     """One fine-tuning job. None and "auto" are for the planner to decide."""
 
     model: ModelSpec
-    method: Literal["full", "lora", "qlora"] = "full"
-    engine: Literal["torchtune", "deepspeed"] = "torchtune"
+    method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
+    engine: Literal["torchtune", "deepspeed", "torchtitan", "megatron"] = "torchtune"
+    task: Task = "sft"
     seq_len: int = 2048
     global_batch: int = 8  # sequences for each optimizer step, over all processes
     micro_batch: int | None = None  # sequences for each process and forward pass
-    optimizer: str = "adamw"
+    optimizer: Optimizer = "adamw"
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     activation_checkpointing: bool | None = None
     lora_rank: int = 8
@@ -37,16 +41,21 @@ class Job:
     offload: Literal["none", "cpu"] = "none"
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     keep_checkpoints: int = 2
+    tensor_parallel: int | None = None
+    context_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    expert_parallel: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
+        _one_of("task", self.task, get_args(Task))
         _one_of("engine", self.engine, ENGINES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("offload", self.offload, ("none", "cpu"))
         for name in ("seq_len", "global_batch", "lora_rank", "keep_checkpoints"):
             _at_least_one(name, getattr(self, name))
-        for name in ("micro_batch", "steps"):
+        for name in ("micro_batch", "steps", *DEGREES):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.seq_len > self.model.max_seq_len:
@@ -62,9 +71,9 @@ class Job:
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
             raise UserError(f"zero.stage = {self.zero_stage!r} must be 0, 1, 2 or 3.")
-        if self.engine == "torchtune" and (self.zero_stage is not None or self.offload != "none"):
+        if self.engine != "deepspeed" and (self.zero_stage is not None or self.offload != "none"):
             raise UserError(
-                "zero.stage and zero.offload belong to DeepSpeed; torchtune shards with FSDP.",
+                f"zero.stage and zero.offload belong to DeepSpeed; the engine is {self.engine}.",
                 "Leave them out, or use --launcher deepspeed.",
             )
         if self.offload == "cpu" and self.zero_stage == 0:
@@ -78,6 +87,39 @@ class Job:
             if not self.lora_targets:
                 raise UserError("lora.targets is empty: no layer would be trained.")
             self.model.lora_parameters(self.lora_rank, self.lora_targets)
+        self._check_degrees()
+
+    def _check_degrees(self) -> None:
+        asked = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
+        if asked and self.engine not in PARALLEL_ENGINES:
+            raise UserError(
+                f"{asked[0]} = {getattr(self, asked[0])}: {self.engine} as it is run here has no such thing.",
+                f"Use --engine {' or '.join(PARALLEL_ENGINES)} to plan it.",
+            )
+        model = self.model
+        heads = {degree: divides_heads(model, degree) for degree in range(1, model.heads + 1)}
+        if self.tensor_parallel and not heads.get(self.tensor_parallel):
+            raise UserError(
+                f"tensor_parallel = {self.tensor_parallel} does not divide the {model.heads} attention heads "
+                f"({model.kv_heads} for keys and values) and the MLP of {model.name}.",
+                f"Choose one of {', '.join(str(degree) for degree, fits in heads.items() if fits)}.",
+            )
+        if self.pipeline_parallel and model.layers % self.pipeline_parallel:
+            raise UserError(
+                f"pipeline_parallel = {self.pipeline_parallel} does not divide the {model.layers} layers of "
+                f"{model.name}.",
+                f"Choose one of {', '.join(map(str, divisors(model.layers)))}.",
+            )
+        if self.context_parallel and not divides_sequence(self.seq_len, self.context_parallel):
+            raise UserError(
+                f"context_parallel = {self.context_parallel} does not divide {self.seq_len} tokens into "
+                f"{2 * self.context_parallel} equal pieces, two for each process."
+            )
+        if (self.expert_parallel or 1) > 1 and (not model.experts or model.experts % self.expert_parallel):  # type: ignore[operator]
+            raise UserError(
+                f"expert_parallel = {self.expert_parallel} does not divide the {model.experts} experts of "
+                f"{model.name}."
+            )
 
     @property
     def adapters(self) -> bool:
@@ -113,7 +155,7 @@ class Machine:
 class Target:
     """Where the job is to run, with the user's own choices; None is for the planner to decide."""
 
-    kind: Literal["local", "kubernetes", "batch"] = "local"
+    kind: Literal["local", "kubernetes", "batch", "catalogue"] = "local"
     machine: Machine | None = None
     nodes: int | None = None
     gpus: int | None = None  # for each node; on CPUs: processes for each node
@@ -130,6 +172,25 @@ class Target:
                 _at_least_one(name, getattr(self, name))
         if self.kind == "local" and self.machine is None:
             raise UserError("A local plan needs to know the machine.")
+
+
+def divides_heads(model: ModelSpec, degree: int) -> bool:
+    """Whether so many tensor parallel processes get equal parts of the heads and of the MLP."""
+    shared = model.kv_heads % degree == 0 or degree % model.kv_heads == 0
+    return model.heads % degree == 0 and shared and model.ffn % degree == 0
+
+
+def divides_sequence(seq_len: int, degree: int) -> bool:
+    """Whether context parallel processes get equal work.
+
+    With a causal mask each takes one piece from the front and one from the back (zig-zag): twice as many
+    pieces as processes. Megatron-LM, core/utils.py, get_batch_on_this_cp_rank.
+    """
+    return degree == 1 or seq_len % (2 * degree) == 0
+
+
+def divisors(number: int) -> list[int]:
+    return [degree for degree in range(1, number + 1) if number % degree == 0]
 
 
 def nearest_multiple(value: int, of: int) -> int:

@@ -18,6 +18,12 @@ MIB = 2**20
 
 Device = Literal["cuda", "cpu"]
 Sharding = Literal["none", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
+Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
+
+# What launchers/settings.py lets a run ask for; anything else is planned only
+LAUNCHED_ENGINES = ("torchtune", "deepspeed")
+LAUNCHED_METHODS = ("full", "lora", "qlora")
+LAUNCHED_OPTIMIZERS = ("adamw", "sgd")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +83,12 @@ class Layout:
     optimizer: str
     offload: Literal["none", "cpu"] = "none"
     tensor_parallel: int = 1
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    virtual_stages: int = 1  # model chunks of each pipeline stage
+    schedule: Schedule = "none"
+    expert_parallel: int = 1  # reuses the processes of the other kinds
+    replicate: int = 1  # groups that each hold the sharded states once (HYBRID_SHARD)
 
     @property
     def world_size(self) -> int:
@@ -84,7 +96,8 @@ class Layout:
 
     @property
     def data_parallel(self) -> int:
-        return self.world_size // self.tensor_parallel
+        """Processes (or groups of them) that see different sequences."""
+        return self.world_size // (self.tensor_parallel * self.context_parallel * self.pipeline_parallel)
 
     @property
     def global_batch(self) -> int:
@@ -104,6 +117,11 @@ class Prediction:
     usd_per_hour: float | None  # of all nodes
     usd: float | None
     throughput_basis: str = ""
+    tokens: int | None = None  # of the whole job
+    price_kind: Literal["on demand", "spot"] = "on demand"
+    price_source: str = ""
+    mfu: float | None = None  # model FLOP/s over the dense bf16 peak
+    tokens_per_second_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,21 +135,43 @@ class Override:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRate:
+    """A rate to start a search of one's own from: a published run's, carried over to this batch by a rule."""
+
+    rule: Literal["sqrt", "linear"]
+    value: float
+    source: str  # of the rule and of the run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The whole answer for one job: request, layout, prediction and reasons."""
 
     model: str
     parameters: int
-    method: Literal["full", "lora", "qlora"]
-    engine: str  # "torchtune" or "deepspeed"
-    target: Literal["local", "kubernetes", "batch"]
+    method: Literal["full", "lora", "qlora", "dora"]
+    engine: str
+    target: Literal["local", "kubernetes", "batch", "catalogue"]
     request: Request
     layout: Layout
     prediction: Prediction
     why: tuple[str, ...] = ()
     overrides: tuple[Override, ...] = ()
     rejected: tuple[str, ...] = ()  # nearest alternatives and why they were not taken
+    learning_rates: tuple[LearningRate, ...] = ()  # hints
     schema: int = field(default=SCHEMA_VERSION)
+
+    @property
+    def planned_only(self) -> str | None:
+        """Why this package can't run the plan; None where it can."""
+        for what, value, known in (
+            ("engine", self.engine, LAUNCHED_ENGINES),
+            ("method", self.method, LAUNCHED_METHODS),
+            ("optimizer", self.layout.optimizer, LAUNCHED_OPTIMIZERS),
+        ):
+            if value not in known:
+                return f"{what} {value} is planned only: this package runs {', '.join(known)}"
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -1,158 +1,165 @@
-"""From a job and a place to a Plan: what fits, what of that is cheapest, and why.
+"""From a job, a place and goals to ranked Plans: what fits, what of that is best, and why.
 
-A plan fits when the upper bound of its memory is within what the GPU reports. Of those that fit, the
-cheapest for the whole job wins where prices and speeds are known; then the fastest, then fewer nodes.
+A plan fits when the upper bound of its memory is within what the GPU reports. On a given number of GPUs the
+order is the Ultra-Scale Playbook's: what fits, then what makes up the global batch, then the fastest. Over
+all machines the cheapest a token comes first, as otherwise the most GPUs of the largest kind always would,
+unless :class:`Goals` say otherwise: a deadline (the cheapest that meets it), a budget (the fastest within
+it), or ``prefer="speed"``.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.assembly import assemble
-from estimator.clusters import QLORA_OPTIONS, as_qlora, best_or_none, plan_remote
+from estimator.clusters import Survey, ranking, survey
 from estimator.errors import CannotFit, UserError
-from estimator.job import Job, Machine, Target
+from estimator.failures import cannot, why_not
+from estimator.goals import Goals
+from estimator.job import PARALLEL_ENGINES, Job, Target
+from estimator.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local
 from estimator.plan import Plan
-from estimator.search import Search, divides, gib, indivisible, precision_of, title
+from estimator.ranking import Ranking, Rejection
+from estimator.search import Evidence, divides, indivisible
 
-# Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model does some
-# 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.
-LARGEST_MODEL_ON_CPU = 500_000_000
+if TYPE_CHECKING:
+    from estimator.calibration import Calibration
+    from estimator.hardware import Catalogue
+    from estimator.throughput import MeasuredBandwidth
 
-__all__ = ["LARGEST_MODEL_ON_CPU", "CannotFit", "describe", "plan"]
+__all__ = ["LARGEST_MODEL_ON_CPU", "CannotFit", "Ranking", "Rejection", "describe", "plan", "plans"]
+
+# Method "auto": the first of these of which a plan meets the goals. Each trains less of the model than the
+# one before, or on coarser weights.
+METHODS = ("full", "lora", "qlora")
 
 
-def plan(job: Job, target: Target) -> Plan:
-    """The best plan for a job on a target.
+def plan(
+    job: Job,
+    target: Target,
+    goals: Goals | None = None,
+    *,
+    calibration: Calibration | None = None,
+    bandwidth: MeasuredBandwidth | None = None,
+    catalogue: Catalogue | None = None,
+) -> Plan:
+    """The best plan for a job on a target: the first of :func:`plans`, which says what the rest mean."""
+    return plans(
+        job, target, goals, top=1, calibration=calibration, bandwidth=bandwidth, catalogue=catalogue
+    ).best
 
-    Raises :class:`UserError` for values that can't go together, :class:`CannotFit` where nothing fits.
+
+def plans(
+    job: Job,
+    target: Target,
+    goals: Goals | None = None,
+    top: int = 5,
+    *,
+    calibration: Calibration | None = None,
+    bandwidth: MeasuredBandwidth | None = None,
+    catalogue: Catalogue | None = None,
+) -> Ranking:
+    """At most ``top`` plans, best first, and the nearest of what was rejected.
+
+    Raises :class:`UserError` for values that can't go together, :class:`CannotFit` where nothing fits or
+    nothing meets the goals.
+
+    Parameters
+    ----------
+    calibration:
+        What finished runs have measured; corrects the memory of runs like them.
+    bandwidth:
+        Bus bandwidth of collectives that was measured on the cluster, instead of the data sheets'.
+    catalogue:
+        GPUs and machines to plan with, instead of the shipped tables.
     """
+    goals = goals or Goals()
+    if top < 1:
+        raise UserError(f"top = {top!r} must be a whole number above 0.")
+    evidence = Evidence(calibration=calibration, bandwidth=bandwidth)
+    with hardware.using(catalogue) if catalogue is not None else contextlib.nullcontext():
+        return _plans(job, target, goals, top, evidence)
+
+
+def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking:
     _check_world(job, target)
-    return _plan_local(job, target) if target.kind == "local" else plan_remote(job, target)
+    if target.kind != "local" and target.device == "cpu":
+        raise UserError(
+            f"--device cpu: plans for {target.kind} are made for GPUs.",
+            "Run it locally, or leave --device out.",
+        )
+    passed: list[Rejection] = []
+    tried = _jobs(job, passed)
+    for number, concrete in enumerate(tried, 1):
+        found = _of_method(concrete, target, goals, top, evidence, last=number == len(tried))
+        if isinstance(found, Ranking):
+            return _explained(found, passed) if job.method == "auto" else found
+        passed.append(Rejection(what=concrete.method, reason=found, kind="method"))
+    raise AssertionError("the last method either plans or raises")
+
+
+def _of_method(
+    job: Job, target: Target, goals: Goals, top: int, evidence: Evidence, *, last: bool
+) -> Ranking | str:
+    """A ranking; or, where another method is to be tried, why there is none."""
+    if target.kind == "local":
+        try:
+            made = plan_local(job, target, goals, evidence)
+        except CannotFit as error:
+            if last:
+                raise
+            return error.problem.removesuffix(".")
+        return Ranking(plans=(made,), rejected=(), order="this machine")
+    seen: Survey = survey(job, target, goals, evidence)
+    if seen.found:
+        return ranking(seen, top)
+    if last:
+        raise cannot(seen)
+    return why_not(seen)
+
+
+def _jobs(job: Job, passed: list[Rejection]) -> list[Job]:
+    """The job with each method that is to be tried, in order."""
+    if job.method != "auto":
+        return [job]
+    jobs = [replace(job, method=method) for method in METHODS[:2]]  # type: ignore[arg-type]
+    reason = None
+    if job.engine == "deepspeed":
+        reason = "DeepSpeed as it is run here has no QLoRA"
+    elif job.model.experts:
+        reason = "experts are not quantised here"
+    if reason is None:
+        return [*jobs, replace(job, method="qlora")]
+    passed.append(Rejection(what="qlora", reason=reason, kind="method"))
+    return jobs
+
+
+def _explained(found: Ranking, passed: list[Rejection]) -> Ranking:
+    """The ranking of method "auto", with the reason for the method."""
+    method = found.best.method
+    before = [line for line in passed if METHODS.index(line.what) < METHODS.index(method)]
+    reason = "; ".join(f"not {line.what}: {line.reason}" for line in before)
+    why = f"method {method}: the first of {', '.join(METHODS)} that will do" + (
+        f"; {reason}" if reason else ""
+    )
+    made = tuple(replace(plan, why=(why, *plan.why)) for plan in found.plans)
+    return replace(found, plans=made, rejected=(*before, *found.rejected))
 
 
 def _check_world(job: Job, target: Target) -> None:
     """The user's nodes and GPUs must divide the batch."""
+    if job.tensor_parallel and target.gpus and target.gpus % job.tensor_parallel:
+        raise UserError(
+            f"tensor_parallel = {job.tensor_parallel} stays inside a node and does not divide its "
+            f"{target.gpus} GPUs.",
+            "Give a multiple of it with --gpus.",
+        )
     if not target.nodes and not target.gpus:
         return
+    if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
+        return  # what is left open may hold the parallel degrees that reach the batch
     nodes, gpus = target.nodes or 1, target.gpus or 1
-    if not divides(job, nodes * gpus):
+    if not divides(job, nodes, gpus):
         raise indivisible(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")
-
-
-def _plan_local(job: Job, target: Target) -> Plan:
-    machine = target.machine
-    if machine is None:
-        raise UserError("A local plan needs to know the machine.")
-    if target.device == "cuda" and not machine.gpus:
-        raise UserError(
-            "--device cuda: this machine has no NVIDIA GPU that its driver reports.",
-            "Use --device cpu, or --with kubernetes or --with batch.",
-        )
-    if machine.gpus and target.device != "cpu":
-        return _plan_local_gpus(job, target, machine)
-    if target.device == "auto" and job.model.parameters > LARGEST_MODEL_ON_CPU:
-        raise _cannot_fit_here(
-            job,
-            target,
-            f"{job.model.name} has {job.model.parameters / 1e9:.1f} billion parameters, too many to train "
-            "on CPUs in a useful time, and this machine has no GPU.",
-        )
-    return _plan_local_cpu(job, target, machine)
-
-
-def _plan_local_gpus(job: Job, target: Target, machine: Machine) -> Plan:
-    nodes = target.nodes or 1
-    most = len(machine.gpus) // nodes
-    if (target.gpus or 1) > most:
-        raise UserError(
-            f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
-            f"this machine has {len(machine.gpus)}.",
-            "Ask for fewer with --gpus or --nodes, or use --with kubernetes.",
-        )
-    counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes * n)]
-    if not counts:
-        raise indivisible(job, nodes, f"{nodes} nodes")
-    used = machine.gpus[: nodes * counts[0]]
-    name, capacity = used[0][0], min(size for _, size in used)
-    known = hardware.find_gpu_by_nvml_name(name)
-    searched = Search(job, precision_of(job, "cuda", known), "cuda")
-    found = searched.best(nodes, counts[0], capacity, known)
-    if found is None:
-        miss = searched.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on this machine's GPUs: {miss}.")
-    why = [f"this machine's {nodes * counts[0]} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"]
-    if counts[0] < most and not target.gpus:
-        why.append(f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch} can't be divided by more")
-    return assemble(job, target, found, why + searched.reasons(found), ())
-
-
-def _plan_local_cpu(job: Job, target: Target, machine: Machine) -> Plan:
-    nodes, processes = target.nodes or 1, target.gpus or 1
-    if not divides(job, nodes * processes):
-        raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
-    capacity = machine.ram_bytes // (nodes * processes)
-    searched = Search(job, precision_of(job, "cpu", None), "cpu")
-    found = searched.best(nodes, processes, capacity, None)
-    if found is None:
-        miss = searched.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in this machine's memory: {miss}.")
-    reason = "as --device cpu says" if target.device == "cpu" else "no GPU here, and the model is small"
-    why = [
-        f"on this machine's CPU: {reason} (the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters)"
-    ]
-    return assemble(job, target, found, why + searched.reasons(found), ())
-
-
-def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
-    machine = target.machine
-    suggestions: list[str] = []
-    anywhere = replace(target, kind="kubernetes", nodes=None, gpus=None, device="auto", machine=None)
-    wanted = best_or_none(job, anywhere)
-    if wanted is None:
-        anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
-        wanted = best_or_none(job, anywhere)
-    if wanted is not None:
-        suggestions.append("--with kubernetes")
-        if best_or_none(job, replace(anywhere, kind="batch")) is not None:
-            suggestions.append("--with batch")
-    smaller = as_qlora(job)
-    if smaller is not None and _local_fits(smaller, target):
-        suggestions.append(QLORA_OPTIONS[job.engine])
-    return CannotFit(
-        problem,
-        "It would run with " + ", or ".join(suggestions) + "." if suggestions else "",
-        wanted=wanted,
-        suggestions=tuple(suggestions),
-        here=describe(machine) if machine else "",
-    )
-
-
-def _local_fits(job: Job, target: Target) -> bool:
-    """Whether a local GPU plan exists, without working out the alternatives of one that doesn't."""
-    machine = target.machine
-    if machine is None or not machine.gpus:
-        return False
-    nodes = target.nodes or 1
-    counts = [n for n in range(len(machine.gpus) // nodes, 0, -1) if divides(job, nodes * n)]
-    count = target.gpus or next(iter(counts), 0)
-    if not count or not divides(job, nodes * count):
-        return False
-    known = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
-    capacity = min(size for _, size in machine.gpus[: nodes * count])
-    return (
-        Search(job, precision_of(job, "cuda", known), "cuda").best(nodes, count, capacity, known) is not None
-    )
-
-
-def describe(machine: Machine) -> str:
-    """What a machine has, in words."""
-    names = [name for name, _ in machine.gpus]
-    gpus = ", ".join(
-        f"{names.count(name)}x {name} of {gib(dict(machine.gpus)[name])}" for name in dict.fromkeys(names)
-    )
-    return (
-        f"{gpus or 'no GPU'}, {machine.cpu_cores} CPU cores, {gib(machine.ram_bytes)} memory, "
-        f"{gib(machine.disk_free_bytes)} free disk"
-    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import textwrap
 
-from estimator import hardware
 from estimator.errors import CannotFit, UserError
-from estimator.plan import GIB, MIB, Plan
+from estimator.plan import GIB, MIB, Layout, LearningRate, Plan
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
@@ -30,6 +29,7 @@ def render(plan: Plan, width: int = 100) -> str:
         f"{item.name}: {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
     )
     lines += _list("Overridden", overrides, width)
+    lines += _list("Rates", tuple(_rate(hint) for hint in plan.learning_rates), width)
     return "\n".join(lines)
 
 
@@ -74,7 +74,12 @@ def _where(plan: Plan) -> str:
     if plan.target == "local":
         place = "this machine"
     else:
-        place = {"kubernetes": "Kubernetes", "batch": "AWS Batch"}[plan.target]
+        names = {
+            "kubernetes": "Kubernetes",
+            "batch": "AWS Batch",
+            "catalogue": "any machine of the catalogue",
+        }
+        place = names[plan.target]
     if request.instance_type:
         place += f", {request.nodes}x {request.instance_type}"
         place += f" ({request.cloud})" if request.cloud else ""
@@ -92,9 +97,10 @@ def _request(plan: Plan) -> str:
 
 def _layout(plan: Plan) -> str:
     layout = plan.layout
+    factors = f"{layout.micro_batch} x {layout.accumulation} x {layout.data_parallel}"
     parts = [
-        f"{layout.world_size} process(es) on {layout.device}, {_sharding(layout.sharding)}",
-        f"batch {layout.global_batch} = {layout.micro_batch} x {layout.accumulation} x {layout.world_size}",
+        f"{layout.world_size} process(es) on {layout.device}, {layout_words(layout)}",
+        f"batch {layout.global_batch} = {factors}",
         f"{layout.seq_len} tokens",
         layout.precision,
         layout.optimizer,
@@ -102,6 +108,23 @@ def _layout(plan: Plan) -> str:
     ]
     if layout.offload != "none":
         parts.append(f"optimizer offloaded to the {layout.offload.upper()}")
+    return ", ".join(parts)
+
+
+def layout_words(layout: Layout) -> str:
+    """How the job is spread, in a few words: "FSDP, TP 8, PP 4 (1f1b)"."""
+    parts = [_sharding(layout.sharding)]
+    if layout.replicate > 1:
+        parts[0] = f"HYBRID_SHARD, {layout.replicate} copies"
+    if layout.tensor_parallel > 1:
+        parts.append(f"TP {layout.tensor_parallel}")
+    if layout.context_parallel > 1:
+        parts.append(f"CP {layout.context_parallel}")
+    if layout.pipeline_parallel > 1:
+        stages = f" x {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+        parts.append(f"PP {layout.pipeline_parallel}{stages} ({layout.schedule})")
+    if layout.expert_parallel > 1:
+        parts.append(f"EP {layout.expert_parallel}")
     return ", ".join(parts)
 
 
@@ -138,16 +161,19 @@ def _speed(plan: Plan) -> str:
 
 
 def _price(plan: Plan) -> str:
-    prediction, name = plan.prediction, plan.request.instance_type
+    prediction = plan.prediction
     if prediction.usd_per_hour is None:
         return "none on this machine" if plan.target == "local" else "unknown: no sourced price"
     text = f"${prediction.usd_per_hour:,.2f} an hour"
     if prediction.usd is not None:
         text += f", ${prediction.usd:,.2f} at most"
-    if name is not None:
-        item = hardware.instance(name)
-        text += f" (on demand, {item.region}, prices of {item.price_date})"
+    if prediction.price_source:
+        text += f" ({prediction.price_source})"
     return text
+
+
+def _rate(hint: LearningRate) -> str:
+    return f"learning rate {hint.value:.2g} to start a search from ({hint.rule} rule: {hint.source})"
 
 
 def _row(label: str, text: str, width: int) -> list[str]:

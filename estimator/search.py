@@ -1,19 +1,36 @@
-"""Finds the best layout of a job for a number of processes: sharding, micro batch, checkpointing."""
+"""Finds the best layout of a job for a number of processes: spread, micro batch, checkpointing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
 from estimator.engines import setup_of
 from estimator.errors import UserError
-from estimator.hardware import Gpu, Instance
+from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
-from estimator.plan import GIB, Device, Layout, MemoryEstimate, Sharding
+from estimator.parallelism import Spread, spreads
+from estimator.places import Place
+from estimator.plan import GIB, Device, Layout, MemoryEstimate
+from estimator.setup import Setup
+
+if TYPE_CHECKING:
+    from estimator.calibration import Calibration
+    from estimator.throughput import MeasuredBandwidth
 
 LARGEST_MICRO_BATCH = 64
-RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
+# Pipelines take small micro batches, as more of them idle less; Megatron-LM's examples have 1 or 2
+LARGEST_PIPELINE_MICRO_BATCH = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What was measured and replaces a general figure."""
+
+    calibration: Calibration | None = None  # finished runs, for memory
+    bandwidth: MeasuredBandwidth | None = None  # of collectives, for speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,14 +40,14 @@ class Candidate:
     layout: Layout
     memory: MemoryEstimate
     gpu: Gpu | None
-    instance: Instance | None
+    place: Place | None
     speed: throughput.Speed
 
     @property
     def usd_per_hour(self) -> float | None:
-        if self.instance is None or self.instance.usd_per_hour is None:
+        if self.place is None or self.place.usd_per_hour is None:
             return None
-        return self.instance.usd_per_hour * self.layout.nodes
+        return self.place.usd_per_hour * self.layout.nodes
 
     @property
     def usd_per_token(self) -> float | None:
@@ -38,18 +55,20 @@ class Candidate:
             return None
         return self.usd_per_hour / 3600 / self.speed.tokens_per_second
 
-    def rank(self) -> tuple[float, ...]:
-        cost, speed = self.usd_per_token, self.speed.tokens_per_second
-        hourly = float("inf") if self.usd_per_hour is None else self.usd_per_hour
-        return (
-            cost is None,
-            speed is None,
-            cost if cost is not None else 0.0,
-            hourly if cost is None else 0.0,
-            -(speed or 0.0),
-            self.layout.nodes,
-            self.layout.world_size,
-        )
+    def hours(self, tokens: int | None) -> float | None:
+        speed = self.speed.tokens_per_second
+        return None if tokens is None or speed is None else tokens / speed / 3600
+
+    def usd(self, tokens: int | None) -> float | None:
+        hours, hourly = self.hours(tokens), self.usd_per_hour
+        return None if hours is None or hourly is None else hours * hourly
+
+    @property
+    def what(self) -> str:
+        """The GPUs and the machines, in words."""
+        if self.gpu is None or self.place is None:
+            return f"{self.layout.world_size} process(es)"
+        return shape(self.place, self.layout.nodes, self.layout.processes_per_node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,147 +78,191 @@ class Miss:
     what: str
     needs: int
     has: int
+    where: str = "memory"
 
     @property
     def over(self) -> float:
         return self.needs / self.has - 1
 
+    @property
+    def reason(self) -> str:
+        kind = "" if self.where == "memory" else f" of {self.where}"
+        return f"needs {gib(self.needs)}{kind}, has {gib(self.has)}: {percent(self.over)} over"
+
     def __str__(self) -> str:
-        return f"{self.what}: needs {gib(self.needs)}, has {gib(self.has)}: {percent(self.over)} over"
+        return f"{self.what}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """One spread, with or without checkpointing, in all its micro batches from the smallest up."""
+
+    spread: Spread
+    checkpointing: bool
+    layouts: tuple[Layout, ...] = field(compare=False)
 
 
 class Search:
     """Finds the best layout of one job in one precision for a given number of processes.
 
-    Memory depends on the layout only, so each layout is worked out once for all machines.
+    Memory depends on the layout only (and on the GPU where runs on it were measured), so each layout is
+    worked out once for all machines.
     """
 
-    def __init__(self, job: Job, precision: Literal["bf16", "bf16-mixed", "fp32"], device: Device) -> None:
+    def __init__(
+        self,
+        job: Job,
+        precision: Literal["bf16", "bf16-mixed", "fp32"],
+        device: Device,
+        evidence: Evidence | None = None,
+    ) -> None:
         self.job, self.precision, self.device = job, precision, device
-        self._estimates: dict[Layout, MemoryEstimate] = {}
-        self._layouts: dict[tuple[int, int], list[list[Layout]]] = {}
+        self.evidence = evidence or Evidence()
+        self._setups: dict[Layout, Setup] = {}
+        self._states: dict[Layout, int] = {}
+        self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
+        self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
+        self._ladders: dict[tuple[int, int], list[Ladder]] = {}
+        self._fitting: dict[tuple[object, ...], list[Layout]] = {}
 
     def best(
-        self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, item: Instance | None = None
+        self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, place: Place | None = None
     ) -> Candidate | None:
         """The fastest layout whose upper bound fits, or None."""
-        candidates = []
-        for ladder in self._ladders(nodes, processes):
-            fitting = (layout for layout in ladder if self.estimate(layout).upper_bytes <= capacity)
-            layout = next(fitting, None)
-            if layout is None:
-                continue
-            network = item.network_gbps if item else None
-            rdma = item is not None and any(name in item.fabric for name in RDMA_FABRICS)
-            speed = throughput.speed(setup_of(self.job, layout), gpu, network_gbps=network, rdma=rdma)
-            estimate = replace(self.estimate(layout), capacity_bytes=capacity)
-            candidates.append(Candidate(layout=layout, memory=estimate, gpu=gpu, instance=item, speed=speed))
-        # Ladders come without checkpointing first and with the lowest ZeRO stage first: ties go to those
-        return min(candidates, key=lambda c: -(c.speed.tokens_per_second or 0.0), default=None)
+        layouts = self._fit(nodes, processes, capacity, gpu)
+        if not layouts:
+            return None
+        # Ladders come without checkpointing first and with the least sharding first: ties go to those
+        speeds = [self._speed(layout, gpu, place) for layout in layouts]
+        chosen = max(range(len(layouts)), key=lambda i: speeds[i].tokens_per_second or 0.0)
+        layout = layouts[chosen]
+        estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
+        return Candidate(layout=layout, memory=estimate, gpu=gpu, place=place, speed=speeds[chosen])
 
-    def leanest(self, what: str, nodes: int, processes: int, capacity: int) -> Miss:
+    def reaches(self, nodes: int, processes: int) -> bool:
+        """Whether any spread over so many processes makes up the global batch."""
+        return bool(self.ladders(nodes, processes))
+
+    def leanest(self, what: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
         """The layout that needs least, as a miss."""
-        needs = min(self.estimate(ladder[-1]).upper_bytes for ladder in self._ladders(nodes, processes))
-        return Miss(what=what, needs=needs, has=capacity)
+        lean = (self.estimate(ladder.layouts[0], gpu) for ladder in self.ladders(nodes, processes))
+        return Miss(what=what, needs=min(estimate.upper_bytes for estimate in lean), has=capacity)
 
-    def estimate(self, layout: Layout) -> MemoryEstimate:
-        if layout not in self._estimates:
-            self._estimates[layout] = memory.estimate(setup_of(self.job, layout))
-        return self._estimates[layout]
+    def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
+        calibration = self.evidence.calibration
+        key = (layout, gpu.name if gpu is not None and calibration is not None else None)
+        if key not in self._estimates:
+            estimate = memory.estimate(self.setup(layout))
+            if calibration is not None:
+                estimate = calibration.corrected(estimate, self.setup(layout), gpu.name if gpu else None)
+            self._estimates[key] = estimate
+        return self._estimates[key]
 
-    def _ladders(self, nodes: int, processes: int) -> list[list[Layout]]:
-        """For each kind of layout, its micro batches from the largest down."""
+    def setup(self, layout: Layout) -> Setup:
+        if layout not in self._setups:
+            self._setups[layout] = setup_of(self.job, layout)
+        return self._setups[layout]
+
+    def _fit(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
+        """Of each kind of layout, those worth weighing that fit."""
+        key = (nodes, processes, capacity, gpu.name if self.evidence.calibration and gpu else None)
+        if key not in self._fitting:
+            layouts: list[Layout] = []
+            fitted: list[Ladder] = []
+            for ladder in self.ladders(nodes, processes):
+                if any(
+                    other.checkpointing == ladder.checkpointing
+                    and other.spread.makes_needless(ladder.spread, nodes)
+                    for other in fitted
+                ):
+                    continue
+                found = self._fitting_of(ladder, capacity, gpu)
+                if found:
+                    fitted.append(ladder)
+                    layouts += found
+            self._fitting[key] = layouts
+        return self._fitting[key]
+
+    def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
+        """The largest micro batch that fits; of a pipeline all, as the fewest idle stages may win."""
+        rungs = ladder.layouts
+        if self._least(rungs[0]) > capacity or not self._fits(rungs[0], capacity, gpu):
+            return ()
+        low, high = 0, len(rungs)  # memory never falls when the batch grows
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(rungs[middle], capacity, gpu):
+                low = middle
+            else:
+                high = middle
+        return rungs[: low + 1] if ladder.spread.pipeline > 1 else (rungs[low],)
+
+    def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
+        return self.estimate(layout, gpu).upper_bytes <= capacity
+
+    def _least(self, layout: Layout) -> int:
+        """The states alone: what no setting of the same spread can go below."""
+        if self.evidence.calibration is not None:
+            return 0  # runs may have shown less than the formulas say
+        if layout not in self._states:
+            self._states[layout] = sum(dict(memory.states(self.setup(layout))).values())
+        return self._states[layout]
+
+    def _speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
+        network = place.network_gbps if place else None
+        rdma = place is not None and place.rdma
+        key = (layout, gpu.name if gpu else None, *((network, rdma) if layout.nodes > 1 else ()))
+        if key not in self._speeds:
+            self._speeds[key] = throughput.speed(
+                self.setup(layout), gpu, network_gbps=network, rdma=rdma, busbw=self.evidence.bandwidth
+            )
+        return self._speeds[key]
+
+    def ladders(self, nodes: int, processes: int) -> list[Ladder]:
+        """For each kind of layout, its micro batches from the smallest up."""
         key = (nodes, processes)
-        if key not in self._layouts:
+        if key not in self._ladders:
             wanted = self.job.activation_checkpointing
-            self._layouts[key] = [
-                [self._layout(nodes, processes, sharding, micro, checkpointing) for micro in self._micro(key)]
+            ways = spreads(self.job, nodes, processes)
+            found = (
+                Ladder(way, checkpointing, tuple(self._rungs(nodes, processes, way, checkpointing)))
                 for checkpointing in ((False, True) if wanted is None else (wanted,))
-                for sharding in _shardings(self.job, nodes * processes)
-            ]
-        return self._layouts[key]
+                for way in ways
+            )
+            self._ladders[key] = [ladder for ladder in found if ladder.layouts]
+        return self._ladders[key]
 
-    def _micro(self, key: tuple[int, int]) -> list[int]:
-        world = key[0] * key[1]
+    def _rungs(self, nodes: int, processes: int, way: Spread, checkpointing: bool) -> list[Layout]:
+        each = self.job.global_batch // (nodes * processes // way.model_parallel)
+        most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
+        sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
         if self.job.micro_batch:
-            return [self.job.micro_batch]
-        each = self.job.global_batch // world
-        return [size for size in range(min(each, LARGEST_MICRO_BATCH), 0, -1) if each % size == 0]
-
-    def _layout(
-        self, nodes: int, processes: int, sharding: Sharding, micro: int, checkpointing: bool
-    ) -> Layout:
-        return Layout(
-            device=self.device,
-            nodes=nodes,
-            processes_per_node=processes,
-            sharding=sharding,
-            micro_batch=micro,
-            accumulation=self.job.global_batch // (micro * nodes * processes),
-            seq_len=self.job.seq_len,
-            activation_checkpointing=checkpointing,
-            precision=self.precision,
-            optimizer=self.job.optimizer,
-            offload=self.job.offload,
-        )
-
-    def reasons(self, chosen: Candidate) -> list[str]:
-        """Why precision, sharding, micro batch and checkpointing are as they are."""
-        job, layout = self.job, chosen.layout
-        if job.precision != "auto":
-            precision = f"precision {layout.precision}, as asked"
-        elif layout.precision == "fp32":
-            precision = (
-                f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
+            sizes = [self.job.micro_batch]
+        if way.virtual_stages > 1:  # interleaving goes round by round
+            sizes = [size for size in sizes if each // size % way.pipeline == 0]
+        return [
+            Layout(
+                device=self.device,
+                nodes=nodes,
+                processes_per_node=processes,
+                sharding=way.sharding,
+                micro_batch=size,
+                accumulation=each // size,
+                seq_len=self.job.seq_len,
+                activation_checkpointing=checkpointing,
+                precision=self.precision,
+                optimizer=self.job.optimizer,
+                offload=self.job.offload,
+                tensor_parallel=way.tensor,
+                context_parallel=way.context,
+                pipeline_parallel=way.pipeline,
+                virtual_stages=way.virtual_stages,
+                schedule=way.schedule,
+                expert_parallel=way.expert,
+                replicate=way.replicate,
             )
-        elif layout.precision == "bf16":
-            precision = "precision bf16, weights and optimizer too, as torchtune's recipes do"
-        else:
-            precision = "precision bf16 with fp32 master weights, as DeepSpeed does"
-        lines = [precision, self._why_sharding(layout)]
-        if job.micro_batch:
-            micro = f"micro batch {layout.micro_batch}, as asked"
-        elif layout.accumulation == 1:
-            micro = f"micro batch {layout.micro_batch}: the whole batch at once fits"
-        else:
-            micro = f"micro batch {layout.micro_batch}: the largest that fits"
-        passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
-        lines.append(f"{micro} ({passes} for each step of {job.global_batch})")
-        if job.activation_checkpointing is not None:
-            word = "on" if layout.activation_checkpointing else "off"
-            lines.append(f"activation checkpointing {word}, as asked")
-        elif not layout.activation_checkpointing:
-            lines.append("no activation checkpointing: the activations fit")
-        else:
-            without = self.estimate(replace(layout, activation_checkpointing=False)).upper_bytes
-            lines.append(
-                f"activation checkpointing: without it this micro batch needs {gib(without)} of "
-                f"{gib(chosen.memory.capacity_bytes or 0)}"
-            )
-        return lines
-
-    def _why_sharding(self, layout: Layout) -> str:
-        stage = setup_of(self.job, layout).zero_stage
-        if layout.sharding == "none":
-            return "no sharding: one process"
-        if stage is None:
-            return f"FSDP: weights, gradients and optimizer divided over {layout.world_size} processes"
-        if self.job.zero_stage is not None:
-            return f"ZeRO stage {stage}, as asked"
-        if layout.world_size == 1:
-            return f"ZeRO stage {stage}: one process"
-        return f"ZeRO stage {stage}: the fastest that fits; lower stages save nothing or do not fit"
-
-
-def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
-    if job.engine == "torchtune":
-        return ("fsdp",) if world > 1 else ("none",)
-    stages: tuple[Sharding, ...] = ("zero0", "zero1", "zero2", "zero3")
-    if job.zero_stage is not None:
-        return (stages[job.zero_stage],)
-    if job.offload == "cpu":
-        return ("zero2",) if world == 1 else ("zero2", "zero3")
-    return ("zero0",) if world == 1 else stages[1:]
+            for size in sizes
+        ]
 
 
 def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "bf16-mixed", "fp32"]:
@@ -211,8 +274,9 @@ def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "
     return "bf16" if job.engine == "torchtune" else "bf16-mixed"
 
 
-def divides(job: Job, world: int) -> bool:
-    return job.global_batch % (world * (job.micro_batch or 1)) == 0
+def divides(job: Job, nodes: int, per_node: int) -> bool:
+    """Whether so many processes can make up the global batch."""
+    return bool(spreads(job, nodes, per_node))
 
 
 def indivisible(job: Job, world: int, what: str) -> UserError:
@@ -222,6 +286,12 @@ def indivisible(job: Job, world: int, what: str) -> UserError:
         f"A batch of {job.global_batch} can't be divided over {what}{micro}.",
         f"Nearest workable batch: {nearest_multiple(job.global_batch, step)} (any multiple of {step}).",
     )
+
+
+def shape(place: Place, nodes: int, per_node: int) -> str:
+    """GPUs and machines in words: "16x H100 SXM (2 p5.48xlarge)"."""
+    name = place.name if nodes == 1 else f"{nodes} {place.name}"
+    return f"{nodes * per_node}x {place.gpu.name} ({name})"
 
 
 def title(job: Job) -> str:

@@ -1,0 +1,156 @@
+"""What is said when nothing will do: what is missing, by how much, and what would work instead.
+
+Everything that is suggested was planned before it is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from estimator.clusters import Survey, as_qlora, best_or_none, plan_of
+from estimator.errors import CannotFit, UserError
+from estimator.goals import Goals
+from estimator.job import Job, Target
+from estimator.plan import Plan
+from estimator.search import Candidate, title
+
+SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
+MOST_SUGGESTIONS = 5
+
+
+def why_not(seen: Survey) -> str:
+    """One clause: what keeps every machine of a survey from doing the job."""
+    if seen.beyond:
+        return _goals_missed(seen)[0]
+    nearest = min(seen.misses, key=lambda miss: miss.over, default=None)
+    if nearest is not None:
+        return f"{title(seen.job)} fits on none of the machines asked for; nearest: {nearest}"
+    counts = ", ".join(map(str, sorted(seen.indivisible))) or "no number of"
+    return f"a batch of {seen.job.global_batch} can't be made up by {counts} GPU(s) with these choices"
+
+
+def cannot(seen: Survey) -> UserError:
+    """The error for a survey that has found no plan."""
+    problem = why_not(seen)
+    problem = f"{problem[0].upper()}{problem[1:]}." if problem.startswith("a batch") else f"{problem}."
+    if seen.beyond:
+        nearest, option = _goals_missed(seen)[1:]
+        wanted = plan_of(seen, nearest, (), nearest)
+        return CannotFit(problem, f"It would run with {option}.", wanted=wanted, suggestions=(option,))
+    if not seen.misses:
+        return UserError(
+            problem, "Choose another --batch, or give the parallel degrees and numbers of GPUs more room."
+        )
+    return _memory_missed(seen, problem)
+
+
+def _goals_missed(seen: Survey) -> tuple[str, Candidate, str]:
+    """The problem, the nearest plan, and the option that would admit it."""
+    goals, tokens = seen.goals, seen.tokens
+    kinds = {miss.kind for _, miss in seen.beyond}
+    amount = f"{_count(tokens)} tokens of {seen.job.model.name} ({seen.job.method})"
+    if "budget" in kinds:
+        # Those that miss the deadline as well are no help
+        near = [found for found, miss in seen.beyond if miss.kind == "budget"]
+        best = min(near, key=lambda found: found.usd(tokens) or math.inf)
+        within = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
+        usd = best.usd(tokens) or 0.0
+        problem = (
+            f"No plan trains {amount}{within} for ${goals.budget_usd:,.2f}; the cheapest is ${usd:,.2f}, "
+            f"in {best.hours(tokens) or 0:,.1f} h on {best.what}"
+        )
+        return problem, best, f"--budget-usd {math.ceil(usd)}"
+    if "deadline" in kinds:
+        near = [found for found, miss in seen.beyond if miss.kind == "deadline"]
+        best = min(near, key=lambda found: found.hours(tokens) or math.inf)
+        hours, price = best.hours(tokens) or 0.0, best.usd(tokens)
+        problem = (
+            f"No plan trains {amount} within {goals.deadline_hours:g} h; the fastest takes {hours:,.1f} h "
+            f"on {best.what}" + (f", for ${price:,.2f}" if price is not None else "")
+        )
+        return problem, best, f"--deadline-hours {math.ceil(hours * 10) / 10:g}"
+    found, miss = seen.beyond[0]
+    goal = "deadline" if miss.kind == "speed" else "budget"
+    problem = f"{title(seen.job)} fits, but nothing says whether the {goal} is met; {miss}"
+    return problem, found, f"no --{'deadline-hours' if goal == 'deadline' else 'budget-usd'}"
+
+
+def _memory_missed(seen: Survey, problem: str) -> CannotFit:
+    job, target, goals = seen.job, seen.target, seen.goals
+    free = Target(kind=target.kind)
+    unlimited = Goals()
+    wanted = best_or_none(job, free) if (free, unlimited) != (target, goals) else None
+    suggestions: list[str] = []
+    if wanted is not None:
+        suggestions.append(f"--nodes {wanted.request.nodes} --instance-type {wanted.request.instance_type}")
+    suggestions += _other_machines(job, target, goals)
+    cli = target.kind == "catalogue" or bool(goals.cluster_nodes)
+    suggestions += smaller(job, lambda other: best_or_none(other, target, goals) is not None, cli=cli)
+    suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
+    return CannotFit(
+        problem,
+        "It would run with " + ", or ".join(suggestions) + "." if suggestions else "",
+        wanted=wanted,
+        suggestions=tuple(suggestions),
+        here=f"{len(seen.places)} machine types that go with the options given",
+    )
+
+
+def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[str]:
+    """More of the same, or another GPU in the same number."""
+    limited = target.gpus or target.nodes or goals.max_nodes or goals.max_gpus
+    if limited:
+        more = best_or_none(
+            job, replace(target, gpus=None, nodes=None), replace(goals, max_nodes=None, max_gpus=None)
+        )
+        if more is not None and not goals.cluster_nodes:
+            yield _numbers(more)
+    if target.gpu and limited:
+        other = best_or_none(job, replace(target, gpu=None), goals)
+        if other is not None:
+            yield f'--gpu "{other.request.gpu}"'
+
+
+def _numbers(plan: Plan) -> str:
+    return f"--nodes {plan.request.nodes} --gpus {plan.request.gpus_per_node}"
+
+
+def smaller(job: Job, fits: Callable[[Job], bool], *, cli: bool) -> Iterator[str]:
+    """Options that need less memory and would do.
+
+    ``cli``: as ``finetune plan`` names them; otherwise as the flow does.
+    """
+    if job.activation_checkpointing is False and fits(replace(job, activation_checkpointing=None)):
+        yield "--checkpointing" if cli else "--set activation_checkpointing=true"
+    if (job.micro_batch or 1) > 1 and fits(replace(job, micro_batch=1)):
+        yield "--micro-batch 1"
+    if job.method == "full" and fits(replace(job, method="lora")):
+        yield "--method lora"
+    quantised = as_qlora(job)
+    if quantised is not None and fits(quantised):
+        switched = quantised.engine != job.engine
+        engine = f" --{'engine' if cli else 'launcher'} {quantised.engine}" if switched else ""
+        yield f"--method qlora{engine}"
+    seq_len = _shorter(job, fits)
+    if seq_len is not None:
+        yield f"--seq-len {seq_len}"
+
+
+def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:
+    """The longest half, quarter... of the sequence that fits."""
+    seq_len = job.seq_len // 2
+    # Memory falls with the length: where the shortest doesn't fit, none does
+    if seq_len < SHORTEST_SEQUENCE or not fits(replace(job, seq_len=SHORTEST_SEQUENCE)):
+        return None
+    while seq_len > SHORTEST_SEQUENCE and not fits(replace(job, seq_len=seq_len)):
+        seq_len //= 2
+    return max(seq_len, SHORTEST_SEQUENCE)
+
+
+def _count(tokens: int | None) -> str:
+    for size, word in ((10**9, "billion"), (10**6, "million")):
+        if tokens is not None and tokens >= size:
+            return f"{tokens / size:,.3g} {word}"
+    return f"{tokens:,}"

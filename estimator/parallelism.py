@@ -1,0 +1,147 @@
+"""Spreads: the ways to divide one job over a number of processes, before any is weighed.
+
+torchtune and DeepSpeed divide the states alone. For torchtitan and Megatron also tensor, context, pipeline
+and expert parallelism and their products, as the Ultra-Scale Playbook orders them (nanotron/
+ultrascale-playbook, "Finding the best training configuration"): as little of it as fits, tensor parallel
+inside a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from estimator.job import PARALLEL_ENGINES, Job, divides_heads, divides_sequence, divisors
+from estimator.plan import Schedule, Sharding
+
+# Deeper pipelines and wider expert groups than these are in no configuration that Megatron-LM or torchtitan
+# publish (405B: 8 stages; DeepSeek-V3: 16 stages, 64 experts over 8 nodes); they bound the search.
+MOST_STAGES = 16
+MOST_EXPERT_PARALLEL = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """One product of parallel degrees."""
+
+    sharding: Sharding
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    virtual_stages: int = 1
+    expert: int = 1
+    replicate: int = 1
+
+    @property
+    def model_parallel(self) -> int:
+        """Processes that work on the same sequences."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def schedule(self) -> Schedule:
+        if self.pipeline == 1:
+            return "none"
+        return "interleaved" if self.virtual_stages > 1 else "1f1b"
+
+    def makes_needless(self, other: Spread, nodes: int) -> bool:
+        """Whether ``other`` only divides the model further than this one, which fits already.
+
+        That costs communication or idle stages and gains nothing. Over several nodes, tensor parallel may
+        gain: the states that cross the network shrink with it.
+        """
+        same = (self.sharding, self.replicate, self.virtual_stages, self.expert)
+        if same != (other.sharding, other.replicate, other.virtual_stages, other.expert):
+            return False
+        tensor = self.tensor <= other.tensor if nodes == 1 else self.tensor == other.tensor
+        return tensor and self.context <= other.context and self.pipeline <= other.pipeline
+
+
+def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
+    """All that reach the global batch, those that divide the model least first."""
+    world = nodes * per_node
+    if job.engine not in PARALLEL_ENGINES:
+        return [Spread(sharding=kind) for kind in _shardings(job, world)] if _reaches(job, world) else []
+    found = [
+        spread
+        for tensor, context, pipeline in product(
+            _tensor(job, per_node), _context(job, world), _pipeline(job, world)
+        )
+        if world % (tensor * context * pipeline) == 0
+        and _reaches(job, world // (tensor * context * pipeline))
+        for spread in _variants(job, nodes, world, tensor, context, pipeline)
+    ]
+    # Ties go to tensor parallel before pipelines, which idle, and those before context parallel
+    return sorted(found, key=lambda spread: (spread.model_parallel, spread.context, spread.pipeline))
+
+
+def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipeline: int) -> list[Spread]:
+    """Expert parallel, replicas and virtual stages on top of a product."""
+    sharing = world // (tensor * pipeline)  # processes that share one copy of the states
+    sharding: Sharding = "none" if sharing == 1 else "fsdp" if job.engine == "torchtitan" else "zero1"
+    replicas = [1]
+    if sharding == "fsdp" and nodes > 1 and sharing % nodes == 0 and sharing > nodes:
+        replicas.append(nodes)  # HYBRID_SHARD: shard inside a node, replicate over nodes
+    stages = [1]
+    # Interleaving needs as many micro batches as a multiple of the stages (Megatron-LM, schedules.py)
+    if pipeline > 1 and job.model.layers % (pipeline * 2) == 0:
+        stages.append(2)
+    return [
+        Spread(
+            sharding=sharding,
+            tensor=tensor,
+            context=context,
+            pipeline=pipeline,
+            virtual_stages=virtual,
+            expert=expert,
+            replicate=replicate,
+        )
+        for virtual, expert, replicate in product(stages, _expert(job, sharing), replicas)
+    ]
+
+
+def _tensor(job: Job, per_node: int) -> list[int]:
+    if job.tensor_parallel:
+        return [job.tensor_parallel] if per_node % job.tensor_parallel == 0 else []
+    return [degree for degree in _powers(per_node) if divides_heads(job.model, degree)]
+
+
+def _context(job: Job, world: int) -> list[int]:
+    if job.context_parallel:
+        return [job.context_parallel]
+    return [degree for degree in _powers(world) if divides_sequence(job.seq_len, degree)]
+
+
+def _pipeline(job: Job, world: int) -> list[int]:
+    if job.pipeline_parallel:
+        return [job.pipeline_parallel]
+    return [stages for stages in divisors(job.model.layers) if stages <= MOST_STAGES and world % stages == 0]
+
+
+def _expert(job: Job, sharing: int) -> list[int]:
+    """Groups of data (and context) parallel processes that divide the experts among them."""
+    if job.expert_parallel:
+        return [job.expert_parallel] if sharing % job.expert_parallel == 0 else []
+    if not job.model.experts:
+        return [1]
+    most = min(sharing, MOST_EXPERT_PARALLEL)
+    return [degree for degree in _powers(most) if sharing % degree == 0 and job.model.experts % degree == 0]
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two that divide ``most``."""
+    return [2**power for power in range(most.bit_length()) if most % 2**power == 0]
+
+
+def _reaches(job: Job, data_parallel: int) -> bool:
+    return job.global_batch % (data_parallel * (job.micro_batch or 1)) == 0
+
+
+def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
+    if job.engine == "torchtune":
+        return ("fsdp",) if world > 1 else ("none",)
+    stages: tuple[Sharding, ...] = ("zero0", "zero1", "zero2", "zero3")
+    if job.zero_stage is not None:
+        return (stages[job.zero_stage],)
+    if job.offload == "cpu":
+        return ("zero2",) if world == 1 else ("zero2", "zero3")
+    return ("zero0",) if world == 1 else stages[1:]
