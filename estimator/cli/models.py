@@ -1,0 +1,239 @@
+"""finetune models: the models that are known by name, and the shape of any other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from estimator.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec
+from estimator.errors import UserError
+from estimator.model_spec import ModelSpec
+from estimator.models import FAMILIES, aliases, find_any, names, resolve
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WIDE = 140  # columns of a terminal that shows all of a row
+_SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One model as this command shows it; None where a field means nothing for it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    hf_id: str | None
+    family: str
+    parameters: int
+    active_parameters: int
+    published_parameters: int | None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    max_seq_len: int | None = None
+    source: str
+
+    def values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def models(
+    search: Annotated[
+        str | None, typer.Argument(help="Part of a name, alias or id; or any id or directory.")
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="As config.json calls it: llama, qwen3_moe...")] = None,
+    min_params: Annotated[str | None, typer.Option(help="At least that many parameters: 7B, 500M.")] = None,
+    max_params: Annotated[str | None, typer.Option(help="At most that many parameters.")] = None,
+    moe: Annotated[bool | None, typer.Option("--moe/--dense", help="With experts, or without.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+) -> None:
+    """Models that are known by name, or the shape of one: a part of its name, an id, a directory."""
+    found = _matching(search, family)
+    least, most = _count(min_params, "--min-params"), _count(max_params, "--max-params")
+    shown = [
+        row
+        for row in found
+        if (least is None or row.parameters >= least)
+        and (most is None or row.parameters <= most)
+        and (moe is None or bool(row.experts) == moe)
+    ]
+    if not shown:
+        raise UserError(
+            "No model of the table is like that.", "Ask for less: finetune models shows them all."
+        )
+    if as_json:
+        _print_json(shown)
+    elif as_csv:
+        _print_csv(shown)
+    else:
+        _print_tables(shown)
+
+
+def _matching(search: str | None, family: str | None) -> list[Row]:
+    rows = [_row(name) for name in (*names(), STABLE_DIFFUSION_XL.name)]
+    families = dict.fromkeys([*FAMILIES, *(row.family for row in rows)])
+    if family is not None and family not in families:
+        raise UserError(f"--family {family} is not known.", f"Choose one of {', '.join(families)}.")
+    rows = [row for row in rows if family in (None, row.family)]
+    if search is None:
+        return rows
+    text = search.strip().lower().replace("_", "-")
+    exact = [row for row in rows if text in _called(row)]
+    parts = exact or [row for row in rows if any(text in name for name in _called(row))]
+    return parts or [_language_row(resolve(search), ())]
+
+
+def _called(row: Row) -> list[str]:
+    return [name.lower() for name in (row.name, *row.aliases, row.hf_id or "") if name]
+
+
+def _row(name: str) -> Row:
+    model = find_any(name)
+    if isinstance(model, DiffusionSpec):
+        return _diffusion_row(model)
+    return _language_row(model, tuple(aliases(name)))
+
+
+def _language_row(model: ModelSpec, others: tuple[str, ...]) -> Row:
+    return Row(
+        name=model.name,
+        aliases=tuple(name for name in others if name != model.hf_id),
+        hf_id=model.hf_id,
+        family=model.family,
+        parameters=model.parameters,
+        active_parameters=model.active_parameters,
+        published_parameters=model.published_parameters,
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        ffn=model.ffn,
+        vocab=model.vocab,
+        experts=model.experts,
+        experts_per_token=model.experts_per_token,
+        max_seq_len=model.max_seq_len,
+        source=model.source,
+    )
+
+
+def _diffusion_row(model: DiffusionSpec) -> Row:
+    return Row(
+        name=model.name,
+        aliases=("sdxl",),
+        hf_id=model.hf_id,
+        family="diffusion",
+        parameters=model.parameters,
+        active_parameters=model.parameters,
+        published_parameters=model.parameters,
+        source=model.source,
+    )
+
+
+def _count(text: str | None, option: str) -> float | None:
+    """A number of parameters as people write it."""
+    if text is None:
+        return None
+    plain = text.strip().lower().replace(",", "").replace("_", "")
+    unit = _SIZES.get(plain[-1:], 1.0)
+    try:
+        value = float(plain[:-1] if plain[-1:] in _SIZES else plain) * unit
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise UserError(f"{option} {text} is not a number of parameters.", "Write 7B, 500M or 7e9.")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Printing
+
+
+def _print_json(rows: Iterable[Row]) -> None:
+    import json
+
+    typer.echo(json.dumps([row.values() for row in rows], indent=1))
+
+
+def _print_csv(rows: list[Row]) -> None:
+    import csv
+
+    writer = csv.DictWriter(sys.stdout, list(rows[0].values()), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(row.values() | {"aliases": " ".join(row.aliases)})
+
+
+def _print_tables(rows: list[Row]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=WIDE)  # a pipe has no width of its own
+    if len(rows) == 1:
+        console.print(_details(rows[0]))
+        return
+    console.print(_table(rows, wide=console.width >= WIDE))
+    console.print("All names and the source of each row: name one model, or --csv, --json.")
+
+
+def _details(row: Row) -> Table:
+    from rich.table import Table
+
+    table = Table(title=row.name, show_header=False)
+    table.add_column("field")
+    table.add_column("value", overflow="fold")
+    for name, value in row.values().items():
+        if value not in (None, ()) and name != "name":
+            text = f"{value:,}" if isinstance(value, int) else value
+            table.add_row(name.replace("_", " "), ", ".join(text) if isinstance(text, tuple) else text)
+    return table
+
+
+def _table(rows: list[Row], *, wide: bool) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{len(rows)} models")
+    table.add_column("name", no_wrap=True)
+    table.add_column("family", no_wrap=True)
+    for name in ("parameters", "active", "experts", "context"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        for name in ("layers", "hidden", "heads/kv"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("also", overflow="fold")
+    for row in rows:
+        short = ", ".join(name for name in row.aliases if "/" not in name)
+        heads = "" if row.heads is None else f"{row.heads}/{row.kv_heads}"
+        experts = f"{row.experts_per_token} of {row.experts}" if row.experts else ""
+        active = _short(row.active_parameters) if row.experts else ""
+        cells = [row.name, row.family, _short(row.parameters), active, experts, _tokens(row.max_seq_len)]
+        cells += [_plain(row.layers), _plain(row.hidden), heads, short] if wide else []
+        table.add_row(*cells)
+    return table
+
+
+def _plain(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _tokens(value: int | None) -> str:
+    """A context length; 128k is 131,072."""
+    return _plain(value) if value is None or value % 1024 else f"{value // 1024}k"
+
+
+def _short(value: int) -> str:
+    return f"{value / 1e9:,.1f} B" if value >= 1e9 else f"{value / 1e6:,.1f} M"
