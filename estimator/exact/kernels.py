@@ -1,0 +1,121 @@
+"""Stand-ins for kernels of a GPU that save other tensors than what a CPU runs. They allocate, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from estimator.exact.support import torchtune_modules
+from estimator.setup import Setup
+
+# torchao's NF4Tensor, as torchtune makes it (torchao/dtypes/nf4tensor.py): 4 bits a weight; for each block of
+# 64 an int8 scale, for each 256 of those an fp32 factor.
+NF4_BLOCK, NF4_SCALER_BLOCK = 64, 256
+
+
+class FusedRmsNorm(torch.autograd.Function):
+    """aten::_fused_rms_norm, which CUDA takes where input and weight have one type: it saves the input and
+    one fp32 number a row (aten/src/ATen/native/layer_norm.cpp)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, torch.empty((*x.shape[:-1], 1), dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+
+
+class Nf4Product(torch.autograd.Function):
+    """torchao's linear_nf4: the weight is made whole for the product, forward and backward, and dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(packed)
+        ctx.width = x.shape[-1]
+        weight = _unpacked(packed, ctx.width, x.dtype)
+        return torch.nn.functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (packed,) = ctx.saved_tensors
+        return gradients[0] @ _unpacked(packed, ctx.width, gradients[0].dtype), None
+
+
+def linear_nf4(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torchao's name
+    return Nf4Product.apply(input, weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def to_nf4(weight: torch.Tensor, **_: Any) -> torch.Tensor:
+    """As many bytes as 4 bits a weight take, in the weight's own type: integers can't be parameters.
+
+    Two dimensions of odd proportions tell such a weight from others: no linear layer has one input.
+    """
+    return torch.empty(weight.numel() // (2 * weight.element_size()), 1, dtype=weight.dtype)
+
+
+def _is_packed(parameter: torch.Tensor) -> bool:
+    return parameter.dim() == 2 and parameter.shape[1] == 1
+
+
+def weights_in(parameter: torch.Tensor) -> int:
+    """How many weights a parameter holds, whether in 4 bits or not."""
+    return parameter.numel() * (2 * parameter.element_size() if _is_packed(parameter) else 1)
+
+
+def nf4_scale_bytes(parameter: torch.Tensor) -> int:
+    """Bytes of the scales that belong to a tensor of ``to_nf4``; 0 for any other."""
+    if not _is_packed(parameter):
+        return 0
+    weights = weights_in(parameter)
+    return weights // NF4_BLOCK + 4 * (weights // (NF4_BLOCK * NF4_SCALER_BLOCK))
+
+
+def _unpacked(packed: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(weights_in(packed) // width, width, dtype=dtype)
+
+
+@contextmanager
+def as_on_gpu(setup: Setup) -> Iterator[None]:
+    """torch's functions changed so that fake CPU tensors save what the setup's device would save."""
+    with ExitStack() as stack:
+        if setup.device == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+            plain = torch.nn.functional.rms_norm
+            stack.enter_context(mock.patch.object(torch.nn.functional, "rms_norm", _rms_norm(plain)))
+        if setup.device == "cpu":  # a step count is a number there, and a fake tensor has none
+            for module in ("torch.optim.adam", "torch.optim.adamw"):
+                stack.enter_context(mock.patch(f"{module}._get_value", return_value=1.0, create=True))
+        if not torchtune_modules(setup):
+            # transformers makes a mask where it can't look into positions; unpacked rows need none
+            masks = "transformers.masking_utils"
+            stack.enter_context(mock.patch(f"{masks}.is_tracing", return_value=False))
+            stack.enter_context(mock.patch(f"{masks}.find_packed_sequence_indices", return_value=None))
+        elif setup.quantization != "none":
+            for module in ("lora", "dora"):
+                target = f"torchtune.modules.peft.{module}"
+                stack.enter_context(mock.patch(f"{target}.to_nf4", to_nf4))
+                stack.enter_context(mock.patch(f"{target}.linear_nf4", linear_nf4))
+            target = "torchtune.modules.low_precision.nf4_linear"
+            stack.enter_context(mock.patch(f"{target}.to_nf4", to_nf4))
+            stack.enter_context(mock.patch(f"{target}.linear_nf4", linear_nf4))
+        yield
+
+
+def _rms_norm(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def rms_norm(
+        input: torch.Tensor,  # noqa: A002 - torch's name
+        normalized_shape: Any,
+        weight: torch.Tensor | None = None,
+        eps: float | None = None,
+    ) -> torch.Tensor:
+        if weight is not None and weight.dtype == input.dtype:
+            return FusedRmsNorm.apply(input, weight)  # type: ignore[no-any-return, no-untyped-call]
+        return plain(input, normalized_shape, weight, eps)
+
+    return rms_norm

@@ -1,0 +1,103 @@
+"""Traces run in a process of their own, so that torch never enters the one that asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from importlib.util import find_spec
+from typing import Any
+
+from estimator.errors import UserError
+from estimator.exact.result import ExactEstimate, Moment
+from estimator.models import ModelSpec
+from estimator.setup import Setup
+
+NEEDED = {  # package -> engines that are traced with it
+    "torch": ("torchtune", "torchtitan", "deepspeed", "transformers"),
+    "torchtune": ("torchtune", "torchtitan"),
+    "transformers": ("deepspeed", "transformers"),
+}
+
+
+def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
+    """One trace for each setup, all in one process. Raises UserError where it fails or takes too long."""
+    for package, engines in NEEDED.items():
+        if any(setup.engine in engines for setup in setups) and find_spec(package) is None:
+            raise UserError(f"exact mode needs {package}: pip install 'metaflow-finetune[train]'")
+    request = json.dumps([asdict(setup) for setup in setups])
+    with subprocess.Popen(
+        [sys.executable, "-m", "estimator.exact.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+        start_new_session=True,
+    ) as child:
+        try:
+            out, err = child.communicate(request, timeout=time_limit_s)
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"Exact mode took longer than {time_limit_s:.0f} s.",
+                "Give it more time, or leave --exact out: the formulas answer at once.",
+            ) from None
+        finally:
+            _end(child)
+    lines = out.splitlines()
+    if child.returncode != 0 or not lines:
+        said = err.strip().splitlines()
+        raise UserError(
+            f"Exact mode's trace failed: {said[-1] if said else f'exit code {child.returncode}'}",
+            "Leave --exact out: the formulas answer without a trace.",
+        )
+    answers = json.loads(lines[-1])
+    if "problem" in answers:
+        raise UserError(answers["problem"], answers["advice"])
+    return [_estimate(answer) for answer in answers["estimates"]]
+
+
+def _environment() -> dict[str, str]:
+    """No GPU, no network, no more threads than a trace can use, which allocates and computes nothing."""
+    return os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """The child and all that it may have started: it leads a session of its own."""
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def setup_from(values: dict[str, Any]) -> Setup:
+    """The Setup that ``dataclasses.asdict`` and JSON have made a dict of."""
+    model = {item.name: _frozen(values["model"][item.name]) for item in fields(ModelSpec)}
+    rest = {name: _frozen(value) for name, value in values.items() if name != "model"}
+    return Setup(model=ModelSpec(**model), **rest)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _estimate(answer: dict[str, Any]) -> ExactEstimate:
+    moments = tuple(
+        Moment(name=name, parts=tuple(parts.items())) for name, parts in answer.pop("moments").items()
+    )
+    states = tuple(answer.pop("states").items())
+    versions = tuple(answer.pop("versions").items())
+    return ExactEstimate(
+        moments=moments,
+        states=states,
+        versions=versions,
+        **{name: _frozen(value) for name, value in answer.items()},
+    )

@@ -1,0 +1,48 @@
+"""What a trace answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """The largest sum of live bytes in one part of the step, and what it is made of."""
+
+    name: str
+    parts: tuple[tuple[str, int], ...]  # category of estimator.memory -> bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(size for _, size in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactEstimate:
+    """Live bytes of one process over one training step, from a trace of the real modules.
+
+    Comparable with ``estimator.memory.active``: what torch.cuda calls active, without the CUDA context,
+    NCCL and the allocator's fragmentation.
+    """
+
+    moments: tuple[Moment, ...]  # in the order of the step
+    states: tuple[tuple[str, int], ...]  # weights, adapters, gradients and optimizer when all are there
+    parameters: int  # of the whole model as built, adapters included
+    trainable_parameters: int
+    from_formula: tuple[str, ...]  # categories that were computed, not traced
+    not_modelled: tuple[str, ...]  # each a clause
+    seconds: float
+    versions: tuple[tuple[str, str], ...]  # package -> version traced
+
+    @property
+    def peak(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.total_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.total_bytes
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """The categories at the peak, as ``estimator.memory.active`` gives them."""
+        return dict(self.peak.parts)

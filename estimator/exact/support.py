@@ -1,0 +1,83 @@
+"""What exact mode can trace, told before torch is loaded."""
+
+from __future__ import annotations
+
+from estimator.errors import UserError
+from estimator.setup import Setup
+
+TORCHTUNE_FAMILIES = ("llama", "mistral", "qwen2")
+ENGINES = ("torchtune", "torchtitan", "deepspeed", "transformers")
+OPTIMIZERS = ("adamw", "sgd")
+
+
+def check(setup: Setup) -> None:
+    """Raise UserError with the reason where this step can't be traced."""
+    reason = untraceable(setup)
+    if reason:
+        raise UserError(
+            f"Exact mode can't trace this: {reason}.", "Leave --exact out: the formulas cover it."
+        )
+
+
+def untraceable(setup: Setup) -> str | None:
+    """The reason why not, in one clause; None where it can be traced."""
+    model = setup.model
+    if setup.engine not in ENGINES:
+        return f"it knows the models of {', '.join(ENGINES)}, not of {setup.engine}"
+    if torchtune_modules(setup) and (model.family not in TORCHTUNE_FAMILIES or model.experts):
+        return f"{setup.engine}'s {model.family} models are not built here"
+    if setup.task not in ("sft", "pretrain"):
+        return f"its step is next-token training, not {setup.task}"
+    for name, value in (("context", setup.context), ("pipeline", setup.pipeline), ("expert", setup.expert)):
+        if value > 1:
+            return f"{name} parallel {value} has no fake counterpart"
+    if setup.tensor > 1 and not torchtune_modules(setup):
+        return "tensor parallel is traced with torchtune's modules only"
+    if setup.tensor > model.kv_heads:
+        return f"torchtune can't split {model.kv_heads} key/value heads over {setup.tensor} processes"
+    if setup.fp8 != "none":
+        return f"fp8 ({setup.fp8}) kernels have no fake counterpart"
+    if setup.quantization == "int8":
+        return "int8 weights have no fake counterpart"
+    if setup.compile:
+        return "compiled code keeps what the compiler's partitioner decides"
+    if setup.offload != "none" and setup.zero_stage is None:
+        return "offload is known for DeepSpeed only"
+    if setup.activation_offload:
+        return "offloaded activations live on two devices"
+    if setup.attention != "flash":
+        return "attention 'math' is not what the traced kernels save"
+    return _untraceable_parts(setup)
+
+
+def _untraceable_parts(setup: Setup) -> str | None:
+    allowed = {
+        "torchtune": ("plain", "chunked"),
+        "torchtitan": ("plain",),
+        "deepspeed": ("plain", "recomputed"),
+        "transformers": ("plain", "recomputed"),
+    }[setup.engine]
+    if setup.loss not in allowed:
+        return f"{setup.engine} has the loss {' or '.join(allowed)} here, not {setup.loss}"
+    if setup.checkpointing == "selective" and setup.engine != "torchtitan":
+        return f"selective checkpointing is torchtitan's; {setup.engine} has none or full"
+    if setup.trained_modules or {"lm_head", "embed_tokens"} & set(setup.lora_targets):
+        return "adapters or whole training of embeddings and head are not built here"
+    if setup.adapters and torchtune_modules(setup):
+        mlp = {"gate_proj", "up_proj", "down_proj"} & set(setup.lora_targets)
+        if 0 < len(mlp) < 3:
+            return f"torchtune adapts all of the MLP or nothing of it, not {', '.join(sorted(mlp))} alone"
+        if not set(setup.lora_targets) - mlp:
+            return "torchtune adapts at least one projection of the attention"
+    if setup.method == "dora" and setup.quantization != "none":
+        return "DoRA over 4-bit weights computes norms of weights that are not there"
+    if setup.optimizer_in_backward and setup.world_size > 1:
+        return "an optimizer in the backward pass is torchtune's on one device"
+    if setup.sharding == "fsdp" and setup.quantization != "none" and not torchtune_modules(setup):
+        return "4-bit weights are sharded by torchtune only"
+    return None
+
+
+def torchtune_modules(setup: Setup) -> bool:
+    """Whether the model is built of torchtune's modules; else by transformers."""
+    return setup.engine in ("torchtune", "torchtitan")

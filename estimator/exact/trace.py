@@ -1,0 +1,254 @@
+"""One training step on fake tensors, and the live bytes at its moments."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from estimator.exact import kernels, sharding, torchtune_models, transformers_models, zero
+from estimator.exact.built import Built
+from estimator.exact.support import torchtune_modules
+from estimator.exact.tracker import Part, StepTracker
+from estimator.setup import Setup
+
+PACKAGES = {True: ("torch", "torchtune", "torchao"), False: ("torch", "transformers", "peft")}
+AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
+
+
+def trace(setup: Setup) -> dict[str, Any]:
+    """``ExactEstimate``'s fields, as JSON takes them."""
+    begin = time.perf_counter()
+    with ExitStack() as stack:
+        stack.enter_context(kernels.as_on_gpu(setup))
+        meshes = stack.enter_context(sharding.fake_processes(setup))
+        stack.enter_context(FakeTensorMode())
+        tracker = StepTracker()
+        built = _build(setup)
+        sizes = _sizes(built)
+        _lay_out(setup, built, meshes)
+        step = Step(setup, built, tracker)
+        stack.enter_context(sharding.communication(tracker))
+        step.run()
+    moments, states, from_formula = zero.with_states(setup, tracker.peaks, step.states, sizes)
+    return {
+        "moments": moments,
+        "states": states,
+        "parameters": sizes["all"],
+        "trainable_parameters": sizes["trained"],
+        "from_formula": from_formula,
+        "not_modelled": _not_modelled(setup),
+        "seconds": time.perf_counter() - begin,
+        "versions": {name: found for name in PACKAGES[torchtune_modules(setup)] if (found := _version(name))},
+    }
+
+
+def _build(setup: Setup) -> Built:
+    kept_whole = setup.precision in ("fp32", "bf16-autocast", "fp16-autocast")
+    # FSDP2 with mixed precision shards fp32 weights; DeepSpeed's module is in bf16 and its copies are apart
+    whole = kept_whole or (setup.precision == "bf16-mixed" and setup.zero_stage is None)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if whole else torch.bfloat16)
+    build = torchtune_models.build if torchtune_modules(setup) else transformers_models.build
+    try:
+        return build(setup)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _sizes(built: Built) -> dict[str, int]:
+    return {
+        "all": sum(kernels.weights_in(parameter) for parameter in built.model.parameters()),
+        "trained": sum(parameter.numel() for parameter in built.trained),
+    }
+
+
+def _lay_out(setup: Setup, built: Built, meshes: sharding.Meshes | None) -> None:
+    """Tensor parallel, then checkpointing, then FSDP2, in the order of the recipes."""
+    if meshes is not None and setup.tensor > 1:
+        sharding.split_tensors(setup, built, meshes)
+    if setup.checkpointing != "none" and torchtune_modules(setup):
+        torchtune_models.checkpoint_blocks(setup, built)
+    if meshes is not None and setup.sharding == "fsdp":
+        sharding.shard(setup, built, meshes)
+
+
+def _not_modelled(setup: Setup) -> list[str]:
+    clauses = ["the CUDA context, NCCL's buffers and the allocator's fragmentation"]
+    if setup.sharding == "fsdp" or setup.tensor > 1:
+        clauses.append("buffers that a second CUDA stream frees late")
+    if setup.zero_stage is not None:
+        clauses.append("DeepSpeed's buckets and gathered weights; its states are computed, not traced")
+    elif not zero.optimizer_traced(setup):
+        clauses.append(f"the step of {setup.optimizer}, whose states are computed")
+    if setup.quantization != "none":
+        clauses.append("4-bit kernels: stand-ins of the same sizes are traced")
+    if setup.engine == "torchtitan":
+        clauses.append("torchtitan's own modules: torchtune's with torchtitan's norms are traced")
+    if setup.precision in AUTOCAST:
+        clauses.append("CUDA's list of autocast operations: the CPU's is used")
+    return clauses
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _loss_parallel(setup: Setup) -> Any:
+    """torchtitan computes the loss on logits that stay divided over the vocabulary."""
+    if setup.tensor > 1 and setup.engine == "torchtitan" and setup.sequence_parallel:
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        return loss_parallel()
+    return nullcontext()
+
+
+class Step:
+    """Forward, loss, backward and the optimizer's step, followed by a tracker."""
+
+    def __init__(self, setup: Setup, built: Built, tracker: StepTracker) -> None:
+        self.setup, self.built, self.tracker = setup, built, tracker
+        self.states: dict[str, int] = {}
+        self._backward = False
+        self._scales: list[torch.Tensor] = []  # of 4-bit weights
+
+    def run(self) -> None:
+        setup, tracker = self.setup, self.tracker
+        self._mark_weights()
+        self._follow()
+        tokens = torch.zeros(setup.sequences, setup.seq_len, dtype=torch.long)
+        optimizer = self._optimizer()
+        with tracker:
+            # With accumulation the gradients of the passes before are there in each but the first
+            for _ in range(min(setup.accumulation, 2)):
+                tracker.forget_peaks()
+                self._forward_and_backward(tokens)
+            self.states = self._states()
+            tracker.moment = "optimizer"
+            if optimizer is not None:
+                with tracker.during(Part.OPTIMIZER_TEMPORARIES):
+                    optimizer.step()
+
+    def _mark_weights(self) -> None:
+        for name, parameter in self.built.model.named_parameters():
+            adapter = "lora_" in name or "magnitude" in name
+            self.tracker.mark(parameter, Part.ADAPTERS if adapter else Part.WEIGHTS)
+            scales = kernels.nf4_scale_bytes(parameter) // self.setup.shard
+            if scales:
+                self._scales.append(torch.empty(scales, dtype=torch.uint8))
+                self.tracker.mark(self._scales[-1], Part.NF4)
+        for buffer in self.built.model.buffers():
+            self.tracker.mark(buffer, Part.BUFFERS)
+
+    def _follow(self) -> None:
+        """Hooks that tell the moments and the gradients."""
+        built = self.built
+        built.last_norm.register_forward_hook(self._loss_begins)
+        for number, block in enumerate(built.blocks):
+            block.register_forward_hook(self._block_done(number))
+        if self.setup.sharding != "fsdp":
+            for parameter in built.trained:
+                parameter.register_post_accumulate_grad_hook(self._gradient_done)  # type: ignore[no-untyped-call]
+
+    def _gradient_done(self, parameter: torch.Tensor) -> None:
+        if zero.gradients_elsewhere(self.setup):
+            parameter.grad = None
+            return
+        self.tracker.mark(parameter.grad, Part.GRADIENTS)
+        if self.setup.optimizer_in_backward:
+            with self.tracker.during(Part.OPTIMIZER_TEMPORARIES):
+                self._steps[parameter].step()
+            parameter.grad = None
+
+    def _loss_begins(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+        tracker = self.tracker
+        tracker.part, tracker.moment = Part.LOGITS, "loss"
+        output.register_hook(self._loss_ends)  # type: ignore[no-untyped-call]
+
+    def _loss_ends(self, _: torch.Tensor) -> None:
+        self.tracker.part, self.tracker.moment = Part.ACTIVATIONS, "backward, last norm"
+
+    def _block_done(self, number: int) -> Any:
+        last = len(self.built.blocks) - 1
+        name = {last: "backward, last block", 0: "backward, first block"}.get(
+            number, "backward, inner blocks"
+        )
+
+        def begins(_: torch.Tensor) -> None:
+            self.tracker.moment = name
+
+        def done(_: nn.Module, __: Any, output: Any) -> None:
+            if not self._backward:  # not where a checkpoint runs it again
+                (output[0] if isinstance(output, tuple) else output).register_hook(begins)
+
+        return done
+
+    def _forward_and_backward(self, tokens: torch.Tensor) -> None:
+        setup, tracker = self.setup, self.tracker
+        tracker.part, tracker.moment, self._backward = Part.ACTIVATIONS, "forward", False
+        cast = AUTOCAST.get(setup.precision)
+        labels = torch.zeros_like(tokens)
+        with torch.autocast("cpu", dtype=cast) if cast else nullcontext(), _loss_parallel(setup):
+            loss = self.built.forward(tokens, labels)
+            tracker.moment, self._backward = "backward, loss", True
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def _optimizer(self) -> _Stepper | None:
+        """An optimizer of this process's parts whose states are there already; None where it is elsewhere.
+
+        It works on plain tensors that share the parameters' memory: element-wise updates need no more, and
+        under DTensor the tracker would count what is only worked out.
+        """
+        setup = self.setup
+        self._steps: Any = torch.utils.weak.WeakIdKeyDictionary()
+        if not zero.optimizer_traced(setup):
+            return None
+        if setup.optimizer_in_backward:
+            for parameter in self.built.trained:
+                self._steps[parameter] = self._with_states([parameter])
+            return None
+        return self._with_states(self.built.trained)
+
+    def _with_states(self, parameters: list[nn.Parameter]) -> _Stepper:
+        own = [nn.Parameter(sharding.local(parameter).detach()) for parameter in parameters]
+        kind: Any = torch.optim.AdamW
+        options: dict[str, Any] = {"fused": self.setup.device == "cuda" or self.setup.engine == "deepspeed"}
+        if self.setup.optimizer == "sgd":
+            kind, options = torch.optim.SGD, {"momentum": 0.9, "lr": 1e-3, "foreach": False}
+        optimizer = kind(own, **options)
+        for parameter in own:
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        for parameter in own:
+            parameter.grad = None
+            for state in optimizer.state[parameter].values():
+                if isinstance(state, torch.Tensor):
+                    self.tracker.mark(state, Part.OPTIMIZER)
+        return _Stepper(optimizer, list(zip(own, parameters, strict=True)))
+
+    def _states(self) -> dict[str, int]:
+        wanted = (Part.WEIGHTS, Part.ADAPTERS, Part.GRADIENTS, Part.OPTIMIZER, Part.NF4, Part.BUFFERS)
+        now = self.tracker.now()
+        return {part.value: now[part.value] for part in wanted if now.get(part.value)}
+
+
+class _Stepper:
+    """Hands the gradients of the model's parameters to an optimizer of tensors that share their memory."""
+
+    def __init__(self, optimizer: Any, pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
+        self._optimizer, self._pairs = optimizer, pairs
+
+    def step(self) -> None:
+        for own, parameter in self._pairs:
+            own.grad = sharding.local_gradient(parameter)
+        self._optimizer.step()
+        for own, _ in self._pairs:
+            own.grad = None

@@ -1,0 +1,34 @@
+"""The process that traces: Setups as JSON on standard input, estimates as JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+
+from estimator.errors import UserError
+from estimator.exact.process import setup_from
+
+
+def main() -> int:
+    # The answer is the last line of standard output, whatever libraries print; warnings are not for users
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    try:
+        from estimator.exact.trace import trace
+
+        estimates = [trace(setup_from(values)) for values in json.load(sys.stdin)]
+        answer: dict[str, object] = {"estimates": estimates}
+    except UserError as error:
+        answer = {"problem": error.problem, "advice": error.advice}
+    print("\n" + json.dumps(answer))
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # fake process groups and patched libraries have nothing to tidy up

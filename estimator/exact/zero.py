@@ -1,0 +1,70 @@
+"""States that fake tensors can't show: DeepSpeed's partitions, and optimizers whose kernels need a GPU.
+
+They are computed from the traced model's own parameter counts.
+"""
+
+from __future__ import annotations
+
+from estimator.setup import Setup
+
+TRACED_OPTIMIZERS = ("adamw", "sgd")
+MOMENTS = {"adamw": 2, "sgd": 1}
+
+
+def optimizer_traced(setup: Setup) -> bool:
+    return setup.zero_stage is None and setup.optimizer in TRACED_OPTIMIZERS
+
+
+def gradients_elsewhere(setup: Setup) -> bool:
+    """DeepSpeed moves each gradient into buffers of its own as soon as it is there."""
+    return setup.zero_stage is not None
+
+
+def with_states(
+    setup: Setup, peaks: dict[str, dict[str, int]], states: dict[str, int], sizes: dict[str, int]
+) -> tuple[dict[str, dict[str, int]], dict[str, int], tuple[str, ...]]:
+    """Moments and states with what was not traced put in, and the names of those categories."""
+    if setup.zero_stage is not None:
+        computed = partitions(setup, sizes)
+    elif not optimizer_traced(setup):
+        computed = {"optimizer": _formula(setup)}
+    else:
+        return peaks, states, ()
+    moments = {name: _filled(parts, computed) for name, parts in peaks.items()}
+    return moments, _filled(states, computed), tuple(computed)
+
+
+def _filled(parts: dict[str, int], computed: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in (parts | computed).items() if size}
+
+
+def partitions(setup: Setup, sizes: dict[str, int]) -> dict[str, int]:
+    """ZeRO's share of the states in one process.
+
+    16-bit weights and gradients, an fp32 copy of what is trained and its fp32 moments; stage 1 divides the
+    last two by the processes, stage 2 the gradients too, stage 3 the weights. Rajbhandari et al. 2020
+    (arXiv:1910.02054), section 3.1. In fp32 the copy exists from stage 1 on.
+    """
+    stage, n = setup.zero_stage or 0, setup.shard
+    size = 4 if setup.precision == "fp32" else 2
+    trained, frozen = sizes["trained"], sizes["all"] - sizes["trained"]
+    full = setup.method == "full"
+    split = {
+        name: n if stage >= least else 1 for name, least in (("optimizer", 1), ("grads", 2), ("weights", 3))
+    }
+    states = {
+        "weights": size * (trained if full else frozen) // split["weights"],
+        "adapters": 0 if full else size * trained // split["weights"],
+        "gradients": size * trained // split["grads"],
+        "master weights": 0 if size == 4 and stage == 0 else 4 * trained // split["optimizer"],
+        "optimizer": 4 * MOMENTS.get(setup.optimizer, 2) * trained // split["optimizer"],
+    }
+    if setup.offload != "none":
+        states |= {"master weights": 0, "optimizer": 0, "gradients": 0}
+    return states
+
+
+def _formula(setup: Setup) -> int:
+    from estimator import memory
+
+    return dict(memory.states(setup)).get("optimizer", 0)
