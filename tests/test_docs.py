@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from functools import cache
 from importlib import import_module
@@ -140,8 +141,9 @@ def models_table() -> str:
         size = (
             f"{spec.parameters / 1e9:.1f} B" if spec.parameters >= 1e8 else f"{spec.parameters / 1e6:.1f} M"
         )
-        note = "asks for a token" if spec.gated else ""
-        cells = (f"`{name}`", spec.hf_id or "", size, f"{spec.max_seq_len:,}", note)
+        notes = [] if runs_somewhere(name) else ["planning only"]
+        notes += ["asks for a token"] if spec.gated else []
+        cells = (f"`{name}`", spec.hf_id or "", size, f"{spec.max_seq_len:,}", ", ".join(notes))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -155,22 +157,47 @@ def refusal(model: str, engine: str, method: str) -> str | None:
     return engines.get(engine).unsupported(wanted, models.find(model))
 
 
+def runs_somewhere(model: str) -> bool:
+    """Whether any engine trains it, by any method; the others are known to the estimator alone."""
+    return any(refusal(model, *combination) is None for combination in COMBINATIONS)
+
+
 def matrix() -> str:
-    """Every model of the table, by what each engine says."""
+    """Every model of the table that an engine trains, by what each engine says."""
     head = " | ".join(f"{engine} {method}" for engine, method in COMBINATIONS)
     lines = [f"| Model | {head} | Refused, because |", "|---" * (len(COMBINATIONS) + 2) + "|"]
-    for name in models.names():
+    for name in filter(runs_somewhere, models.names()):
         reasons = [refusal(name, *combination) for combination in COMBINATIONS]
         cells = ["no" if reason else "yes" for reason in reasons]
         own = [r for r, (engine, _) in zip(reasons, COMBINATIONS, strict=True) if r and engine == "torchtune"]
         lines.append(f"| `{name}` | {' | '.join(cells)} | {own[0] if own else ''} |")
     reason = textwrap.fill(f"deepspeed, {refusal('tiny-llama', 'deepspeed', 'qlora')}.", WIDTH)
-    return "\n".join([*lines, "", reason])
+    others = [models.find(name).family for name in models.names() if not runs_somewhere(name)]
+    rest = f"No engine here trains models of the families {listed(others)}; `finetune plan` plans for them."
+    return "\n".join([*lines, "", reason, "", textwrap.fill(rest, WIDTH)])
+
+
+def listed(words: Iterable[str], conjunction: str = "and") -> str:
+    """Each of them once: a, b and c."""
+    *most, last = dict.fromkeys(words)
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
+
+
+def planned_families() -> str:
+    """The sentence of docs/models.md about which config.json is understood."""
+    trained = dict.fromkeys(spec.family for spec in map(models.find, filter(runs_somewhere, models.names())))
+    others = [family for family in models.FAMILIES if family not in trained]
+    sentence = (
+        f"Any other model whose `config.json` has the `model_type` {listed(trained, 'or')} works by its "
+        f"Hugging Face id, as a folder or from S3. {listed(others)} can be planned for, not trained."
+    )
+    return textwrap.fill(sentence, WIDTH)
 
 
 GENERATED = {
     "plan": ("README.md", plan_block),
     "models": ("docs/models.md", models_table),
+    "families": ("docs/models.md", planned_families),
     "matrix": ("docs/methods.md", matrix),
 }
 
@@ -368,13 +395,13 @@ def test_the_table_of_what_runs_where_is_what_the_engines_say() -> None:
     seen: list[str] = []
     for line in re.findall(r"^\| `.*\| (?:yes|no).*\|$", text, re.MULTILINE):
         patterns, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for name in models.names():
+        for name in filter(runs_somewhere, models.names()):
             if any(fnmatch(name, pattern) for pattern in re.findall(r"`([^`]+)`", patterns)):
                 seen.append(name)
                 for combination, cell in zip(COMBINATIONS, cells, strict=True):
                     says = refusal(name, *combination) is None
                     assert says == cell.startswith("yes"), f"{name} {combination}: the table says {cell}"
-    assert sorted(seen) == sorted(models.names())
+    assert sorted(seen) == sorted(filter(runs_somewhere, models.names()))
 
 
 def test_python_snippets_compile_and_their_imports_are_there() -> None:
