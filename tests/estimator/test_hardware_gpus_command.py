@@ -1,0 +1,234 @@
+"""``finetune gpus``: what a wish leaves, and each form of the answer."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from estimator import from_cluster, hardware, hardware_report, price_cache
+from estimator import refresh as refreshing
+from estimator.cli.gpus import gpus
+from estimator.cluster_nodes import Node
+from estimator.errors import UserError
+from estimator.refresh_learned import Learned
+
+APP = typer.Typer()
+APP.command()(gpus)
+
+
+@pytest.fixture(autouse=True)
+def _no_files_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
+    hardware.forget()
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(APP, words)
+
+
+def answer(*words: str) -> dict[str, Any]:
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.exception
+    record: dict[str, Any] = json.loads(result.stdout)
+    return record
+
+
+def names(records: list[dict[str, Any]]) -> list[str]:
+    return [record["name"] for record in records]
+
+
+def refusal(*words: str) -> UserError:
+    result = run(*words)
+    assert isinstance(result.exception, UserError)
+    return result.exception
+
+
+def test_everything_is_shown_without_options() -> None:
+    record = answer()
+    assert names(record["gpus"]) == [gpu.name for gpu in hardware.gpus()]
+    assert len(record["instances"]) == len(hardware.instances())
+    assert record["cluster"] is None
+
+
+def test_24_finds_the_cards_that_are_sold_as_24_gb_and_says_what_they_have() -> None:
+    record = answer("--min-vram", "24")
+    found = {gpu["name"]: gpu for gpu in record["gpus"]}
+    assert {"L4", "A10G", "RTX 4090", "RTX 3090", "H200 SXM"} <= found.keys()
+    assert "T4" not in found
+    assert (found["L4"]["vram_gib"], found["L4"]["vram_bytes"], found["L4"]["label_gb"]) == (
+        22.352,
+        22888 * 2**20,
+        24,
+    )
+    assert all(item["gpu_count"] > 0 for item in record["instances"])  # a share of a card has less
+
+
+def test_architecture_cloud_and_size_go_together() -> None:
+    record = answer("--min-vram", "24", "--arch", "hopper", "--cloud", "aws")
+    assert names(record["gpus"]) == ["H200 SXM", "H100 SXM"]
+    assert names(record["instances"]) == ["p5en.48xlarge", "p5e.48xlarge", "p5.4xlarge", "p5.48xlarge"]
+
+
+def test_a_name_may_be_the_beginning_of_several() -> None:
+    assert names(answer("--gpu", "a100")["gpus"]) == [
+        "A100 SXM 80GB",
+        "A100 SXM 40GB",
+        "A100 PCIe 80GB",
+        "A100 PCIe 40GB",
+    ]
+    assert names(answer("--gpu", "Tesla T4")["gpus"]) == ["T4"]
+
+
+def test_a_price_limit_leaves_priced_machines_only_cheapest_first() -> None:
+    record = answer("--gpu", "l4", "--max-price", "1")
+    prices = [item["on_demand_usd_per_hour"] for item in record["instances"]]
+    assert prices == sorted(prices)
+    assert max(prices) <= 1
+    assert names(answer("--max-price", "0.6", "--spot")["gpus"]) == ["L4"]
+
+
+def test_a_price_carries_region_date_age_and_source() -> None:
+    (item,) = (item for item in answer("--gpu", "h100")["instances"] if item["name"] == "p5.48xlarge")
+    assert item["on_demand_usd_per_hour"] == 55.04
+    assert (item["price_region"], item["price_date"]) == ("us-east-1", "2026-07-20")
+    assert item["price_age_days"] == (date.today() - date(2026, 7, 20)).days
+    assert "AWS price list" in item["price_source"]
+    (unpriced,) = (item for item in answer("--gpu", "h200")["instances"] if item["name"] == "p5e.48xlarge")
+    assert unpriced["on_demand_usd_per_hour"] is None
+    assert unpriced["price_age_days"] is None
+
+
+def test_the_table_shows_the_same_for_people() -> None:
+    text = run("--gpu", "l4").stdout
+    assert "22.35 GiB (22,888 MiB)" in text
+    assert f"{(date.today() - date(2026, 7, 20)).days} days" in text
+    assert "g6.xlarge" in text
+    assert "g6.xlarge" not in run("--gpu", "l4", "--no-instances").stdout
+    assert "22.35 GiB (label: 24 GB)" in run("--gpu", "rtx-4090").stdout
+    assert "No GPU goes with these options." in run("--min-vram", "5000").stdout
+
+
+def test_what_is_not_known_is_a_question_mark_and_null() -> None:
+    assert answer("--gpu", "a10g")["gpus"][0]["bf16_tflops_dense"] is None
+    (line,) = (line for line in run("--gpu", "a10g", "--no-instances").stdout.splitlines() if "A10G" in line)
+    assert " ? " in line
+
+
+def test_names_that_no_table_has_are_answered_with_those_that_it_has() -> None:
+    assert "Hopper" in refusal("--arch", "hoper").advice
+    assert "'aswa'" in refusal("--cloud", "aswa").problem
+    assert "aws, gcp, azure" in refusal("--cloud", "aswa").advice
+    assert "H200 SXM" in refusal("--gpu", "h300").advice
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--min-vram", "0"), "--min-vram 0"),
+        (("--min-vram", "nan"), "--min-vram nan"),
+        (("--max-price", "-1"), "--max-price -1: a price can't be below 0"),
+        (("--json", "--csv"), "--json and --csv"),
+        (("--context", "a"), "--context goes with --from-cluster"),
+    ],
+)
+def test_options_that_can_not_be_are_one_clear_line(words: tuple[str, ...], says: str) -> None:
+    assert says in refusal(*words).problem
+
+
+def test_the_csv_can_be_edited_and_given_back(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(run("--csv").stdout)
+    made, table = hardware.catalogue(file), hardware.catalogue()
+    assert made.gpus == table.gpus
+    assert made.instances == table.instances
+
+
+def test_a_file_of_ones_own_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("instance_type,on_demand_usd_h\np5.48xlarge,31.5\n")
+    record = answer("--gpu", "h100", "--hardware", str(file))
+    (item,) = (item for item in record["instances"] if item["name"] == "p5.48xlarge")
+    assert (item["on_demand_usd_per_hour"], item["price_source"]) == (31.5, str(file))
+    assert "can't be read" in refusal("--hardware", str(tmp_path / "none.csv")).problem
+
+
+def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    day = date.today() - timedelta(days=2)
+    cells = {
+        "cloud": "aws",
+        "instance_type": "g6.xlarge",
+        "on_demand_usd_h": "0.7",
+        "price_date": str(day),
+        "price_region": "us-east-1",
+        "price_source": "API",
+    }
+    fine = Learned(line="1 on-demand prices", machines={"g6.xlarge": cells})
+    off = Learned(line="not asked: there are no credentials")
+    monkeypatch.setattr(refreshing, "PROVIDERS", (("one", lambda *_: fine), ("two", lambda *_: off)))
+    result = run("--gpu", "l4", "--cloud", "aws", "--refresh", "--json")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "one: 1 on-demand prices",
+        "two: not asked: there are no credentials",
+    ]
+    record = json.loads(result.stdout)
+    assert record["refreshed"] == result.stderr.splitlines()
+    item = next(item for item in record["instances"] if item["name"] == "g6.xlarge")
+    assert (item["on_demand_usd_per_hour"], item["price_age_days"], item["price_source"]) == (0.7, 2, "API")
+
+
+def test_a_damaged_cache_is_told_on_stderr() -> None:
+    file = price_cache.path()
+    file.parent.mkdir(parents=True)
+    file.write_text("rubbish\n")
+    result = run("--gpu", "l4")
+    assert result.exit_code == 0
+    assert "refreshed prices are not used" in result.stderr
+
+
+def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(name: str, **labels: str) -> Node:
+        resources = {"cpu": 191.45, "memory": 2.0e12, "ephemeral-storage": 9.5e10, "nvidia.com/gpu": 8.0}
+        own = {
+            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+            "node.kubernetes.io/instance-type": "p5.48xlarge",
+        }
+        return Node(
+            name=name,
+            labels=own | {key.replace("_", "/"): value for key, value in labels.items()},
+            allocatable=resources,
+            capacity=resources,
+            ready=True,
+            unschedulable=False,
+            taints=(),
+            provider_id="",
+        )
+
+    nodes = [node("a"), node("b"), node("c", **{"nvidia.com_gpu.replicas": "4"})]
+    monkeypatch.setattr(from_cluster, "fetch", lambda context: (context or "current", nodes))
+    record = answer("--from-cluster", "--context", "training")
+    assert names(record["gpus"]) == ["H100 SXM"]
+    assert names(record["instances"]) == ["p5.48xlarge"]
+    assert record["cluster"]["context"] == "training"
+    (group,) = record["cluster"]["nodes"]
+    assert (group["count"], group["allocatable_gpus"], group["allocatable_cpu_cores"]) == (2, 8, 191.45)
+    (aside,) = record["cluster"]["left_aside"]
+    assert aside["names"] == ["c"]
+    text = run("--from-cluster").stdout
+    assert "Left aside, GPUs are shared" in text
+    assert "8x H100 SXM" in text
+
+
+def test_every_column_of_the_csv_is_one_that_is_read() -> None:
+    header = hardware_report.as_csv((), ()).strip().split(",")
+    assert header[0] == "kind"
+    assert len(header) == len(set(header))
