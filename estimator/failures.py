@@ -14,36 +14,48 @@ from estimator.errors import CannotFit, UserError
 from estimator.goals import Goals
 from estimator.job import Job, Target
 from estimator.plan import Plan
+from estimator.ranking import Rejection
 from estimator.search import Candidate, title
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
 MOST_SUGGESTIONS = 5
 
 
-def why_not(seen: Survey) -> str:
-    """One clause: what keeps every machine of a survey from doing the job."""
+def rejection_of(seen: Survey) -> Rejection:
+    """What keeps every machine of a survey from doing the job with this method."""
+    method = seen.job.method
     if seen.beyond:
-        return _goals_missed(seen)[0]
+        return Rejection(what=method, reason=_goals_missed(seen)[0], kind="method")
     nearest = min(seen.misses, key=lambda miss: miss.over, default=None)
-    if nearest is not None:
-        return f"{title(seen.job)} fits on none of the machines asked for; nearest: {nearest}"
-    counts = ", ".join(map(str, sorted(seen.indivisible))) or "no number of"
-    return f"a batch of {seen.job.global_batch} can't be made up by {counts} GPU(s) with these choices"
+    if nearest is None:
+        return Rejection(what=method, reason=_no_batch(seen), kind="method")
+    return Rejection(
+        what=f"{method} on {nearest.what}", reason=nearest.reason, kind="method", over=nearest.over
+    )
 
 
 def cannot(seen: Survey) -> UserError:
     """The error for a survey that has found no plan."""
-    problem = why_not(seen)
-    problem = f"{problem[0].upper()}{problem[1:]}." if problem.startswith("a batch") else f"{problem}."
     if seen.beyond:
-        nearest, option = _goals_missed(seen)[1:]
+        problem, nearest, option = _goals_missed(seen)
         wanted = plan_of(seen, nearest, (), nearest)
-        return CannotFit(problem, f"It would run with {option}.", wanted=wanted, suggestions=(option,))
-    if not seen.misses:
+        return CannotFit(f"{problem}.", f"It would run with {option}.", wanted=wanted, suggestions=(option,))
+    nearest_miss = min(seen.misses, key=lambda miss: miss.over, default=None)
+    if nearest_miss is None:
         return UserError(
-            problem, "Choose another --batch, or give the parallel degrees and numbers of GPUs more room."
+            f"{_no_batch(seen)[0].upper()}{_no_batch(seen)[1:]}.",
+            "Choose another batch, or leave parallel degrees or numbers of GPUs to the planner.",
         )
+    problem = f"{title(seen.job)} fits on none of the machines asked for; nearest: {nearest_miss}."
     return _memory_missed(seen, problem)
+
+
+def _no_batch(seen: Survey) -> str:
+    counts = sorted(seen.indivisible)
+    if not counts:
+        return "no machine has as many GPUs as the options ask for and allow"
+    numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"a batch of {seen.job.global_batch} can't be made up by {numbers} GPU(s) with these choices"
 
 
 def _goals_missed(seen: Survey) -> tuple[str, Candidate, str]:

@@ -95,7 +95,7 @@ def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipel
             expert=expert,
             replicate=replicate,
         )
-        for virtual, expert, replicate in product(stages, _expert(job, sharing), replicas)
+        for virtual, expert, replicate in product(stages, _expert(job, world // nodes, sharing), replicas)
     ]
 
 
@@ -117,14 +117,20 @@ def _pipeline(job: Job, world: int) -> list[int]:
     return [stages for stages in divisors(job.model.layers) if stages <= MOST_STAGES and world % stages == 0]
 
 
-def _expert(job: Job, sharing: int) -> list[int]:
-    """Groups of data (and context) parallel processes that divide the experts among them."""
+def _expert(job: Job, per_node: int, sharing: int) -> list[int]:
+    """Groups of data (and context) parallel processes that divide the experts among them.
+
+    None; as many as stay inside a node; as many as there can be. Between them, more processes exchange more
+    tokens and gather fewer weights, so one of the ends is best.
+    """
     if job.expert_parallel:
         return [job.expert_parallel] if sharing % job.expert_parallel == 0 else []
     if not job.model.experts:
         return [1]
     most = min(sharing, MOST_EXPERT_PARALLEL)
-    return [degree for degree in _powers(most) if sharing % degree == 0 and job.model.experts % degree == 0]
+    fitting = [n for n in _powers(most) if sharing % n == 0 and job.model.experts % n == 0]
+    inside = max(n for n in fitting if n <= per_node)
+    return sorted({1, inside, fitting[-1]})
 
 
 def _powers(most: int) -> list[int]:

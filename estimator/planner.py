@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from estimator import hardware
 from estimator.clusters import Survey, ranking, survey
 from estimator.errors import CannotFit, UserError
-from estimator.failures import cannot, why_not
+from estimator.failures import cannot, rejection_of
 from estimator.goals import Goals
 from estimator.job import PARALLEL_ENGINES, Job, Target
 from estimator.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local
@@ -96,13 +96,13 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
         found = _of_method(concrete, target, goals, top, evidence, last=number == len(tried))
         if isinstance(found, Ranking):
             return _explained(found, passed) if job.method == "auto" else found
-        passed.append(Rejection(what=concrete.method, reason=found, kind="method"))
+        passed.append(found)
     raise AssertionError("the last method either plans or raises")
 
 
 def _of_method(
     job: Job, target: Target, goals: Goals, top: int, evidence: Evidence, *, last: bool
-) -> Ranking | str:
+) -> Ranking | Rejection:
     """A ranking; or, where another method is to be tried, why there is none."""
     if target.kind == "local":
         try:
@@ -110,14 +110,14 @@ def _of_method(
         except CannotFit as error:
             if last:
                 raise
-            return error.problem.removesuffix(".")
+            return Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
         return Ranking(plans=(made,), rejected=(), order="this machine")
     seen: Survey = survey(job, target, goals, evidence)
     if seen.found:
         return ranking(seen, top)
     if last:
         raise cannot(seen)
-    return why_not(seen)
+    return rejection_of(seen)
 
 
 def _jobs(job: Job, passed: list[Rejection]) -> list[Job]:
@@ -139,11 +139,9 @@ def _jobs(job: Job, passed: list[Rejection]) -> list[Job]:
 def _explained(found: Ranking, passed: list[Rejection]) -> Ranking:
     """The ranking of method "auto", with the reason for the method."""
     method = found.best.method
-    before = [line for line in passed if METHODS.index(line.what) < METHODS.index(method)]
-    reason = "; ".join(f"not {line.what}: {line.reason}" for line in before)
-    why = f"method {method}: the first of {', '.join(METHODS)} that will do" + (
-        f"; {reason}" if reason else ""
-    )
+    before = [line for line in passed if METHODS.index(line.what.split()[0]) < METHODS.index(method)]
+    reason = "".join(f"; {line}" for line in before)
+    why = f"method {method}: the first of {', '.join(METHODS)} that will do{reason}"
     made = tuple(replace(plan, why=(why, *plan.why)) for plan in found.plans)
     return replace(found, plans=made, rejected=(*before, *found.rejected))
 

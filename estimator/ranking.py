@@ -76,8 +76,7 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
             return Rejection(what=candidate.what, reason=reason, kind="deadline", over=over)
     if goals.budget_usd is not None:
         if usd is None:
-            word = "price" if candidate.usd_per_hour is None else "speed"
-            return Rejection(what=candidate.what, reason=f"its {word} is not known", kind="price")
+            return Rejection(what=candidate.what, reason=unknown(candidate, goals), kind="price")
         if usd > goals.budget_usd:
             over = usd / goals.budget_usd - 1
             reason = f"costs ${usd:,.2f} of ${goals.budget_usd:,.2f}: {percent(over)} over"
@@ -128,4 +127,11 @@ def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
         over = other.usd_per_token / best.usd_per_token - 1
         reason = f"fits, {percent(over)} dearer a token"
         return Rejection(what=other.what, reason=reason, kind="price", over=over)
-    return Rejection(what=other.what, reason="fits; its price or speed is not known", kind="price")
+    return Rejection(what=other.what, reason=f"fits; {unknown(other, goals)}", kind="price")
+
+
+def unknown(candidate: Candidate, goals: Goals) -> str:
+    """Which of price and speed is not known, in words."""
+    if candidate.usd_per_hour is None:
+        return f"its {'spot ' if goals.spot else ''}price is not known"
+    return f"its speed is not known: {candidate.speed.basis}"

@@ -61,7 +61,7 @@ def _parallelism(job: Job, layout: Layout) -> list[str]:
         "context_parallel": f"{layout.seq_len // layout.context_parallel} tokens of each sequence a process",
         "pipeline_parallel": f"{job.model.layers // layout.pipeline_parallel} layers a stage, "
         f"{layout.schedule} schedule, {layout.accumulation} micro batches",
-        "expert_parallel": f"{job.model.experts // layout.expert_parallel} experts of each layer a process",
+        "expert_parallel": f"{job.model.experts // layout.expert_parallel} of each layer's experts a process",
     }
     lines = []
     for name in DEGREES:

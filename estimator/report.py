@@ -49,6 +49,13 @@ def render_cannot_fit(error: CannotFit, argv_hint: str, width: int = 100) -> str
     return "\n".join(lines)
 
 
+# Options that say something else than the one that is suggested
+_CONTRADICTS = {
+    "--instance-type": ("--gpu", "--gpus", "--cloud", "--max-nodes", "--max-gpus"),
+    "--gpus": ("--max-gpus", "--max-nodes"),
+}
+
+
 def _command(argv_hint: str, option: str) -> str:
     """The command with the option added, or its value replaced where it was given."""
     try:
@@ -57,6 +64,8 @@ def _command(argv_hint: str, option: str) -> str:
     except ValueError as error:
         raise UserError(f"The command {argv_hint!r} can't be read: {error}.") from None
     replaced = {word for word in added if word.startswith("--") and word != "--with"}
+    for word in added:
+        replaced |= set(_CONTRADICTS.get(word, ()))
     kept: list[str] = []
     skip = False
     for word in words:

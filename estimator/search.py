@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LARGEST_MICRO_BATCH = 64
 # Pipelines take small micro batches, as more of them idle less; Megatron-LM's examples have 1 or 2
 LARGEST_PIPELINE_MICRO_BATCH = 4
+MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +96,12 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """One spread, with or without checkpointing, in all its micro batches from the smallest up."""
+    """One spread with or without checkpointing; its rungs are the micro batches."""
 
+    nodes: int
+    processes: int
     spread: Spread
     checkpointing: bool
-    layouts: tuple[Layout, ...] = field(compare=False)
 
 
 class Search:
@@ -123,6 +125,9 @@ class Search:
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
         self._ladders: dict[tuple[int, int], list[Ladder]] = {}
+        self._rungs: dict[Ladder, tuple[Layout, ...]] = {}
+        self._needs: dict[tuple[int, int, str | None], int] = {}
+        self._whole: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
 
     def best(
@@ -145,12 +150,18 @@ class Search:
 
     def leanest(self, what: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
         """The layout that needs least, as a miss."""
-        lean = (self.estimate(ladder.layouts[0], gpu) for ladder in self.ladders(nodes, processes))
-        return Miss(what=what, needs=min(estimate.upper_bytes for estimate in lean), has=capacity)
+        key = (nodes, processes, self._measured_on(gpu))
+        if key not in self._needs:
+            ladders = self.ladders(nodes, processes)
+            if len(ladders) > MOST_WEIGHED:  # of many products, those with the smallest states
+                ladders = sorted(ladders, key=lambda ladder: (self._least(ladder), not ladder.checkpointing))
+            lean = (self.estimate(self.rungs(ladder)[0], gpu) for ladder in ladders[:MOST_WEIGHED])
+            self._needs[key] = min(estimate.upper_bytes for estimate in lean)
+        return Miss(what=what, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
         calibration = self.evidence.calibration
-        key = (layout, gpu.name if gpu is not None and calibration is not None else None)
+        key = (layout, self._measured_on(gpu))
         if key not in self._estimates:
             estimate = memory.estimate(self.setup(layout))
             if calibration is not None:
@@ -163,13 +174,18 @@ class Search:
             self._setups[layout] = setup_of(self.job, layout)
         return self._setups[layout]
 
+    def _measured_on(self, gpu: Gpu | None) -> str | None:
+        """The GPU's name where it changes the memory: where runs on it correct the formulas."""
+        return gpu.name if gpu is not None and self.evidence.calibration is not None else None
+
     def _fit(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
         """Of each kind of layout, those worth weighing that fit."""
-        key = (nodes, processes, capacity, gpu.name if self.evidence.calibration and gpu else None)
+        key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:
             layouts: list[Layout] = []
             fitted: list[Ladder] = []
-            for ladder in self.ladders(nodes, processes):
+            possible = self._whole_states() <= capacity * nodes * processes
+            for ladder in self.ladders(nodes, processes) if possible else ():
                 if any(
                     other.checkpointing == ladder.checkpointing
                     and other.spread.makes_needless(ladder.spread, nodes)
@@ -185,8 +201,10 @@ class Search:
 
     def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
         """The largest micro batch that fits; of a pipeline all, as the fewest idle stages may win."""
-        rungs = ladder.layouts
-        if self._least(rungs[0]) > capacity or not self._fits(rungs[0], capacity, gpu):
+        if self._least(ladder) > capacity:
+            return ()
+        rungs = self.rungs(ladder)
+        if not self._fits(rungs[0], capacity, gpu):
             return ()
         low, high = 0, len(rungs)  # memory never falls when the batch grows
         while high - low > 1:
@@ -200,13 +218,24 @@ class Search:
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
         return self.estimate(layout, gpu).upper_bytes <= capacity
 
-    def _least(self, layout: Layout) -> int:
+    def _least(self, ladder: Ladder) -> int:
         """The states alone: what no setting of the same spread can go below."""
         if self.evidence.calibration is not None:
             return 0  # runs may have shown less than the formulas say
-        if layout not in self._states:
-            self._states[layout] = sum(dict(memory.states(self.setup(layout))).values())
-        return self._states[layout]
+        layout = self.rungs(ladder)[0]
+        key = replace(layout, activation_checkpointing=False) if ladder.checkpointing else layout
+        if key not in self._states:
+            self._states[key] = sum(dict(memory.states(self.setup(key))).values())
+        return self._states[key]
+
+    def _whole_states(self) -> int:
+        """The states of one copy of the model: what all GPUs together can't go below."""
+        if self.evidence.calibration is not None or self.job.offload != "none":
+            return 0
+        if self._whole is None:
+            setup = setup_of(self.job, self._layout(1, 1, Spread(sharding="none"), False, 1, 1))
+            self._whole = sum(dict(memory.states(setup)).values())
+        return self._whole
 
     def _speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
         network = place.network_gbps if place else None
@@ -219,50 +248,71 @@ class Search:
         return self._speeds[key]
 
     def ladders(self, nodes: int, processes: int) -> list[Ladder]:
-        """For each kind of layout, its micro batches from the smallest up."""
+        """The kinds of layout: without checkpointing first, and those that divide the model least."""
         key = (nodes, processes)
         if key not in self._ladders:
             wanted = self.job.activation_checkpointing
             ways = spreads(self.job, nodes, processes)
             found = (
-                Ladder(way, checkpointing, tuple(self._rungs(nodes, processes, way, checkpointing)))
+                Ladder(nodes, processes, way, checkpointing)
                 for checkpointing in ((False, True) if wanted is None else (wanted,))
                 for way in ways
             )
-            self._ladders[key] = [ladder for ladder in found if ladder.layouts]
+            self._ladders[key] = [ladder for ladder in found if self._sizes(ladder)]
         return self._ladders[key]
 
-    def _rungs(self, nodes: int, processes: int, way: Spread, checkpointing: bool) -> list[Layout]:
-        each = self.job.global_batch // (nodes * processes // way.model_parallel)
-        most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
-        sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
+    def rungs(self, ladder: Ladder) -> tuple[Layout, ...]:
+        """A ladder's layouts, from the smallest micro batch up."""
+        if ladder not in self._rungs:
+            each = self._each(ladder)
+            self._rungs[ladder] = tuple(
+                self._layout(
+                    ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, each // size
+                )
+                for size in self._sizes(ladder)
+            )
+        return self._rungs[ladder]
+
+    def _each(self, ladder: Ladder) -> int:
+        """Sequences of one step for each data parallel process."""
+        data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
+        return self.job.global_batch // data_parallel
+
+    def _sizes(self, ladder: Ladder) -> list[int]:
+        """Micro batches, from the smallest up."""
+        each, way = self._each(ladder), ladder.spread
         if self.job.micro_batch:
             sizes = [self.job.micro_batch]
+        else:
+            most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
+            sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
         if way.virtual_stages > 1:  # interleaving goes round by round
             sizes = [size for size in sizes if each // size % way.pipeline == 0]
-        return [
-            Layout(
-                device=self.device,
-                nodes=nodes,
-                processes_per_node=processes,
-                sharding=way.sharding,
-                micro_batch=size,
-                accumulation=each // size,
-                seq_len=self.job.seq_len,
-                activation_checkpointing=checkpointing,
-                precision=self.precision,
-                optimizer=self.job.optimizer,
-                offload=self.job.offload,
-                tensor_parallel=way.tensor,
-                context_parallel=way.context,
-                pipeline_parallel=way.pipeline,
-                virtual_stages=way.virtual_stages,
-                schedule=way.schedule,
-                expert_parallel=way.expert,
-                replicate=way.replicate,
-            )
-            for size in sizes
-        ]
+        return sizes
+
+    def _layout(
+        self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch: int, passes: int
+    ) -> Layout:
+        return Layout(
+            device=self.device,
+            nodes=nodes,
+            processes_per_node=processes,
+            sharding=way.sharding,
+            micro_batch=micro_batch,
+            accumulation=passes,
+            seq_len=self.job.seq_len,
+            activation_checkpointing=checkpointing,
+            precision=self.precision,
+            optimizer=self.job.optimizer,
+            offload=self.job.offload,
+            tensor_parallel=way.tensor,
+            context_parallel=way.context,
+            pipeline_parallel=way.pipeline,
+            virtual_stages=way.virtual_stages,
+            schedule=way.schedule,
+            expert_parallel=way.expert,
+            replicate=way.replicate,
+        )
 
 
 def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "bf16-mixed", "fp32"]:
