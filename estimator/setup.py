@@ -45,6 +45,7 @@ class Setup:
     lora_targets: tuple[str, ...] = PROJECTIONS  # also "lm_head", "embed_tokens": adapters there
     trained_modules: tuple[str, ...] = ()  # trained whole beside the adapters: "embed_tokens", "lm_head"
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
+    upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
 
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products
@@ -66,6 +67,7 @@ class Setup:
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = 2048  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
+    longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
 
     checkpointing: Checkpointing = "none"
