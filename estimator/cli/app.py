@@ -1,0 +1,126 @@
+"""The ``finetune`` command: its subcommands, each loaded when it is called, and how mistakes are shown."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from estimator.errors import CannotFit, UserError
+
+# To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME.
+COMMANDS = {
+    "plan": "The best configurations for a model, from goals to a ranked list.",
+    "estimate": "Memory, speed and price of one configuration.",
+    "explain": "What the memory is made of, as bars: here, as SVG, as a page.",
+    "gpus": "GPUs and machines: memory, speed, price.",
+    "models": "Models that are known by name.",
+    "compare": "Score the estimator against a table of published measurements.",
+}
+INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
+
+
+class Commands(TyperGroup):
+    """Loads a command's module when that command is called, and no other's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["command"] = shlex.join([ctx.info_name or "finetune", *args])
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; mistakes are two lines and status 1, an interrupt and a closed pipe are silent."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except CannotFit as error:
+            _fail(_cannot_fit(error, ctx.meta["command"]))
+        except UserError as error:
+            _fail(str(error))
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # What is still buffered would raise once more when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(PIPE_CLOSED) from None
+        return result
+
+
+def load(name: str) -> Any:
+    """The command of that name, from its module."""
+    module = importlib.import_module(f"estimator.cli.{name}")
+    one = typer.Typer(add_completion=False)
+    one.command(name, help=_help(module, name))(getattr(module, name))
+    return typer.main.get_command(one)
+
+
+def _help(module: Any, name: str) -> str:
+    return getattr(module, name).__doc__ or COMMANDS[name]
+
+
+def _cannot_fit(error: CannotFit, command: str) -> str:
+    from estimator.report import render_cannot_fit
+
+    return render_cannot_fit(error, command)
+
+
+def _fail(text: str) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr)
+    raise SystemExit(1)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"finetune {version('metaflow-finetune')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(help="Plan fine-tuning: which GPUs, how many, how long, how much. Needs no GPU and no network.")
+def finetune(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Options of the command itself; ``--version`` is dealt with by its callback."""
+
+
+def _named(summary: str) -> Callable[[], None]:
+    def stand_in() -> None:
+        """Stands for a command in the list of commands, until it is called."""
+
+    stand_in.__doc__ = summary
+    return stand_in
+
+
+for _name, _summary in COMMANDS.items():
+    app.command(_name, help=_summary)(_named(_summary))
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="finetune")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What each engine does where an option is left out. To change an engine's default, change its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.errors import UserError
+from estimator.setup import Checkpointing, LossKind, Precision, Quantization, StateSharding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineDefaults:
+    """One engine's. Where the sharding has no processes to share with, nothing is sharded."""
+
+    precision: Precision
+    sharding: StateSharding
+    loss: LossKind = "plain"
+    loss_chunks: int = 8
+    checkpointing: Checkpointing = "none"
+    quantization: Quantization = "nf4"  # of qlora
+    lora_rank: int = 8
+    lora_targets: tuple[str, ...] | None = None  # None: every linear layer of the blocks
+    fixed_length: bool = True
+    document_mask: bool = False
+    sequence_parallel: bool = True
+    source: str
+
+
+ENGINES: dict[str, EngineDefaults] = {
+    "torchtune": EngineDefaults(
+        precision="bf16",
+        sharding="fsdp",
+        loss="chunked",
+        checkpointing="full",
+        quantization="nf4-double",
+        document_mask=True,
+        source="torchtune 0.6.1's recipes/configs; LoRA and loss as launchers/engines/torchtune_config.py",
+    ),
+    "deepspeed": EngineDefaults(
+        precision="bf16-mixed",
+        sharding="zero3",
+        loss="recomputed",
+        source="launchers/engines/deepspeed_*.py; the planner takes the lowest ZeRO stage that fits",
+    ),
+    "torchtitan": EngineDefaults(
+        precision="bf16-mixed",
+        sharding="fsdp",
+        checkpointing="selective",
+        source="torchtitan, config/job_config.py",
+    ),
+    "litgpt": EngineDefaults(
+        precision="bf16",
+        sharding="fsdp",
+        loss="chunked",
+        lora_targets=("q_proj", "v_proj"),
+        fixed_length=False,
+        source="litgpt, finetune/full.py and finetune/lora.py",
+    ),
+    "transformers": EngineDefaults(
+        precision="bf16",
+        sharding="ddp",
+        lora_targets=("q_proj", "v_proj"),
+        fixed_length=False,
+        source="transformers 5, Trainer and TrainingArguments; PEFT, tuners/lora/config.py",
+    ),
+    "composer": EngineDefaults(
+        precision="bf16-mixed",
+        sharding="fsdp",
+        source="llm-foundry with Composer's FSDP FULL_SHARD and amp_bf16",
+    ),
+    "megatron": EngineDefaults(
+        precision="bf16-mixed",
+        sharding="ddp",
+        lora_rank=32,
+        sequence_parallel=False,
+        source="Megatron-LM, training/arguments.py with --bf16; Megatron-Bridge, peft/lora.py",
+    ),
+}
+
+
+def defaults(engine: str) -> EngineDefaults:
+    """That engine's row; raises UserError with the known ones."""
+    if engine not in ENGINES:
+        raise UserError(f"--engine {engine} is not known.", f"Choose one of {', '.join(ENGINES)}.")
+    return ENGINES[engine]

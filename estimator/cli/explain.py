@@ -1,0 +1,201 @@
+"""finetune explain: what a configuration's memory is made of, as bars, also over one of its options."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from estimator import charts, models
+from estimator.charts import Bar, Chart
+from estimator.cli import output
+from estimator.cli.answer import Answer, answer, catalogue
+from estimator.cli.options import METHODS, PlaceOptions, SetupOptions, expanded
+from estimator.cli.output import gib
+from estimator.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What --over takes: the option that it changes, and the values where --values is left out.
+OVER: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tp": ("tp", ("1", "2", "4", "8")),
+    "pp": ("pp", ("1", "2", "4", "8")),
+    "cp": ("cp", ("1", "2", "4", "8")),
+    "ep": ("ep", ("1", "2", "4", "8")),
+    "gpus": ("gpus", ("1", "2", "4", "8")),
+    "nodes": ("nodes", ("1", "2", "4", "8")),
+    "micro_batch": ("micro_batch", ("1", "2", "4", "8")),
+    "seq_len": ("seq_len", ("1024", "2048", "4096", "8192")),
+    "rank": ("lora_rank", ("8", "16", "64", "256")),
+    "checkpointing": ("checkpointing", ("none", "selective", "full")),
+    "method": ("method", METHODS[:3]),
+    "engine": ("engine", ("torchtune", "deepspeed", "torchtitan", "transformers")),
+    "sharding": ("sharding", ("ddp", "shard_grad_op", "fsdp")),
+    "optimizer": ("optimizer", ("adamw", "adamw8bit", "adafactor", "sgd")),
+    "precision": ("precision", ("fp32", "bf16-mixed", "bf16")),
+    "loss": ("loss", ("plain", "chunked", "fused")),
+}
+
+WHAT_IT_IS = {
+    "weights": "the model's parameters, this process's share of them",
+    "master weights": "an fp32 copy of what is trained, which the optimizer updates",
+    "adapters": "the parameters that LoRA or DoRA adds",
+    "gradients": "one for each trained parameter",
+    "optimizer": "its states: AdamW keeps two numbers for each trained parameter",
+    "activations": "what the forward pass keeps for the backward pass; grows with batch and length",
+    "logits and loss": "scores of the whole vocabulary for each token, and the cross-entropy's copies",
+    "communication buffers": "weights gathered and gradients reduced, in flight",
+    "optimizer temporaries": "what the optimizer's step allocates for a moment",
+    "NF4 overhead": "scales of the 4-bit weights, and the layer that is being dequantised",
+    "runtime": "CUDA's context and NCCL; on a CPU Python and torch",
+    "fragmentation": "what the allocator reserves beyond what is used",
+    "calibration": "what earlier runs here needed beyond the formulas",
+}
+
+
+@expanded
+def explain(
+    wanted: SetupOptions,
+    where: PlaceOptions,
+    over: Annotated[
+        str | None, Option(help=f"One bar for each value of {', '.join(OVER)}.", rich_help_panel="Answer")
+    ] = None,
+    values: Annotated[
+        str | None, Option(help="The values, with commas between.", rich_help_panel="Answer")
+    ] = None,
+    svg: Annotated[
+        Path | None, Option("--svg", help="Draw into this file.", rich_help_panel="Answer")
+    ] = None,
+    html: Annotated[
+        Path | None, Option("--html", help="Write a page into this file.", rich_help_panel="Answer")
+    ] = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print one JSON object.", rich_help_panel="Answer")
+    ] = False,
+    as_csv: Annotated[
+        bool, Option("--csv", help="Print a row of CSV for each bar.", rich_help_panel="Answer")
+    ] = False,
+) -> None:
+    """What the memory is made of, as bars: here, as SVG, as a page."""
+    output.one_format(json=as_json, csv=as_csv)
+    options = _options(wanted, over, values)
+    with catalogue(where.hardware):
+        models.resolve(wanted.model)
+        answers, failed = _answers(options, where)
+    problems = next(iter(answers.values())).site.problems
+    for line in (*problems, *(f"{name}: {problem}" for name, problem in failed.items())):
+        output.note(line)
+    chart = chart_of(answers, wanted, over)
+    if svg is not None:
+        output.write_text(svg, charts.svg(chart))
+    if html is not None:
+        output.write_text(html, charts.html(chart))
+    if as_json:
+        bars = [{"value": name} | made.to_dict() for name, made in answers.items()]
+        output.print_json({"over": over, "bars": bars, "impossible": failed})
+    elif as_csv:
+        output.print_csv([{"value": name} | made.to_row() for name, made in answers.items()])
+    else:
+        _print(output.console(), chart, answers)
+
+
+def _options(wanted: SetupOptions, over: str | None, values: str | None) -> dict[str, SetupOptions]:
+    """The options of each bar by its name; UserError for a value that the option does not take."""
+    if over is None:
+        if values is not None:
+            raise UserError(
+                f"--values {values}: of which option?", f"Say --over and one of {', '.join(OVER)}."
+            )
+        return {wanted.model: wanted}
+    key = over.replace("-", "_")
+    if key not in OVER:
+        raise UserError(f"--over {over} is not known.", f"Choose one of {', '.join(OVER)}.")
+    field, usual = OVER[key]
+    instance = f"For instance --values {','.join(usual)}"
+    given = usual if values is None else tuple(part.strip() for part in values.split(",") if part.strip())
+    if not given:
+        raise UserError(
+            f"--values {values!r} has no value in it.", f"For instance --values {','.join(usual)}"
+        )
+    whole = usual[0].isdigit()
+    made = {}
+    for text in given:
+        if whole and not text.isdigit():
+            raise UserError(f"--values {text} must be a whole number above 0.", instance)
+        change: dict[str, Any] = {field: int(text) if whole else text}
+        made[f"{key} {text}"] = dataclasses.replace(wanted, **change)
+    return made
+
+
+def _answers(
+    options: dict[str, SetupOptions], where: PlaceOptions
+) -> tuple[dict[str, Answer], dict[str, str]]:
+    """What is possible, and why the rest is not; the first reason is raised where nothing is possible."""
+    tried = {name: _tried(wanted, where) for name, wanted in options.items()}
+    failed = {name: made for name, made in tried.items() if isinstance(made, UserError)}
+    if len(failed) == len(tried):
+        raise next(iter(failed.values()))
+    answers = {name: made for name, made in tried.items() if isinstance(made, Answer)}
+    return answers, {name: error.problem for name, error in failed.items()}
+
+
+def _tried(wanted: SetupOptions, where: PlaceOptions) -> Answer | UserError:
+    try:
+        return answer(wanted, where)
+    except UserError as error:
+        return error
+
+
+def chart_of(answers: dict[str, Answer], wanted: SetupOptions, over: str | None) -> Chart:
+    """The bars of these answers, against the GPU's capacity where it is one and the same."""
+    some = next(iter(answers.values()))
+    title = f"{some.setup.model.name}, {wanted.method} with {wanted.engine}: memory of one GPU"
+    setup = some.setup
+    facts = {
+        "gpus": f"{setup.world_size} GPU(s)",
+        "seq_len": f"{setup.seq_len:,} tokens",
+        "micro_batch": f"micro batch {setup.micro_batch}",
+        "checkpointing": f"checkpointing {setup.checkpointing}",
+        "precision": setup.precision,
+    }
+    subtitle = ", ".join(text for name, text in facts.items() if name != over)
+    return Chart(
+        title=title if setup.device == "cuda" else title.replace("GPU", "process"),
+        subtitle=subtitle,
+        bars=tuple(
+            Bar(name=name, parts=made.memory.categories, upper_bytes=made.memory.upper_bytes)
+            for name, made in answers.items()
+        ),
+        capacity_bytes=some.memory.capacity_bytes,
+        capacity_name=some.site.gpu.name if some.site.gpu else "",
+        notes=tuple(dict.fromkeys(f"Range: {made.memory.basis}." for made in answers.values())),
+    )
+
+
+def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
+    from rich.table import Table
+
+    from estimator.cli.drawing import stacked
+
+    console.print(chart.title, style="bold")
+    console.print(chart.subtitle)
+    console.print()
+    for line in stacked(chart, console):
+        console.print(line)
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in answers:
+        table.add_column(name, justify="right")
+    if len(answers) == 1:
+        table.add_column("what it is", overflow="fold")
+    for category in chart.categories:
+        sizes = [dict(made.memory.categories).get(category, 0) for made in answers.values()]
+        cells = [gib(size) if size else "-" for size in sizes]
+        table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(answers) == 1 else []))
+    console.print(table)
+    for note in chart.notes:
+        console.print(note)

@@ -1,0 +1,363 @@
+"""Options that several commands share, each group a dataclass, and how a Setup is made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from typer import Option
+
+from estimator import setup as fields
+from estimator.cli.defaults import ENGINES, EngineDefaults, defaults
+from estimator.errors import UserError
+from estimator.model_spec import ModelSpec
+from estimator.setup import Setup
+
+METHODS = ("full", "lora", "qlora", "dora", "qdora")
+DEFAULT_SEQ_LEN = 2048
+_WHAT, _SPREAD, _BATCH, _MEMORY, _PLACE = (
+    "What is trained",
+    "How it is spread",
+    "Batch",
+    "What saves memory",
+    "Where",
+)
+
+
+def _one_of(values: tuple[str, ...], text: str = "") -> str:
+    return f"{text} {', '.join(values)}.".strip()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetupOptions:
+    """One training step, as options say it. None is: as the engine does by default."""
+
+    model: Annotated[
+        str,
+        Option(
+            "--model", "-m", help="A name of `finetune models`, a Hugging Face id or a directory.",
+            rich_help_panel=_WHAT,
+        ),
+    ]  # fmt: skip
+    engine: Annotated[str, Option(help=_one_of(tuple(ENGINES)), rich_help_panel=_WHAT)] = "torchtune"
+    method: Annotated[str, Option(help=_one_of(METHODS), rich_help_panel=_WHAT)] = "full"
+    task: Annotated[str, Option(help=_one_of(get_args(fields.Task)), rich_help_panel=_WHAT)] = "sft"
+    lora_rank: Annotated[int | None, Option("--lora-rank", "--rank", rich_help_panel=_WHAT)] = None
+    lora_targets: Annotated[
+        str | None,
+        Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT),
+    ] = None
+    trained_modules: Annotated[
+        str | None,
+        Option(help="Trained whole beside adapters: embed_tokens, lm_head.", rich_help_panel=_WHAT),
+    ] = None
+    quantization: Annotated[
+        str | None,
+        Option(help=_one_of(get_args(fields.Quantization), "Of the frozen base:"), rich_help_panel=_WHAT),
+    ] = None
+    precision: Annotated[
+        str | None, Option(help=_one_of(get_args(fields.Precision)), rich_help_panel=_WHAT)
+    ] = None
+    fp8: Annotated[
+        str, Option(help=_one_of(get_args(fields.Fp8), "Of the products:"), rich_help_panel=_WHAT)
+    ] = "none"
+    optimizer: Annotated[str, Option(help=_one_of(get_args(fields.Optimizer)), rich_help_panel=_WHAT)] = (
+        "adamw"
+    )
+
+    nodes: Annotated[int, Option(help="Machines.", rich_help_panel=_SPREAD)] = 1
+    gpus: Annotated[
+        int | None, Option(help="GPUs of each machine; on CPUs, processes.", rich_help_panel=_SPREAD)
+    ] = None
+    sharding: Annotated[
+        str | None, Option(help=_one_of(get_args(fields.StateSharding)), rich_help_panel=_SPREAD)
+    ] = None
+    shard: Annotated[
+        int | None, Option(help="GPUs that share one copy of the states.", rich_help_panel=_SPREAD)
+    ] = None
+    dp_replicate: Annotated[int | None, Option(help="Such groups.", rich_help_panel=_SPREAD)] = None
+    tp: Annotated[int, Option(help="Tensor parallel.", rich_help_panel=_SPREAD)] = 1
+    sequence_parallel: Annotated[
+        bool | None, Option("--sequence-parallel/--no-sequence-parallel", rich_help_panel=_SPREAD)
+    ] = None
+    cp: Annotated[int, Option(help="Context parallel.", rich_help_panel=_SPREAD)] = 1
+    pp: Annotated[int, Option(help="Pipeline parallel.", rich_help_panel=_SPREAD)] = 1
+    virtual_stages: Annotated[
+        int, Option(help="Model chunks of a pipeline stage.", rich_help_panel=_SPREAD)
+    ] = 1
+    schedule: Annotated[
+        str | None,
+        Option(help=_one_of(get_args(fields.Schedule), "Of the pipeline:"), rich_help_panel=_SPREAD),
+    ] = None
+    ep: Annotated[int, Option(help="Expert parallel.", rich_help_panel=_SPREAD)] = 1
+
+    micro_batch: Annotated[
+        int, Option(help="Sequences of a GPU and a forward pass.", rich_help_panel=_BATCH)
+    ] = 1
+    accumulation: Annotated[
+        int | None, Option(help="Forward passes of an optimizer step.", rich_help_panel=_BATCH)
+    ] = None
+    seq_len: Annotated[
+        int | None,
+        Option(help=f"Tokens of the longest sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_BATCH),
+    ] = None
+    packed: Annotated[
+        bool | None,
+        Option("--packed/--variable", help="All of full length, or of their own.", rich_help_panel=_BATCH),
+    ] = None
+    document_mask: Annotated[
+        bool | None,
+        Option(
+            "--document-mask/--no-document-mask", help="Packed samples kept apart.", rich_help_panel=_BATCH
+        ),
+    ] = None
+
+    checkpointing: Annotated[
+        str | None,
+        Option(help=_one_of(get_args(fields.Checkpointing), "Of activations:"), rich_help_panel=_MEMORY),
+    ] = None
+    activation_offload: Annotated[bool, Option("--activation-offload", rich_help_panel=_MEMORY)] = False
+    compile: Annotated[bool, Option("--compile", rich_help_panel=_MEMORY)] = False
+    loss: Annotated[str | None, Option(help=_one_of(get_args(fields.LossKind)), rich_help_panel=_MEMORY)] = (
+        None
+    )
+    loss_chunks: Annotated[int | None, Option(rich_help_panel=_MEMORY)] = None
+    attention: Annotated[str, Option(help="flash, or math (keeps all scores).", rich_help_panel=_MEMORY)] = (
+        "flash"
+    )
+    optimizer_in_backward: Annotated[bool, Option("--optimizer-in-backward", rich_help_panel=_MEMORY)] = False
+    offload: Annotated[str, Option(help="none, optimizer, all.", rich_help_panel=_MEMORY)] = "none"
+    offload_to: Annotated[str, Option(help="cpu, nvme.", rich_help_panel=_MEMORY)] = "cpu"
+    keep_checkpoints: Annotated[int, Option(help="Kept on disk.", rich_help_panel=_MEMORY)] = 2
+    device: Annotated[str, Option(help="cuda, cpu.", rich_help_panel=_PLACE)] = "cuda"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceOptions:
+    """What the step runs on, and what is known of it."""
+
+    gpu: Annotated[
+        str | None, Option(help="A name of `finetune gpus`: capacity and speed.", rich_help_panel=_PLACE)
+    ] = None
+    instance_type: Annotated[
+        str | None, Option(help="A cloud's machine: GPU, network and price.", rich_help_panel=_PLACE)
+    ] = None
+    network_gbps: Annotated[
+        float | None, Option(help="Of one machine, in Gbit/s.", rich_help_panel=_PLACE)
+    ] = None
+    rdma: Annotated[
+        bool | None,
+        Option("--rdma/--no-rdma", help="InfiniBand, EFA or RoCE.", rich_help_panel=_PLACE),
+    ] = None
+    tokens: Annotated[
+        str | None,
+        Option(help="To train on, for hours and USD: 250M, 1.5B.", rich_help_panel=_PLACE),
+    ] = None
+    hardware: Annotated[
+        Path | None, Option(help="A CSV of your own GPUs and machines.", rich_help_panel=_PLACE)
+    ] = None
+    calibration: Annotated[
+        bool,
+        Option("--calibration/--no-calibration", help="Use what finished runs have measured.",
+               rich_help_panel=_PLACE),
+    ] = True  # fmt: skip
+
+
+def expanded(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters that are dataclasses of options are one option for each of their fields."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in groups:
+            parameters += _parameters_of(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def command(**values: Any) -> None:
+        made = {
+            name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
+            for name, kind in groups.items()
+        }
+        function(**made, **values)
+
+    functools.update_wrapper(command, function)
+    del command.__wrapped__  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameters_of(kind: Any) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Options -> Setup
+
+
+def setup_from(wanted: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
+    """The step that the options ask for, on ``gpus`` GPUs of each machine.
+
+    Raises UserError for a value that is not known and for values that contradict each other.
+    """
+    engine = defaults(wanted.engine)
+    method, quantization = _method(wanted, engine)
+    shard, replicate, sharding = _data_parallel(wanted, engine, gpus)
+    packed = engine.fixed_length if wanted.packed is None else wanted.packed
+    setup = Setup(
+        model=model,
+        engine=wanted.engine,  # type: ignore[arg-type]
+        method=method,  # type: ignore[arg-type]
+        task=wanted.task,  # type: ignore[arg-type]
+        lora_rank=_or(wanted.lora_rank, engine.lora_rank),
+        lora_targets=_targets(wanted, engine, model),
+        trained_modules=_names(wanted.trained_modules or ""),
+        quantization=quantization,  # type: ignore[arg-type]
+        precision=wanted.precision or ("fp32" if wanted.device == "cpu" else engine.precision),  # type: ignore[arg-type]
+        fp8=wanted.fp8,  # type: ignore[arg-type]
+        optimizer=wanted.optimizer,  # type: ignore[arg-type]
+        optimizer_in_backward=wanted.optimizer_in_backward,
+        sharding=sharding,  # type: ignore[arg-type]
+        shard=shard,
+        replicate=replicate,
+        tensor=wanted.tp,
+        sequence_parallel=_or(wanted.sequence_parallel, engine.sequence_parallel),
+        context=wanted.cp,
+        pipeline=wanted.pp,
+        virtual_stages=wanted.virtual_stages,
+        schedule=_schedule(wanted),  # type: ignore[arg-type]
+        expert=wanted.ep,
+        micro_batch=wanted.micro_batch,
+        # A pipeline with fewer micro batches than stages is never full
+        accumulation=_or(wanted.accumulation, max(wanted.pp, 1)),
+        seq_len=_or(wanted.seq_len, min(DEFAULT_SEQ_LEN, model.max_seq_len)),
+        fixed_length=packed,
+        document_mask=_or(wanted.document_mask, packed and engine.document_mask),
+        checkpointing=wanted.checkpointing or engine.checkpointing,  # type: ignore[arg-type]
+        activation_offload=wanted.activation_offload,
+        compile=wanted.compile,
+        loss=wanted.loss or engine.loss,  # type: ignore[arg-type]
+        loss_chunks=_or(wanted.loss_chunks, engine.loss_chunks),
+        attention=wanted.attention,  # type: ignore[arg-type]
+        offload=wanted.offload,  # type: ignore[arg-type]
+        offload_to=wanted.offload_to,  # type: ignore[arg-type]
+        device=wanted.device,  # type: ignore[arg-type]
+        processes_per_node=gpus,
+        keep_checkpoints=wanted.keep_checkpoints,
+    )
+    if setup.adapters:
+        _ = setup.adapter_parameters  # refuses targets that the model lacks
+    return setup
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _method(wanted: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
+    """Method and quantization: qlora and qdora are adapters on a quantised base."""
+    if wanted.method not in METHODS:
+        raise UserError(f"--method {wanted.method} is not known.", f"Choose one of {', '.join(METHODS)}.")
+    if not wanted.method.startswith("q"):
+        return wanted.method, wanted.quantization or "none"
+    if wanted.quantization == "none":
+        raise UserError(
+            f"--method {wanted.method} has a quantised base, and --quantization none asks for none.",
+            f"Use --method {wanted.method[1:]}, or leave --quantization out.",
+        )
+    return wanted.method[1:], wanted.quantization or engine.quantization
+
+
+def _targets(wanted: SetupOptions, engine: EngineDefaults, model: ModelSpec) -> tuple[str, ...]:
+    if wanted.lora_targets is not None and wanted.lora_targets != "all":
+        names = _names(wanted.lora_targets)
+        if not names:
+            raise UserError("--lora-targets is empty: no layer would be trained.", "Name some, or say all.")
+        return names
+    if wanted.lora_targets is None and engine.lora_targets is not None:
+        known = tuple(name for name in engine.lora_targets if name in model.linear_shapes)
+        if known:
+            return known
+    return tuple(model.projections)
+
+
+def _schedule(wanted: SetupOptions) -> str:
+    if wanted.schedule is not None:
+        return wanted.schedule
+    if wanted.pp == 1:
+        return "none"
+    return "interleaved" if wanted.virtual_stages > 1 else "1f1b"
+
+
+def _data_parallel(wanted: SetupOptions, engine: EngineDefaults, gpus: int) -> tuple[int, int, str]:
+    """(GPUs that share one copy, such groups, sharding) of the GPUs that tensor and pipeline leave."""
+    counts = {
+        "--nodes": wanted.nodes,
+        "--gpus": gpus,
+        "--tp": wanted.tp,
+        "--pp": wanted.pp,
+        "--cp": wanted.cp,
+        "--ep": wanted.ep,
+        "--shard": wanted.shard,
+        "--dp-replicate": wanted.dp_replicate,
+    }
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name} {value} must be a whole number above 0.")
+    world = wanted.nodes * gpus
+    for degree, name in ((wanted.tp * wanted.pp * wanted.cp, "--tp x --pp x --cp"), (wanted.ep, "--ep")):
+        if world % degree:
+            raise UserError(
+                f"{wanted.nodes} node(s) of {gpus} GPU(s) can't be divided by {name} = {degree}.",
+                f"Ask for a multiple of {degree} GPUs with --gpus and --nodes, or for less parallelism.",
+            )
+    data = world // (wanted.tp * wanted.pp)
+    sharding = wanted.sharding or (engine.sharding if data > 1 else "none")
+    if sharding in ("none", "ddp", "zero0"):
+        shard, replicate = wanted.shard or 1, wanted.dp_replicate or data // (wanted.shard or 1)
+    else:
+        shard = wanted.shard or data // (wanted.dp_replicate or 1)
+        replicate = wanted.dp_replicate or data // max(shard, 1)
+    if shard * replicate != data:
+        raise UserError(
+            f"--shard {shard} x --dp-replicate {replicate} is not the {data} GPUs that are left beside "
+            f"--tp {wanted.tp} and --pp {wanted.pp}.",
+            "Leave one of the two out.",
+        )
+    return shard, replicate, sharding
+
+
+_SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def tokens_of(text: str) -> float:
+    """A number of tokens as people write it: 250M, 1.5B, 1e9. Raises UserError."""
+    plain = text.strip().lower().replace(",", "").replace("_", "")
+    unit = plain[-1:] if plain[-1:] in _SIZES and not plain[-1:].isdigit() else ""
+    try:
+        value = float(plain.removesuffix(unit)) * _SIZES[unit]
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise UserError(f"--tokens {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
+    return value
