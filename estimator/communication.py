@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from estimator import parameters
 from estimator.catalogue import Gpu
 from estimator.errors import UserError
+from estimator.flops import QUANTISED_BYTES, weights_of, work
 from estimator.setup import Setup
 
 # Share of a link's rate that collectives reach on large messages: 8x A100 NVLink 232 of 300 GB/s (Azure
@@ -68,11 +68,18 @@ class Links:
         between = self._between(volume * (group - 1) / group * min(stride, self.domain))
         return None if between is None else max(inside, between)
 
-    def exchange(self, volume: float, group: int, stride: int = 1) -> float | None:
-        """Seconds until each process has sent ``volume`` bytes, evenly to its group; None if unknown."""
+    def exchange(self, volume: float, group: int, stride: int = 1, copies: int = 1) -> float | None:
+        """Seconds until each process has sent ``volume`` bytes, evenly to its group; None if unknown.
+
+        Of the volume, ``copies`` parts are the same data for different receivers: between domains, receivers
+        of one domain get them once (DeepSeek-V3, arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
+        """
         near = min(max(self.domain // stride, 1), group)
+        domains = group / near
+        # Expected number of the other domains that hold at least one of so many random receivers
+        reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
         inside = self._inside(volume * (near - 1) / group)
-        between = self._between(volume * (group - near) / group * self.domain)
+        between = self._between(volume / copies * reached * self.domain)
         return None if inside is None or between is None else max(inside, between)
 
     def _inside(self, volume: float) -> float | None:
@@ -143,12 +150,14 @@ def volumes(setup: Setup) -> Volumes:
     """
     model, size = setup.model, 4 if setup.precision == "fp32" else 2
     own = 1 / (setup.tensor * setup.pipeline)  # of the weights, before data parallel sharding
-    experts = (model.layers - model.dense_layers) * model.experts * parameters.mlp_weights(model, model.ffn)
-    weights = float(model.parameters - experts + experts / setup.expert)
+    count = weights_of(model)
+    experts = count.one_expert * model.experts
+    weights = count.all - experts + experts / setup.expert
     stored = weights * size
     if setup.quantization != "none":
-        stored = (weights - model.linear_parameters) * size + model.linear_parameters * 0.52
-    trained = setup.trainable_parameters * (weights / model.parameters) * size
+        packed = count.linear * weights / count.all
+        stored = (weights - packed) * size + packed * QUANTISED_BYTES[setup.quantization]
+    trained = work(setup).trained * (weights / count.all) * size
     tokens = float(setup.tokens)
     repeats = 1 if setup.checkpointing == "full" else 0
     stage = -(-model.layers // setup.pipeline)
@@ -200,7 +209,7 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     tensor, shard = setup.tensor, setup.shard
     found = [
         wires.ring(volume.tensor, tensor),
-        wires.exchange(volume.expert, setup.expert, tensor),
+        wires.exchange(volume.expert, setup.expert, tensor, max(setup.model.experts_per_token, 1)),
         wires.ring(volume.context, setup.context, tensor),
         wires.ring(volume.gather, shard, tensor),
         wires.exchange(volume.pipeline, setup.pipeline, setup.world_size // setup.pipeline),

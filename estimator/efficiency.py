@@ -73,7 +73,8 @@ def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | Non
     """How much faster than in bf16 products are in the setup's 8- or 4-bit recipe; None without a run."""
     if setup.fp8 == "none":
         return 1.0
-    return table.get("gain", f"{gpu.architecture} {setup.fp8}")
+    recipe = f"{gpu.architecture} {setup.fp8}"
+    return table.get("gain", f"{recipe} {kernels(setup)}", recipe)
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from estimator import parameters
+from estimator.model_spec import ModelSpec
 from estimator.setup import Setup
 
 # Backward over forward. A product's backward is two products. FlashAttention's is five products for the
@@ -29,6 +30,9 @@ ROUTED_BYTES = 12  # a token's copies to and from its experts
 LOGIT_BYTES = 34  # forward and backward: logits, fp32 copy, log-softmax, its gradient, and back to bf16
 FUSED_LOGIT_BYTES = 10
 QUANTISED_BYTES = {"nf4": 0.5625, "nf4-double": 0.516, "int8": 1.0}  # a weight with its scales
+# Bytes kept for the backward pass for each token, unit of width and layer: Korthikanti et al. 2022
+# (arXiv:2205.05198), equation 1, without dropout's masks; a checkpoint alone is the layer's input.
+KEPT_BYTES = {"none": 32, "selective": 16, "full": 2}
 ADAPTER_BYTES = (4, 8)  # of each unit of an adapter's input (read, dropout) and output (scaled, added)
 
 
@@ -39,7 +43,8 @@ class Work:
     ``linear``, ``expert``, ``head`` and ``attention`` are FLOPs with recomputation; ``linear`` and
     ``expert`` may run in 8 or 4 bits. ``moved`` are bytes between products as eager kernels move them;
     ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantised`` weights unpacked.
-    ``layers`` counts passes through a layer, forward and backward together being one.
+    ``layers`` counts passes through a layer, forward and backward together being one; ``offloaded`` are bytes
+    of activations that go to the host and come back. ``trained`` are all trained weights of the model.
     """
 
     linear: float
@@ -50,6 +55,39 @@ class Work:
     weights: float
     dequantised: float
     layers: float
+    offloaded: float
+    trained: int
+    model_flops_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """Numbers of weights of a model: all, those that a token uses, and where they are."""
+
+    all: int
+    active: int
+    dense: float  # in products of all layers, outside experts, each used by every token
+    used_experts: float  # in products with the experts that one token is sent to, all layers
+    one_expert: float  # one expert of each layer that has experts
+    linear: int  # in the layers' products, all experts
+
+
+@lru_cache(maxsize=1024)
+def weights_of(model: ModelSpec) -> Weights:
+    """Counted once for each model, as a plan asks for it thousands of times."""
+    blocks = model.layers - model.dense_layers
+    expert = blocks * parameters.mlp_weights(model, model.ffn) if model.experts else 0
+    dense = model.layers * (model.attention_linear_parameters + model.hidden * model.experts)
+    dense += blocks * parameters.mlp_weights(model, model.shared_ffn if model.experts else model.ffn)
+    dense += model.dense_layers * parameters.mlp_weights(model, model.dense_ffn or model.ffn)
+    return Weights(
+        all=model.parameters,
+        active=model.active_parameters,
+        dense=float(dense),
+        used_experts=float(expert * model.experts_per_token),
+        one_expert=float(expert),
+        linear=model.linear_parameters,
+    )
 
 
 def model_flops_per_token(setup: Setup) -> float:
@@ -60,8 +98,12 @@ def model_flops_per_token(setup: Setup) -> float:
     not halved for the causal mask: Chowdhery et al. 2022, PaLM (arXiv:2204.02311), appendix B; torchtitan
     and llm-foundry count the same way.
     """
+    return work(setup).model_flops_per_token
+
+
+def _model_flops(setup: Setup) -> float:
     model = setup.model
-    matrices = model.active_parameters
+    matrices = weights_of(model).active
     if not model.tied_embeddings or not model.causal:
         matrices -= model.vocab * model.hidden
     matrices -= (model.position_embeddings + model.token_types) * model.hidden
@@ -77,7 +119,8 @@ def work(setup: Setup) -> Work:
     model, tokens = setup.model, float(setup.tokens)
     stage = -(-model.layers // setup.pipeline) / model.layers  # share of the layers in the fullest stage
     split = stage / setup.tensor
-    dense, experts = _weights_used(setup)
+    weights = weights_of(model)
+    dense, experts = weights.dense, weights.used_experts
     repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
     reference = 1.0 if setup.task == "dpo" else 0.0  # the reference model's forward pass
     backward = PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
@@ -89,9 +132,10 @@ def work(setup: Setup) -> Work:
     attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
     rest_passes = 3 + repeat_rest + reference
     read = (dense + _resident_experts(setup)) * split * (4 if setup.precision == "fp32" else 2)
+    kept = tokens * model.hidden * stage * model.layers / setup.tensor
     unpacked = 0.0
     if setup.quantization != "none":
-        unpacked = model.linear_parameters * split * (QUANTISED_BYTES[setup.quantization] + 2)
+        unpacked = weights.linear * split * (QUANTISED_BYTES[setup.quantization] + 2)
     return Work(
         linear=tokens * split * (2 * dense * passes + adapters),
         expert=tokens * split * 2 * experts * passes,
@@ -101,32 +145,16 @@ def work(setup: Setup) -> Work:
         weights=read * passes,
         dequantised=unpacked * passes,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
+        offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * kept,
+        trained=setup.trainable_parameters if setup.adapters else weights.all,
+        model_flops_per_token=_model_flops(setup),
     )
-
-
-def _weights_used(setup: Setup) -> tuple[float, float]:
-    """Weights of all layers that one token is multiplied with: outside experts, and in experts."""
-    model = setup.model
-    expert = 0.0
-    if model.experts:
-        width = model.experts_per_token * model.ffn
-        expert = (model.layers - model.dense_layers) * parameters.mlp_weights(model, width)
-    every = model.layers * model.attention_linear_parameters
-    every += sum(
-        count * parameters.mlp_weights(model, width)
-        for count, width in (
-            (0 if model.experts else model.layers, model.ffn),
-            (model.layers - model.dense_layers, model.shared_ffn),
-            (model.dense_layers, model.dense_ffn or model.ffn),
-        )
-    )
-    return every + model.layers * model.hidden * model.experts, expert
 
 
 def _adapters_used(setup: Setup) -> float:
     """Adapter weights that one token passes through; where experts have adapters, those of its own."""
     model = setup.model
-    return setup.adapter_parameters * model.active_parameters / model.parameters
+    return setup.adapter_parameters * weights_of(model).active / weights_of(model).all
 
 
 def _resident_experts(setup: Setup) -> float:
@@ -135,7 +163,7 @@ def _resident_experts(setup: Setup) -> float:
     if not model.experts:
         return 0.0
     used = min(model.experts / setup.expert, float(setup.tokens * model.experts_per_token))
-    return (model.layers - model.dense_layers) * parameters.mlp_weights(model, model.ffn) * used
+    return weights_of(model).one_expert * used
 
 
 def _recomputation(setup: Setup) -> tuple[float, float, float]:
@@ -171,7 +199,7 @@ def _moved(setup: Setup) -> float:
     moved += (model.q_dim + model.kv_dim) * ROTARY_BYTES
     moved += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
     moved += ROUTED_BYTES * model.hidden * model.experts_per_token
-    if setup.attention == "math":
+    if setup.attention == "math" or model.attention_sinks:  # fused kernels of the time have no sinks
         moved += SCORE_BYTES * model.heads * setup.seq_len
     if setup.adapters:
         # An adapter of rank r has r weights for each unit of its inputs and outputs; inputs are about half

@@ -22,7 +22,7 @@ from estimator.efficiency import (
     published,
 )
 from estimator.errors import UserError
-from estimator.flops import model_flops_per_token, work
+from estimator.flops import model_flops_per_token, weights_of, work
 from estimator.setup import Setup
 
 __all__ = ["MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
@@ -44,8 +44,8 @@ OPTIMIZER_BYTES = {
 # Parameters a second that AdamW updates on one host: 2.57 s for 10 billion with DeepSpeed's CPUAdam
 # (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840, table 4).
 HOST_ADAM = 3.9e9
-# One direction of PCIe 4.0 x16 and what copies reach of it: 31.5 GB/s, about 25 GB/s (NVIDIA bandwidthTest).
-HOST_LINK = 25e9
+# Bytes a second between GPU and host: 80 % of one direction of PCIe x16, 31.5 GB/s in version 4.0, 63 in 5.0
+HOST_LINK = {"Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9, "*": 25e9}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,15 +131,15 @@ def speed(
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     rate = tokens / parts.total
     peak = gpu.peak_flops("bf16") or 0.0
-    mfu = rate * model_flops_per_token(setup) / (peak * setup.world_size) if peak else None
-    low, high = table.of("range", "p10"), table.of("range", "p90")
+    mfu = rate * work(setup).model_flops_per_token / (peak * setup.world_size) if peak else None
+    low, high = table.get("range", "p10"), table.get("range", "p90")
     return Speed(
         tokens_per_second=rate,
         basis=_basis(setup, gpu, table, wires, parts),
         mfu=mfu,
         step_seconds=parts.total,
         parts=parts,
-        tokens_per_second_range=(rate * low, rate * high),
+        tokens_per_second_range=None if low is None or high is None else (rate * low, rate * high),
     )
 
 
@@ -153,7 +153,8 @@ def step(setup: Setup, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | Non
     busy = _together(busy, launch_seconds(setup, table), power)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
-    micro = _together(busy + exposed, times.behind, power)
+    copied = work(setup).offloaded / host_link(gpu)
+    micro = _together(busy + exposed, times.behind + copied, power)
     last = _together(micro, times.once, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation
     return Parts(
@@ -186,7 +187,11 @@ def compute_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
 def launch_seconds(setup: Setup, table: Efficiency) -> float:
     """Seconds that the host needs to launch one micro batch's kernels; it binds small batches."""
     each = table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
-    return work(setup).layers * each * (1 + setup.adapters * table.of("launch of adapters"))
+    if setup.model.experts:
+        each += table.of("launch of experts", setup.engine)
+    if setup.tensor > 1:
+        each += table.of("launch of tensor", kernels(setup))
+    return work(setup).layers * each
 
 
 def optimizer_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
@@ -194,12 +199,28 @@ def optimizer_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
     among = setup.tensor * setup.pipeline
     if setup.sharding not in ("none", "ddp", "zero0"):
         among *= setup.shard
-    parameters = setup.trainable_parameters / among
+    parameters = work(setup).trained / among
     if setup.offload != "none":
         # The node's processes share its cores; gradients go there and weights come back
-        return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / HOST_LINK
+        return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / host_link(gpu)
     size = OPTIMIZER_BYTES[setup.optimizer] * (0.5 if setup.precision == "bf16" else 1.0)
-    return parameters * size * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
+    seconds = parameters * size * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
+    return seconds + _paged_bytes(setup, gpu, parameters) / host_link(gpu)
+
+
+def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
+    """Bytes that a paged optimizer moves over the host's link: states that don't fit, there and back."""
+    if not setup.optimizer.startswith("paged"):
+        return 0.0
+    size = 4 if setup.precision == "fp32" else 2
+    states = 2 * parameters * (1 if "8bit" in setup.optimizer else size)
+    resident = weights_of(setup.model).all * size + (0 if setup.optimizer_in_backward else parameters * size)
+    return 2 * min(states, max(resident + states - gpu.vram_bytes, 0.0))
+
+
+def host_link(gpu: Gpu) -> float:
+    """Bytes a second between a GPU and its host, one direction."""
+    return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
 
 
 def _together(one: float, other: float, power: float) -> float:

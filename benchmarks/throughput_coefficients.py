@@ -1,0 +1,104 @@
+"""The coefficients that benchmarks.fit_throughput fits: what each means, its physical prior, how free it is.
+
+To add one, add a line here, use it in estimator/throughput.py, and fit again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEANINGS = {
+    "products": "share of the dense bf16 peak that matrix products reach",
+    "attention": "rate of attention over that of matrix products, causal half counted",
+    "moved": "time for bytes between products, over that of eager kernels at the full memory bandwidth",
+    "dequantised": "time to unpack frozen 4-bit weights, over that of reading and writing them once",
+    "grouped products": "rate of the experts' products over that of dense ones",
+    "exposed tensor": "tensor parallel communication that nothing hides, over its time on the links",
+    "exposed expert": "exchange with experts that nothing hides, over its time on the links",
+    "overlap": "power p of the p-norm by which overlapping times add up",
+    "optimizer": "time of the optimizer's step over that of its bytes at the full memory bandwidth",
+    "launch": "seconds of the host to launch one layer forward and backward",
+    "launch of experts": "the same, in addition, for a layer of experts",
+    "launch of tensor": "the same, in addition, under tensor parallelism",
+    "gain": "rate of matrix products in this recipe over bf16",
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One coefficient. ``width`` is the prior's standard deviation in log; fixed ones are not fitted."""
+
+    name: str
+    scope: str
+    prior: float
+    width: float
+    fitted: bool = True
+    source: str = ""
+
+    @property
+    def meaning_in_words(self) -> str:
+        return MEANINGS[self.name]
+
+
+def _fixed(name: str, scope: str, value: float, source: str) -> Spec:
+    return Spec(name, scope, value, 1.0, fitted=False, source=source)
+
+
+SPECS = (
+    Spec("products", "Ampere", 0.80, 0.3),
+    Spec("products", "Hopper", 0.70, 0.3),
+    Spec("products", "H100 SXM 96GB HBM2e 500W", 0.55, 0.3),
+    Spec("products", "Blackwell", 0.70, 0.3),
+    Spec("products", "Blackwell Ultra", 0.70, 0.3),
+    Spec("products", "Ada Lovelace", 0.80, 0.2),
+    _fixed(
+        "products",
+        "CDNA3",
+        0.51,
+        "stas00/ml-engineering@744d01e: 668 of 1300 TFLOP/s is the most that any shape reaches (MAMF)",
+    ),
+    Spec("attention", "*", 0.60, 0.3),
+    Spec("attention", "Ampere", 0.60, 0.3),
+    Spec("attention", "Hopper", 0.45, 0.3),
+    Spec("attention", "Hopper fused", 0.70, 0.3),
+    Spec("moved", "eager", 1.0, 0.3),
+    Spec("moved", "compiled", 0.6, 0.3),
+    Spec("moved", "fused", 0.6, 0.3),
+    Spec("dequantised", "compiled", 2.0, 0.7),
+    _fixed(
+        "dequantised",
+        "*",
+        8.0,
+        "QwenLM/Qwen@2df8e8a README: Q-LoRA against LoRA of Qwen-7B at 256 tokens, 0.375 against 0.15 s",
+    ),
+    Spec("grouped products", "fused", 0.7, 0.4),
+    _fixed(
+        "grouped products",
+        "*",
+        0.5,
+        "no published run of experts without Megatron's grouped kernels: a cautious guess below them",
+    ),
+    Spec("exposed tensor", "*", 1.0, 0.4),
+    Spec("exposed tensor", "fused", 0.4, 0.4),
+    Spec("exposed expert", "*", 0.7, 0.4),
+    Spec("overlap", "*", 3.0, 0.3),
+    Spec("optimizer", "*", 1.5, 0.3),
+    Spec("launch", "*", 0.001, 0.7),
+    Spec("launch", "transformers", 0.004, 0.7),
+    Spec("launch", "deepspeed", 0.006, 0.7),
+    Spec("launch", "deepspeed zero3", 0.010, 0.7),
+    Spec("launch", "megatron", 0.0005, 0.7),
+    Spec("launch of experts", "*", 0.004, 0.7),
+    Spec("launch of tensor", "*", 0.0005, 0.7),
+    Spec("launch of tensor", "eager", 0.005, 0.7),
+    Spec("gain", "Hopper tensorwise", 1.5, 0.2),
+    Spec("gain", "Hopper tensorwise eager", 1.0, 0.5),
+    Spec("gain", "Hopper rowwise", 1.3, 0.2),
+    Spec("gain", "Hopper te", 1.6, 0.2),
+    Spec("gain", "Blackwell te", 1.7, 0.2),
+    Spec("gain", "Blackwell mxfp8", 1.6, 0.2),
+    Spec("gain", "Blackwell nvfp4", 2.0, 0.3),
+    Spec("gain", "Blackwell Ultra te", 1.7, 0.2),
+    Spec("gain", "Blackwell Ultra mxfp8", 1.6, 0.2),
+    Spec("gain", "Blackwell Ultra nvfp4", 2.5, 0.3),
+)
