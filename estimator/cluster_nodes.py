@@ -145,6 +145,11 @@ def _refused(name: str, host: str, error: Any) -> UserError:
         return UserError(
             f"Listing the nodes of context {name!r} is not allowed: {said}.", f"It needs {RULE}."
         )
+    if not error.status:  # no answer at all: a certificate that nobody vouches for
+        return UserError(
+            f"The Kubernetes API of context {name!r} ({host}) can't be reached: {_plain(error.reason)}.",
+            "Look at `server:` and `certificate-authority-data:` in the kubeconfig.",
+        )
     return UserError(
         f"The Kubernetes API of context {name!r} ({host}) answers with status {error.status}.",
         "Try `kubectl get nodes`.",

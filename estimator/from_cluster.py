@@ -186,7 +186,8 @@ def _whole_gpus(node: Node) -> None:
     replicas = labels.get(REPLICAS, "1")
     shared = product.endswith("-SHARED") or labels.get(SHARING, "none") not in ("none", "")
     if shared or (replicas.isdigit() and int(replicas) > 1):
-        how = labels.get(SHARING, "time-slicing")
+        named = labels.get(SHARING, "none")
+        how = named if named != "none" else "time-slicing"
         raise _LeftAsideError(f"GPUs are shared ({how}, {REPLICAS}={replicas}): not whole ones")
     if labels.get(GKE_CLIENTS, "1") not in ("", "0", "1"):
         raise _LeftAsideError(f"GPUs are shared ({GKE_CLIENTS}={labels[GKE_CLIENTS]}): not whole ones")

@@ -308,7 +308,7 @@ def test_nodes_that_take_no_pods_are_counted_apart(api: Api) -> None:
         (
             {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED", "nvidia.com/gpu.replicas": "4"},
             {"nvidia.com/gpu": "32"},
-            "GPUs are shared",
+            "GPUs are shared (time-slicing",
         ),
         (
             {"nvidia.com/gpu.sharing-strategy": "mps", "nvidia.com/gpu.replicas": "10"},
@@ -451,6 +451,13 @@ def test_other_answers_are_told_by_their_status(api: Api) -> None:
     assert "answers with status 503" in refused().problem
     api.status, api.body = 200, b"<html>a login page</html>"
     assert "doesn't answer as a Kubernetes API does" in refused().problem
+
+
+def test_a_server_without_a_certificate_that_can_be_trusted_is_told(api: Api, tmp_path: Path) -> None:
+    file = tmp_path / ".kube" / "config"
+    file.write_text(file.read_text().replace("http://", "https://"))
+    assert "can't be reached: " in refused().problem
+    assert "certificate-authority-data" in refused().advice
 
 
 def test_an_api_that_is_down_is_told_at_once(api: Api) -> None:
