@@ -28,6 +28,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
     },
     "gpt_oss": {"attention_bias": True, "max_position_embeddings": 131_072},
     "falcon": {"max_position_embeddings": 2048, "multi_query": True, "parallel_attn": True},
@@ -35,6 +36,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"qkv_bias": True},
     "gpt_neox": {"attention_bias": True, "use_parallel_residual": True},
 }
+_SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
 _TIED = ("gemma", "gemma2", "gemma3_text", "falcon", "mpt", "bert")  # unless config.json says otherwise
 _FFN = {"falcon": "ffn_hidden_size", "gptj": "n_inner"}  # 4 * hidden where config.json gives none
 # The field may be missing in these, and means as many key/value heads as heads.
@@ -51,6 +53,7 @@ def read(config: Mapping[str, Any], name: str) -> ModelSpec:
     """
     reader = _Reader(_language_part(config, name), name)
     family = reader.text("model_type")
+    family = _SAME_CODE.get(family, family)
     if family not in FAMILIES:
         raise UserError(
             f"Model {name}: config.json has model_type {family!r}, which is not supported.",
@@ -85,7 +88,7 @@ def _language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _refuse(reader: _Reader, family: str) -> None:
-    attention = reader.get("attn_config") or {}
+    attention = reader.mapping("attn_config")
     for flag in _REFUSED:
         if reader.get(flag) or attention.get(flag):
             raise UserError(f"Model {reader.name}: config.json has {flag} = true, which is not supported.")
@@ -160,12 +163,12 @@ def _experts(reader: _Reader, family: str) -> dict[str, int]:
     elif family == "llama4_text":
         found["shared_ffn"] = reader.whole("intermediate_size")
         every = reader.whole("interleave_moe_layer_step", default=1)
-        chosen = reader.get("moe_layers")
+        chosen = reader.items("moe_layers")
         found["dense_layers"] = layers - (len(chosen) if chosen else layers // every)
     elif family in ("qwen2_moe", "qwen3_moe"):
         if family == "qwen2_moe":
             found["shared_ffn"] = reader.whole("shared_expert_intermediate_size")
-        only, every = reader.get("mlp_only_layers") or [], reader.whole("decoder_sparse_step", default=1)
+        only, every = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
         found["dense_layers"] = sum(i in only or (i + 1) % every > 0 for i in range(layers))
     if found.get("dense_layers"):
         field = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
@@ -194,7 +197,7 @@ def _window(reader: _Reader, family: str, layers: int) -> dict[str, int | None]:
     window = reader.whole(field, default=0, least=0)
     if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
         return {}
-    kinds = reader.get("layer_types")
+    kinds = reader.items("layer_types")
     if kinds:
         count = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
     elif family in ("gemma2", "gpt_oss"):  # every second block, from the first
@@ -202,7 +205,7 @@ def _window(reader: _Reader, family: str, layers: int) -> dict[str, int | None]:
     elif family == "gemma3_text":
         count = layers - layers // reader.whole("sliding_window_pattern", default=6)
     elif family == "llama4_text":  # blocks without rotary positions see everything
-        rotary = reader.get("no_rope_layers")
+        rotary = reader.items("no_rope_layers")
         every = reader.whole("no_rope_layer_interval", default=4)
         count = sum(map(bool, rotary)) if rotary else layers - layers // every
     elif family in ("qwen2", "qwen3"):
@@ -256,17 +259,19 @@ def _falcon_traits(reader: _Reader) -> dict[str, Any]:
 
 
 def _rope(reader: _Reader) -> dict[str, Any]:
-    rope = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
-    rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of block
+    found = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
+    # Gemma 3 has one for each kind of block
+    rope = _Reader(found, reader.name)
+    rope = _Reader(rope.mapping("full_attention") or found, reader.name)
     kind = rope.get("rope_type", rope.get("type"))
-    theta = rope.get("rope_theta") or reader.get("rope_theta") or reader.get("rotary_emb_base")
+    theta = rope.number("rope_theta") or reader.number("rope_theta") or reader.number("rotary_emb_base")
     return {
-        "rope_theta": float(theta or 10_000.0),
+        "rope_theta": theta or 10_000.0,
         "rope_scaling_type": None if kind in (None, "default") else str(kind),
-        "rope_scaling_factor": _optional_float(rope.get("factor")),
-        "rope_low_freq_factor": _optional_float(rope.get("low_freq_factor")),
-        "rope_high_freq_factor": _optional_float(rope.get("high_freq_factor")),
-        "rope_original_max_seq_len": rope.get("original_max_position_embeddings"),
+        "rope_scaling_factor": rope.number("factor"),
+        "rope_low_freq_factor": rope.number("low_freq_factor"),
+        "rope_high_freq_factor": rope.number("high_freq_factor"),
+        "rope_original_max_seq_len": rope.whole("original_max_position_embeddings", default=0) or None,
     }
 
 
@@ -278,14 +283,8 @@ def _positions(reader: _Reader, family: str, max_seq_len: int) -> dict[str, Any]
 
 
 def _epsilon(reader: _Reader) -> float:
-    for field in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
-        if reader.get(field) is not None:
-            return float(reader.get(field))
-    return 1e-6
-
-
-def _optional_float(value: Any) -> float | None:
-    return None if value in (None, "") else float(value)
+    fields = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+    return next((value for field in fields if (value := reader.number(field)) is not None), 1e-6)
 
 
 class _Reader:
@@ -315,6 +314,26 @@ class _Reader:
             rule = "a whole number above 0" if least else "a whole number of at least 0"
             raise self._error(field, value, rule)
         return value
+
+    def number(self, field: str) -> float | None:
+        value = self.get(field)
+        if value is not None and (
+            not isinstance(value, int | float) or isinstance(value, bool) or value <= 0
+        ):
+            raise self._error(field, value, "a number above 0")
+        return value
+
+    def mapping(self, field: str) -> Mapping[str, Any]:
+        value = self.get(field)
+        if value is not None and not isinstance(value, Mapping):
+            raise self._error(field, value, "an object")
+        return value or {}
+
+    def items(self, field: str) -> list[Any]:
+        value = self.get(field)
+        if value is not None and not isinstance(value, list):
+            raise self._error(field, value, "a list")
+        return value or []
 
     def _error(self, field: str, value: object, rule: str) -> UserError:
         if field not in self.config:

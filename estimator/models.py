@@ -37,6 +37,7 @@ __all__ = [
     "aliases",
     "find",
     "find_any",
+    "known",
     "names",
     "resolve",
 ]
@@ -67,6 +68,11 @@ def find_any(name: str) -> ModelSpec | DiffusionSpec:
     return model
 
 
+def known(name: str) -> bool:
+    """Whether :func:`find_any` finds it."""
+    return _normal(name) in _table() or _normal(name) in diffusion.MODELS
+
+
 def resolve(name: str) -> ModelSpec:
     """The shape of the language model that ``name`` stands for, without any network.
 
@@ -74,11 +80,10 @@ def resolve(name: str) -> ModelSpec:
     table, one in the Hub's local cache. Raises UserError that says how to get it, or what is wrong with its
     config.json.
     """
-    known = _table().get(_normal(name)) or diffusion.MODELS.get(_normal(name))
     folder = Path(name).expanduser()
-    if folder.is_dir() and (known is None or "/" in name):
+    if folder.is_dir() and ("/" in name or not known(name)):
         return hf_files.read_directory(folder, name)
-    if known is not None:
+    if known(name):
         return find(name)
     if folder.is_absolute() or name.startswith((".", "~")):
         raise UserError(f"There is no model directory {folder}.", "Give a folder with config.json in it.")

@@ -68,7 +68,7 @@ def resolve(model: str) -> ModelRef:
         return ModelRef(kind="local", name=model, location=str(path.resolve()))
     if _HUB_ID.fullmatch(model):
         return ModelRef(kind="hub", name=model, location=model)
-    raise UserError(f"There is no model directory {model}.", f"Known names: {', '.join(models.names())}.")
+    raise UserError(f"There is no model directory {model}.", "finetune models shows the known names.")
 
 
 def spec_of(ref: ModelRef) -> ModelSpec:
@@ -79,10 +79,9 @@ def spec_of(ref: ModelRef) -> ModelSpec:
         return ModelSpec.from_hf_config(_read_config(Path(ref.location)), ref.name)
     if ref.kind == "s3":
         return ModelSpec.from_hf_config(_s3_config(ref.location), ref.name)
-    try:
-        return models.find(ref.location)  # the table knows this id: no network needed
-    except UserError:
-        return ModelSpec.from_hf_config(_hub_config(ref.location), ref.name)
+    if models.known(ref.location):  # no network needed; refuses what is no language model
+        return models.find(ref.location)
+    return ModelSpec.from_hf_config(_hub_config(ref.location), ref.name)
 
 
 def fetch(ref: ModelRef, folder: Path) -> Path:

@@ -3,10 +3,13 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec, find
+from tests.estimator.hf_configs import config_of
 
 LLAMA_CONFIG = {
     "model_type": "llama",
@@ -149,6 +152,10 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
         ({"qk_layernorm": True}, "qk_layernorm"),
         ({"text_config": "llama"}, "text_config = 'llama'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling = 'yarn'"),
+        ({"rope_scaling": {"factor": "8"}}, "factor = '8'"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps = 'small'"),
+        ({"model_type": "gemma2", "sliding_window": 16, "layer_types": 4}, "layer_types = 4"),
         ({"model_type": "qwen3_moe"}, "no moe_intermediate_size"),
         (MOE | {"num_experts_per_tok": 9}, "experts_per_token = 9 does not go with experts = 8"),
         (MOE | {"num_local_experts": None}, "num_local_experts = None"),
@@ -217,3 +224,50 @@ def test_a_model_with_fewer_layers_has_as_many_parameters_as_those_layers(name: 
     outside = model.parameters - (model.layers - model.dense_layers) * model.layer_parameters
     outside -= model.dense_layers * model.dense_layer_parameters
     assert less.parameters == blocks + outside
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10_000),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 3), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@given(name=st.sampled_from(models.names()), data=st.data())
+def test_a_config_json_of_any_content_gives_a_shape_or_one_clear_line(name: str, data: st.DataObject) -> None:
+    config = config_of(find(name)) | {"rope_scaling": {"factor": 2.0}, "layer_types": None, "attn_config": {}}
+    for field in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
+        config[field] = data.draw(JUNK)
+    problem = "mine"
+    try:
+        assert ModelSpec.from_hf_config(config, "mine").parameters > 0
+    except UserError as error:
+        problem = error.problem
+    assert "mine" in problem
+    assert "\n" not in problem
+
+
+def test_gemma_3_s_config_json_leaves_out_what_its_class_says() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    text |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    rope = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    read = ModelSpec.from_hf_config({"model_type": "gemma3", "text_config": text | rope}, "mine")
+    table = find("gemma-3-4b")
+    for field in ("parameters", "heads", "kv_heads", "max_seq_len", "rope_theta", "sliding_layers"):
+        assert getattr(read, field) == getattr(table, field)
+
+
+def test_kimi_k2_is_read_as_the_architecture_that_it_has() -> None:
+    kimi = find("kimi-k2")
+    read = ModelSpec.from_hf_config(config_of(kimi) | {"model_type": "kimi_k2"}, "mine")
+    assert (read.family, read.parameters) == ("deepseek_v3", kimi.parameters)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v3"])
+def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: str) -> None:
+    config = config_of(find(name)) | {"quantization_config": {"quant_method": "mxfp4"}}
+    assert ModelSpec.from_hf_config(config, "mine").parameters == find(name).parameters

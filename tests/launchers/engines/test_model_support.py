@@ -45,8 +45,9 @@ def test_torchtune_refuses_a_llama_with_biases(flag: str, where: str) -> None:
     assert where in reason
 
 
-def test_a_diffusion_model_is_refused_before_anything_starts() -> None:
+@pytest.mark.parametrize("name", ["stable-diffusion-xl", "stabilityai/stable-diffusion-xl-base-1.0"])
+def test_a_diffusion_model_is_refused_before_anything_starts(name: str) -> None:
     with pytest.raises(UserError) as caught:
-        weights.resolve("stable-diffusion-xl")
+        weights.spec_of(weights.resolve(name))
     assert "language models only" in caught.value.problem
     assert "finetune estimate --model stable-diffusion-xl" in caught.value.advice
