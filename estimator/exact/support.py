@@ -26,6 +26,8 @@ def untraceable(setup: Setup) -> str | None:
         return f"it knows the models of {', '.join(ENGINES)}, not of {setup.engine}"
     if torchtune_modules(setup) and (model.family not in TORCHTUNE_FAMILIES or model.experts):
         return f"{setup.engine}'s {model.family} models are not built here"
+    if not model.causal:
+        return "encoders have no next-token loss"
     if setup.task not in ("sft", "pretrain"):
         return f"its step is next-token training, not {setup.task}"
     for name, value in (("context", setup.context), ("pipeline", setup.pipeline), ("expert", setup.expert)):
@@ -69,6 +71,8 @@ def _untraceable_parts(setup: Setup) -> str | None:
             return f"torchtune adapts all of the MLP or nothing of it, not {', '.join(sorted(mlp))} alone"
         if not set(setup.lora_targets) - mlp:
             return "torchtune adapts at least one projection of the attention"
+    if setup.upcast_frozen:
+        return "frozen weights kept in fp32 beside 4-bit ones depend on bitsandbytes' casts"
     if setup.method == "dora" and setup.quantization != "none":
         return "DoRA over 4-bit weights computes norms of weights that are not there"
     if setup.optimizer_in_backward and setup.world_size > 1:

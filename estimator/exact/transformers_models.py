@@ -10,38 +10,34 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from estimator.errors import UserError
+from estimator.exact import hf_configuration
 from estimator.exact.built import Built, Loss
 from estimator.setup import Setup
 
 # launchers/engines/deepspeed_batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
 LOSS_POSITIONS = 1024
 
-# What a Hugging Face configuration calls it where that is not the usual name
-NAMES: dict[str, dict[str, str]] = {
-    "mixtral": {"experts": "num_local_experts"},
-    "gpt_oss": {"experts": "num_local_experts"},
-    "qwen3_moe": {"ffn": "moe_intermediate_size"},
-}
-
 
 def build(setup: Setup) -> Built:
     """The model on fake tensors, with its step's forward pass and loss."""
     from transformers import AutoModelForCausalLM
 
-    config = configuration(setup)
-    model = AutoModelForCausalLM.from_config(
-        config, attn_implementation="sdpa", dtype=torch.get_default_dtype()
-    )
-    base = model.model
+    model = AutoModelForCausalLM.from_config(configuration(setup), dtype=torch.get_default_dtype())
+    if sum(parameter.numel() for parameter in model.parameters()) != setup.model.parameters:
+        raise UserError(
+            f"transformers' {setup.model.family} can't be built in the shape of {setup.model.name}.",
+            "Leave --exact out: the formulas cover it.",
+        )
+    base = model.model if hasattr(model, "model") else model.base_model  # Llama 4's prefix is another's
+    blocks = max((m for m in base.children() if isinstance(m, nn.ModuleList)), key=len)
+    last_norm = [m for name, m in base.named_children() if "norm" in name or name.startswith("ln")][-1]
     if setup.quantization != "none":
-        _quantise(base.layers)
+        _quantise(blocks)
     if setup.checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     wrapped = _with_adapters(setup, model) if setup.adapters else model
     wrapped.train()
-    return Built(
-        model=wrapped, blocks=list(base.layers), last_norm=base.norm, forward=_forward(setup, wrapped)
-    )
+    return Built(model=wrapped, blocks=list(blocks), last_norm=last_norm, forward=_forward(setup, wrapped))
 
 
 def configuration(setup: Setup) -> Any:
@@ -49,31 +45,17 @@ def configuration(setup: Setup) -> Any:
     from transformers import AutoConfig
 
     spec = setup.model
-    names = NAMES.get(spec.family, {})
-    values: dict[str, Any] = {
-        "hidden_size": spec.hidden,
-        names.get("ffn", "intermediate_size"): spec.ffn,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "vocab_size": spec.vocab,
-        "tie_word_embeddings": spec.tied_embeddings,
-        "max_position_embeddings": max(spec.max_seq_len, setup.seq_len),
-        "rms_norm_eps": spec.norm_eps,
-        "pad_token_id": None,
-        "use_cache": False,
-    }
-    if spec.experts:
-        values[names.get("experts", "num_experts")] = spec.experts
-        values["num_experts_per_tok"] = spec.experts_per_token
     try:
-        return AutoConfig.for_model(spec.family, **values)
+        return AutoConfig.for_model(spec.family, **hf_configuration.values(spec, setup.seq_len))
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"transformers makes no {spec.family} model of {spec.name}'s shape: {str(error).splitlines()[0]}",
+            f"transformers makes no {spec.family} model of {spec.name}'s shape: {_short(error)}",
             "Leave --exact out: the formulas cover it.",
         ) from None
+
+
+def _short(error: Exception) -> str:
+    return str(error).partition(". ")[0]
 
 
 class Nf4Linear(nn.Linear):

@@ -1,0 +1,87 @@
+"""A Hugging Face configuration of a shape, for every family that transformers can build here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from estimator.models import ModelSpec
+
+# Families whose configurations have names of their own, and what they say the shape with
+OTHER_NAMES: dict[str, dict[str, str]] = {
+    "gptj": {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "max_seq_len": "n_positions"},
+    "mpt": {"hidden": "d_model", "layers": "n_layers", "heads": "n_heads", "max_seq_len": "max_seq_len"},
+}
+
+
+def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """Keyword arguments of ``AutoConfig.for_model`` beside the model type."""
+    common: dict[str, Any] = {"vocab_size": spec.vocab, "use_cache": False}
+    if spec.family in OTHER_NAMES:
+        shape = {theirs: getattr(spec, ours) for ours, theirs in OTHER_NAMES[spec.family].items()}
+        return common | shape | _particular(spec)
+    usual: dict[str, Any] = {
+        "hidden_size": spec.hidden,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "max_position_embeddings": max(spec.max_seq_len, seq_len),
+        # transformers 5.4 wants a number here for OLMo 2
+        "tie_word_embeddings": int(spec.tied_embeddings) if spec.family == "olmo2" else spec.tied_embeddings,
+        "pad_token_id": 0,
+    }
+    if spec.family != "falcon":
+        usual |= {
+            "num_key_value_heads": spec.kv_heads,
+            "intermediate_size": spec.ffn,
+            "rms_norm_eps": spec.norm_eps,
+        }
+    if not spec.latent_attention and spec.family not in ("phi", "gpt_neox", "falcon"):
+        usual["head_dim"] = spec.head_dim
+    return common | usual | _window(spec) | _latent(spec) | _experts(spec) | _particular(spec)
+
+
+def _particular(spec: ModelSpec) -> dict[str, Any]:
+    """What one family needs that no other has."""
+    return {
+        "gptj": {"rotary_dim": spec.head_dim // 2, "n_inner": None, "tie_word_embeddings": False},
+        "mpt": {"expansion_ratio": spec.ffn // spec.hidden, "no_bias": not spec.mlp_bias},
+        "falcon": {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False},
+    }.get(spec.family, {})
+
+
+def _window(spec: ModelSpec) -> dict[str, Any]:
+    if spec.family == "llama4_text":
+        return {"attention_chunk_size": spec.sliding_window}
+    if spec.family.startswith("qwen"):
+        return {"sliding_window": spec.sliding_window, "use_sliding_window": False}
+    return {"sliding_window": spec.sliding_window}
+
+
+def _latent(spec: ModelSpec) -> dict[str, Any]:
+    if not spec.latent_attention:
+        return {}
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {name: getattr(spec, name) for name in names} | {"q_lora_rank": spec.q_lora_rank or None}
+
+
+def _experts(spec: ModelSpec) -> dict[str, Any]:
+    if not spec.experts:
+        return {}
+    config: dict[str, Any] = {"num_experts_per_tok": spec.experts_per_token}
+    if spec.family.startswith("deepseek"):
+        return config | {
+            "n_routed_experts": spec.experts,
+            "n_shared_experts": spec.shared_ffn // spec.ffn,
+            "moe_intermediate_size": spec.ffn,
+            "first_k_dense_replace": spec.dense_layers,
+            "intermediate_size": spec.dense_ffn,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+    if spec.family == "llama4_text":
+        every = spec.layers // (spec.layers - spec.dense_layers)
+        width = {"intermediate_size_mlp": spec.dense_ffn, "interleave_moe_layer_step": every}
+        return config | {"num_local_experts": spec.experts} | width
+    if spec.family in ("qwen2_moe", "qwen3_moe"):
+        shared = {"shared_expert_intermediate_size": spec.shared_ffn} if spec.shared_ffn else {}
+        return config | {"num_experts": spec.experts, "moe_intermediate_size": spec.ffn} | shared
+    return config | {"num_local_experts": spec.experts}
