@@ -129,6 +129,10 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
     key = "gpu" if kind == "gpu" else "instance_type"
     if key not in cells:
         raise row.bad(key, "is missing", "It says which row this is.")
+    names = [cells["gpu"]] if kind == "gpu" else []
+    for name in (*names, *aliases_of(cells)):
+        if not normal(name):
+            raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is no name", "")
     agree(row)
     return row
 
@@ -143,7 +147,7 @@ def agree(row: Row) -> None:
         raise row.bad(
             "vram_reported_MiB",
             f"is {reported / 1024:.1f} GiB, which contradicts vram_GB = {label:g}",
-            "Both are of one GPU, not of the machine.",
+            "Both are of one GPU. Where the table has the other one, give both.",
         )
 
 
@@ -161,3 +165,7 @@ def number(cells: Cells, column: str) -> float | None:
     """The figure; of "16 or 32" the smaller. None where the cell is blank."""
     text = cells.get(column)
     return None if text is None else float(text.split(" or ")[0])
+
+
+def aliases_of(cells: Cells) -> list[str]:
+    return [name.strip() for name in cells.get("aliases", "").split(";") if name.strip()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.catalogue import Catalogue, Gpu, Instance, normal
-from estimator.hardware_csv import Cells, Row, agree, number, read
+from estimator.hardware_csv import Cells, Row, agree, aliases_of, number, read
 from estimator.plan import GIB, MIB
 
 PRICES = {"on_demand_usd_h", "spot_usd_h"}
@@ -28,7 +28,9 @@ class Tables:
         wanted = normal(name)
         if wanted in self.gpus:
             return wanted
-        return next((key for key, cells in self.gpus.items() if wanted in map(normal, _aliases(cells))), None)
+        return next(
+            (key for key, cells in self.gpus.items() if wanted in map(normal, aliases_of(cells))), None
+        )
 
 
 def shipped(folder: Path) -> Tables:
@@ -72,7 +74,7 @@ def _lay_gpu(tables: Tables, row: Row) -> None:
     if key is not None:
         base = tables.gpus[key]
         cells["gpu"] = base["gpu"]
-        cells["aliases"] = ";".join(dict.fromkeys([*_aliases(base), *_aliases(row.cells)]))
+        cells["aliases"] = ";".join(dict.fromkeys([*aliases_of(base), *aliases_of(row.cells)]))
         cells.setdefault("source", f"{base.get('source', '')}; {row.file}")
         cells = base | cells
         agree(Row(file=row.file, line=row.line, kind="gpu", cells=cells))
@@ -84,7 +86,7 @@ def _lay_gpu(tables: Tables, row: Row) -> None:
         cells.setdefault("source", str(row.file))
     if not cells.get("aliases"):
         cells.pop("aliases", None)
-    for alias in _aliases(row.cells):
+    for alias in aliases_of(row.cells):
         other = tables.gpu_key(alias)
         if other not in (None, key):
             raise row.bad("aliases", f"has {alias!r}, which is {tables.gpus[str(other)]['gpu']}")
@@ -127,7 +129,7 @@ def _priced(cells: Cells) -> bool:
 
 def _gpu_names(tables: Tables) -> dict[str, str]:
     """Every spelling, with the table's own name."""
-    return {name: item["gpu"] for item in tables.gpus.values() for name in (item["gpu"], *_aliases(item))}
+    return {name: item["gpu"] for item in tables.gpus.values() for name in (item["gpu"], *aliases_of(item))}
 
 
 def _nearest(name: str, known: Mapping[str, str]) -> str:
@@ -136,10 +138,6 @@ def _nearest(name: str, known: Mapping[str, str]) -> str:
     near += difflib.get_close_matches(normal(name), by_key, n=3, cutoff=0.5)
     found = list(dict.fromkeys(by_key[key] for key in near))[:3]
     return f"Did you mean {', '.join(found)}?" if found else ""
-
-
-def _aliases(cells: Cells) -> list[str]:
-    return [name.strip() for name in cells.get("aliases", "").split(";") if name.strip()]
 
 
 def _gpu(cells: Cells) -> Gpu:
@@ -165,7 +163,7 @@ def _gpu(cells: Cells) -> Gpu:
         compute_capability=cells.get("compute_capability"),
         dtypes=tuple(cells.get("tensor_dtypes", implied).lower().split()),
         form_factor=cells.get("form_factor", ""),
-        aliases=tuple(_aliases(cells)),
+        aliases=tuple(aliases_of(cells)),
         source=cells["source"],
         notes=cells.get("notes", ""),
     )

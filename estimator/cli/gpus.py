@@ -121,7 +121,7 @@ def _print_tables(cards: tuple[Gpu, ...], machines: tuple[Instance, ...], cluste
 
     from rich.console import Console
 
-    from estimator.hardware_report import cluster_table, gpu_table, instance_table, price_sources
+    from estimator.hardware_view import cluster_table, gpu_table, instance_table, price_sources
 
     console = Console(soft_wrap=True)
     if cluster is not None:

@@ -1,9 +1,12 @@
 """A user's own hardware table: rows that override, rows that add, and every mistake in one clear line."""
 
+import csv
 from datetime import date
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from estimator import hardware, price_cache
 from estimator.errors import UserError
@@ -160,6 +163,46 @@ def test_files_that_are_no_tables_are_refused(own: Path) -> None:
         hardware.catalogue(own)
     with pytest.raises(UserError, match="can't be read: Is a directory"):
         hardware.catalogue(own.parent)
+
+
+CELLS = st.one_of(
+    st.sampled_from(
+        ["L4", "H100", "p5.48xlarge", "x;y", "1/6", "16 or 32", "-1", "1e999", "nan", "aws", "nvidia"]
+    ),
+    st.sampled_from(
+        ["gpu", "instance", "2026-07-20", "8", "80", "81920", "989", "bf16 fp16", "9.0", "", "?", ";"]
+    ),
+    st.text(max_size=6),
+)
+
+
+@given(
+    header=st.lists(st.sampled_from(["kind", *GPU, *INSTANCE]), min_size=1, max_size=8, unique=True),
+    rows=st.lists(st.lists(CELLS, min_size=1, max_size=8), max_size=3),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_file_holds_it_is_read_or_refused_in_words(
+    own: Path, header: list[str], rows: list[list[str]]
+) -> None:
+    with own.open("w", newline="", encoding="utf-8", errors="replace") as file:
+        csv.writer(file).writerows([header, *rows])
+    assert refusal_or_none(own) is None or str(own) in str(refusal_or_none(own))
+
+
+def refusal_or_none(file: Path) -> str | None:
+    """Anything but a UserError fails the test that asks."""
+    try:
+        hardware.catalogue(file)
+    except UserError as error:
+        return error.problem
+    return None
+
+
+@given(content=st.binary(max_size=60))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_that_is_no_table_at_all_is_refused_in_words(own: Path, content: bytes) -> None:
+    own.write_bytes(b"L4,24\n" + content)
+    assert str(own) in str(refusal_or_none(own))
 
 
 def test_a_file_from_a_spreadsheet_is_read(own: Path) -> None:
