@@ -13,7 +13,7 @@ from typing import Any
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec
-from estimator.wording import Unclaimed
+from estimator.row_words import Unclaimed
 
 # A row's dimensions that count to something further from its number of parameters than this describe
 # another kind of model than they are read as.
@@ -38,7 +38,12 @@ class Dims:
 
 def model_of(dims: Dims) -> ModelSpec:
     """The row's model; raises :class:`Unclaimed` where neither table nor row describes it."""
-    named = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
+    called = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
+    vocab = dims.vocab
+    # a published vocabulary may be padded to a multiple that suits the hardware
+    named = [spec for spec in called if vocab in (None, spec.vocab)] or [
+        replace(spec, vocab=vocab) for spec in called if vocab
+    ]
     if named:
         return _nearest([variant for spec in named for variant in _positions(spec, dims)], dims)
     plain = list(_candidates(dims, (dims.hidden or 0) // (dims.heads or 1)))
@@ -76,14 +81,13 @@ def _positions(spec: ModelSpec, dims: Dims) -> Iterator[ModelSpec]:
 
 
 def _agrees(spec: ModelSpec, dims: Dims) -> bool:
-    """Whether a model of the table has the row's dimensions, those that the row states."""
+    """Whether a model of the table has the row's dimensions, vocabulary aside, those that the row states."""
     stated = (
         (dims.hidden, spec.hidden),
         (dims.layers, spec.layers),
         (dims.heads, spec.heads),
         (dims.kv_heads, spec.kv_heads),
         (dims.ffn, spec.ffn),
-        (dims.vocab, spec.vocab),
     )
     return all(said is None or said == have for said, have in stated)
 

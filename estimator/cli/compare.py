@@ -78,10 +78,10 @@ def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:
 
     if title == "Throughput" and by not in SPEED_GROUPS:
         by = "quality"
-    table = Table(title=title)
-    table.add_column(by.replace("_", ", "))
-    for name in ("rows", "median error", "95th percentile", "bias", "under by 3 %", "upper covers"):
-        table.add_column(name, justify="right")
+    table = Table(title=title, caption="median and 95th percentile of |predicted / measured - 1|")
+    table.add_column(by.replace("_", ", "), no_wrap=True)
+    for name in ("rows", "median", "95th", "bias", "under", "covered"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, value in {"all": score(items), **grouped(items, GROUPS[by])}.items():
         table.add_row(name, *_cells(value))
     return table
@@ -98,19 +98,23 @@ def _cells(score: Score) -> list[str]:
 
 
 def _worst(title: str, items: tuple[Scored, ...], count: int | None) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     unit = "GiB" if title == "Memory" else "tokens/s of one GPU"
-    table = Table(title=f"{title}: " + ("each row" if count is None else "furthest off") + f" ({unit})")
-    for name in ("row", "source", "framework", "method", "kind"):
-        table.add_column(name, overflow="fold")
-    for name in ("measured", "predicted", "error"):
-        table.add_column(name, justify="right")
+    title += ": " + ("each row" if count is None else "furthest off") + f" ({unit})"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("row", no_wrap=True, min_width=5)
+    table.add_column("source", no_wrap=True, overflow="ellipsis")
+    table.add_column("method", no_wrap=True, min_width=6)
+    table.add_column("kind", no_wrap=True, min_width=9)
+    for name, width in (("measured", 8), ("predicted", 9), ("error", 7)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for item in sorted(items, key=lambda item: -abs(item.error))[:count]:
         row = item.row
         kind = (row.kind or "") if title == "Memory" else ""
         values = (f"{item.measured:.1f}", f"{item.predicted:.1f}", f"{item.error:+.1%}")
-        table.add_row(row.id, row.source, row.framework, row.method, kind, *values)
+        table.add_row(row.id, row.source, row.method, kind, *values)
     return table
 
 

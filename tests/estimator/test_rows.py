@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from estimator import rows, wording
+from estimator import row_words, rows
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS
-from estimator.wording import Unclaimed
+from estimator.row_words import Unclaimed
 
 CARRIED = Path(rows.__file__).with_name("data") / "measured.csv"
 LLAMA_7B = {
@@ -100,7 +100,7 @@ def test_the_processes_of_every_carried_row_are_its_gpus() -> None:
     ],
 )
 def test_a_framework_is_known_by_the_word_in_its_name(framework: str, engine: str) -> None:
-    assert wording.engine_of(framework) == engine
+    assert row_words.engine_of(framework) == engine
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_framework_is_known_by_the_word_in_its_name(framework: str, engine: st
     ],
 )
 def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object, ...]) -> None:
-    assert wording.method_of(method) == expected
+    assert row_words.method_of(method) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object
 )
 def test_a_method_that_nobody_claims_is_left_out_by_name(method: str) -> None:
     with pytest.raises(Unclaimed, match="not claimed"):
-        wording.method_of(method)
+        row_words.method_of(method)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_method_that_nobody_claims_is_left_out_by_name(method: str) -> None:
     ],
 )
 def test_lora_targets_are_known_in_every_spelling(text: str, expected: set[str]) -> None:
-    assert set(wording.targets_of(text)) == expected
+    assert set(row_words.targets_of(text)) == expected
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_lora_targets_are_known_in_every_spelling(text: str, expected: set[str])
     ],
 )
 def test_the_kind_of_memory_is_known_in_every_wording(text: str, kind: str) -> None:
-    assert wording.kind_of(text) == kind
+    assert row_words.kind_of(text) == kind
 
 
 @pytest.mark.parametrize("text", ["peak", "unknown(profiled)", "estimated total", "model weights"])

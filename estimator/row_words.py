@@ -67,8 +67,9 @@ def method_of(text: str) -> tuple[Method, Task, bool, bool]:
     tasks: tuple[Task, ...] = ("orpo", "dpo", "reward")
     task: Task = next((task for task in tasks if task in words), "sft")
     bare = re.sub(r"\(.*?\)|[-_+ ]*(dpo|orpo|reward|sft|pretrain|finetun\w*|fine-?tun\w*)", "", words)
-    embeddings = bool(re.search(r"\+ ?emb\w*", bare))
-    bare = re.sub(r"\+ ?emb\w*", "", bare).strip(" -_+")
+    bare = re.sub(r"^(custom|bnb|hf|peft)[-_ ]", "", bare)
+    embeddings = bool(re.search(r"\+ ?(emb|lm_head|head)\w*", bare))
+    bare = re.sub(r"\+ ?(emb|lm_head|head)\w*", "", bare).strip(" -_+")
     if bare in ("full", "fft", "", "freeze-none"):
         return "full", task, False, False
     if bare in ("lora", "rslora", "lora-rs", "lora+"):  # scaled or stepped differently, stored alike
@@ -130,9 +131,9 @@ def targets_of(text: str) -> tuple[str, ...]:
 def quantization_of(text: str, quantised: bool) -> Quantization:
     """How the frozen base is stored; ``quantised``: the method says that it is."""
     words = text.lower()
-    if re.search(r"gptq|awq|aqlm|hqq|eetq|fp4|2bit|3bit", words):
+    if re.search(r"gptq|awq|aqlm|hqq|eetq|nvfp4|\b[23]-?bit", words):
         raise Unclaimed(f"quantization {text!r} is not claimed")
-    if "nf4" in words or "4bit" in words or "4-bit" in words or "int4" in words:
+    if re.search("nf4|fp4|4-?bit|int4", words):  # bitsandbytes lays FP4 out like NF4
         # torchao's NF4Tensor always quantises its scales again
         double = re.search(r"dq|double|torchao", words)
         return "nf4-double" if double else "nf4"
@@ -170,7 +171,7 @@ def checkpointing_of(text: str) -> Checkpointing | None:
         return None
     if words in ("0", "false", "no", "off") or words.startswith("none") or words.endswith(":none"):
         return "none"
-    if words.startswith(("select", "sac")):
+    if words.startswith(("select", "sac")) or re.search("budget|every|layers", words):
         return "selective"
     if words.startswith(("full", "1", "true", "yes", "on", "block")):
         return "full"
@@ -199,8 +200,8 @@ def _litgpt_chunks(engine: Engine, seq_len: int) -> int:
     return max(1, -(-seq_len // 128)) if engine == "litgpt" else 8
 
 
-def fp8_of(compute: str) -> Fp8:
-    """Low-precision matrix products. A bare "FP8" is TransformerEngine's, as Megatron and Composer use."""
+def fp8_of(compute: str, engine: Engine) -> Fp8:
+    """Low-precision matrix products. A bare "FP8" is the engine's own: torchao's, or TransformerEngine's."""
     words = compute.lower()
     for word, kind in (
         ("mxfp8", "mxfp8"),
@@ -212,7 +213,15 @@ def fp8_of(compute: str) -> Fp8:
             return kind  # type: ignore[return-value]
     if level := re.search(r"ms-?amp.*?o([123])", words):
         return f"msamp-o{level[1]}"  # type: ignore[return-value]
-    return "te" if "fp8" in words else "none"
+    if not re.search("fp8|float8", words):
+        return "none"
+    return "tensorwise" if engine in ("torchtitan", "torchtune") else "te"
+
+
+def attention_of(text: str) -> Literal["flash", "math"]:
+    """Whether scores of all pairs of tokens are kept. A blank cell is PyTorch's SDPA, which keeps none."""
+    words = text.lower().strip()
+    return "math" if re.search(r"math|eager|naive|no[- _]?flash|^0$|false|^no$", words) else "flash"
 
 
 def kind_of(text: str) -> Kind:
