@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator.architectures import FAMILIES
+from estimator.config_reader import ConfigReader
 from estimator.errors import UserError
 from estimator.model_spec import ModelSpec
 
@@ -51,7 +52,7 @@ def read(config: Mapping[str, Any], name: str) -> ModelSpec:
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.
     """
-    reader = _Reader(_language_part(config, name), name)
+    reader = ConfigReader(_language_part(config, name), name)
     family = reader.text("model_type")
     family = _SAME_CODE.get(family, family)
     if family not in FAMILIES:
@@ -87,7 +88,7 @@ def _language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {**outer, **text}
 
 
-def _refuse(reader: _Reader, family: str) -> None:
+def _refuse(reader: ConfigReader, family: str) -> None:
     attention = reader.mapping("attn_config")
     for flag in _REFUSED:
         if reader.get(flag) or attention.get(flag):
@@ -103,7 +104,7 @@ def _refuse(reader: _Reader, family: str) -> None:
 # Parts of the shape, as keyword arguments of ModelSpec
 
 
-def _widths(reader: _Reader, family: str) -> dict[str, Any]:
+def _widths(reader: ConfigReader, family: str) -> dict[str, Any]:
     hidden, heads = reader.whole(*_FIELDS["hidden"]), reader.whole(*_FIELDS["heads"])
     latent = reader.get("kv_lora_rank") is not None
     if reader.get("head_dim") is None and hidden % heads and not latent:
@@ -124,7 +125,7 @@ def _widths(reader: _Reader, family: str) -> dict[str, Any]:
     }
 
 
-def _kv_heads(reader: _Reader, family: str, heads: int) -> int:
+def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
     if family == "falcon":  # modeling_falcon.py, FalconAttention
         if reader.get("new_decoder_architecture"):
             return reader.whole("num_kv_heads", default=heads)
@@ -135,7 +136,7 @@ def _kv_heads(reader: _Reader, family: str, heads: int) -> int:
     return reader.whole("num_key_value_heads", default=heads if optional else None)
 
 
-def _ffn(reader: _Reader, family: str, hidden: int) -> int:
+def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
     """Width of the MLP, or of one expert."""
     if family in _EXPERT_WIDTH:
         return reader.whole("moe_intermediate_size")
@@ -147,7 +148,7 @@ def _ffn(reader: _Reader, family: str, hidden: int) -> int:
     return width // 2 if family == "qwen" else width  # Qwen 1 counts gate and up as one
 
 
-def _experts(reader: _Reader, family: str) -> dict[str, int]:
+def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
     """Experts, shared experts, and how many blocks have none."""
     if family not in (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss"):
         return {}
@@ -176,7 +177,7 @@ def _experts(reader: _Reader, family: str) -> dict[str, int]:
     return found
 
 
-def _latent(reader: _Reader, shape: Mapping[str, int]) -> dict[str, int]:
+def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
     """Multi-head latent attention; ``head_dim`` is then the sum of its two parts."""
     if reader.get("kv_lora_rank") is None:
         return {}
@@ -191,7 +192,7 @@ def _latent(reader: _Reader, shape: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _window(reader: _Reader, family: str, layers: int) -> dict[str, int | None]:
+def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | None]:
     """The window and how many blocks use it, by the rules of transformers' configuration classes."""
     field = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
     window = reader.whole(field, default=0, least=0)
@@ -218,7 +219,7 @@ def _window(reader: _Reader, family: str, layers: int) -> dict[str, int | None]:
 _NO_WINDOW = ("llama", "gemma", "deepseek_v2", "deepseek_v3")  # don't read the field
 
 
-def _traits(reader: _Reader, family: str) -> dict[str, Any]:
+def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
     """What a config.json changes of the family's traits."""
     changed: dict[str, Any] = {}
     if family == "mpt" and not reader.get("no_bias"):
@@ -247,7 +248,7 @@ def _traits(reader: _Reader, family: str) -> dict[str, Any]:
     return changed
 
 
-def _falcon_traits(reader: _Reader) -> dict[str, Any]:
+def _falcon_traits(reader: ConfigReader) -> dict[str, Any]:
     """modeling_falcon.py, FalconDecoderLayer: how many norms there are depends on the order of the parts."""
     parallel = bool(reader.get("parallel_attn"))
     default = 2 if reader.get("new_decoder_architecture") else 1
@@ -258,11 +259,11 @@ def _falcon_traits(reader: _Reader) -> dict[str, Any]:
     }
 
 
-def _rope(reader: _Reader) -> dict[str, Any]:
+def _rope(reader: ConfigReader) -> dict[str, Any]:
     found = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
     # Gemma 3 has one for each kind of block
-    rope = _Reader(found, reader.name)
-    rope = _Reader(rope.mapping("full_attention") or found, reader.name)
+    rope = ConfigReader(found, reader.name)
+    rope = ConfigReader(rope.mapping("full_attention") or found, reader.name)
     kind = rope.get("rope_type", rope.get("type"))
     theta = rope.number("rope_theta") or reader.number("rope_theta") or reader.number("rotary_emb_base")
     return {
@@ -275,67 +276,13 @@ def _rope(reader: _Reader) -> dict[str, Any]:
     }
 
 
-def _positions(reader: _Reader, family: str, max_seq_len: int) -> dict[str, Any]:
+def _positions(reader: ConfigReader, family: str, max_seq_len: int) -> dict[str, Any]:
     """Learned positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
     if family == "bert":
         return {"position_embeddings": max_seq_len, "token_types": reader.whole("type_vocab_size", default=2)}
     return {}
 
 
-def _epsilon(reader: _Reader) -> float:
+def _epsilon(reader: ConfigReader) -> float:
     fields = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
     return next((value for field in fields if (value := reader.number(field)) is not None), 1e-6)
-
-
-class _Reader:
-    """Typed reads of a config.json whose errors name the field and its value."""
-
-    def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        self.config, self.name = config, name
-        self.defaults: Mapping[str, Any] = {}
-
-    def get(self, field: str, default: Any = None) -> Any:
-        value = self.config.get(field)
-        return self.defaults.get(field, default) if value is None else value
-
-    def text(self, field: str) -> str:
-        value = self.get(field)
-        if not isinstance(value, str):
-            raise self._error(field, value, "a name")
-        return value
-
-    def whole(self, *fields: str, default: int | None = None, least: int = 1) -> int:
-        """The first of these fields that is there."""
-        field = next((name for name in fields if self.get(name) is not None), fields[0])
-        value = self.get(field)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            rule = "a whole number above 0" if least else "a whole number of at least 0"
-            raise self._error(field, value, rule)
-        return value
-
-    def number(self, field: str) -> float | None:
-        value = self.get(field)
-        if value is not None and (
-            not isinstance(value, int | float) or isinstance(value, bool) or value <= 0
-        ):
-            raise self._error(field, value, "a number above 0")
-        return value
-
-    def mapping(self, field: str) -> Mapping[str, Any]:
-        value = self.get(field)
-        if value is not None and not isinstance(value, Mapping):
-            raise self._error(field, value, "an object")
-        return value or {}
-
-    def items(self, field: str) -> list[Any]:
-        value = self.get(field)
-        if value is not None and not isinstance(value, list):
-            raise self._error(field, value, "a list")
-        return value or []
-
-    def _error(self, field: str, value: object, rule: str) -> UserError:
-        if field not in self.config:
-            return UserError(f"Model {self.name}: config.json has no {field}.", f"It must be {rule}.")
-        return UserError(f"Model {self.name}: config.json has {field} = {value!r}; it must be {rule}.")

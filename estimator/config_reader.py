@@ -1,0 +1,62 @@
+"""Typed reads of a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from estimator.errors import UserError
+
+
+class ConfigReader:
+    """Typed reads of a config.json whose errors name the field and its value."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.config, self.name = config, name
+        self.defaults: Mapping[str, Any] = {}  # for fields that are missing or null
+
+    def get(self, field: str, default: Any = None) -> Any:
+        value = self.config.get(field)
+        return self.defaults.get(field, default) if value is None else value
+
+    def text(self, field: str) -> str:
+        value = self.get(field)
+        if not isinstance(value, str):
+            raise self._error(field, value, "a name")
+        return value
+
+    def whole(self, *fields: str, default: int | None = None, least: int = 1) -> int:
+        """The first of these fields that is there."""
+        field = next((name for name in fields if self.get(name) is not None), fields[0])
+        value = self.get(field)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            rule = "a whole number above 0" if least else "a whole number of at least 0"
+            raise self._error(field, value, rule)
+        return value
+
+    def number(self, field: str) -> float | None:
+        value = self.get(field)
+        if value is not None and (
+            not isinstance(value, int | float) or isinstance(value, bool) or value <= 0
+        ):
+            raise self._error(field, value, "a number above 0")
+        return value
+
+    def mapping(self, field: str) -> Mapping[str, Any]:
+        value = self.get(field)
+        if value is not None and not isinstance(value, Mapping):
+            raise self._error(field, value, "an object")
+        return value or {}
+
+    def items(self, field: str) -> list[Any]:
+        value = self.get(field)
+        if value is not None and not isinstance(value, list):
+            raise self._error(field, value, "a list")
+        return value or []
+
+    def _error(self, field: str, value: object, rule: str) -> UserError:
+        if field not in self.config:
+            return UserError(f"Model {self.name}: config.json has no {field}.", f"It must be {rule}.")
+        return UserError(f"Model {self.name}: config.json has {field} = {value!r}; it must be {rule}.")
