@@ -102,14 +102,12 @@ def _worst(title: str, items: tuple[Scored, ...], count: int | None) -> Table:
     from rich.table import Table
 
     unit = "GiB" if title == "Memory" else "tokens/s of one GPU"
-    title += ": " + ("each row" if count is None else "furthest off") + f" ({unit})"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("row", no_wrap=True, min_width=5)
-    table.add_column("source", no_wrap=True, overflow="ellipsis")
-    table.add_column("method", no_wrap=True, min_width=6)
-    table.add_column("kind", no_wrap=True, min_width=9)
-    for name, width in (("measured", 8), ("predicted", 9), ("error", 7)):
-        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    which = "each row" if count is None else "furthest off"
+    table = Table(title=f"{title}: {which} ({unit})", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, width in (("row", 6), ("source", 22), ("method", 8), ("kind", 9)):
+        table.add_column(name, no_wrap=True, width=width)
+    for name, width in (("measured", 8), ("predicted", 9), ("error", 8)):
+        table.add_column(name, justify="right", no_wrap=True, width=width)
     for item in sorted(items, key=lambda item: -abs(item.error))[:count]:
         row = item.row
         kind = (row.kind or "") if title == "Memory" else ""
