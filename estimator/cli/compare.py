@@ -104,9 +104,9 @@ def _worst(title: str, items: tuple[Scored, ...], count: int | None) -> Table:
     unit = "GiB" if title == "Memory" else "tokens/s of one GPU"
     which = "each row" if count is None else "furthest off"
     table = Table(title=f"{title}: {which} ({unit})", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, width in (("row", 6), ("source", 22), ("method", 8), ("kind", 9)):
+    for name, width in (("row", 6), ("source", 21), ("method", 8), ("kind", 9)):
         table.add_column(name, no_wrap=True, width=width)
-    for name, width in (("measured", 8), ("predicted", 9), ("error", 8)):
+    for name, width in (("measured", 9), ("predicted", 9), ("error", 8)):
         table.add_column(name, justify="right", no_wrap=True, width=width)
     for item in sorted(items, key=lambda item: -abs(item.error))[:count]:
         row = item.row
