@@ -114,7 +114,14 @@ def find_gpu(text: str) -> Gpu | None:
     bare = re.sub(r"\(.*?\)", "", text.split("x")[-1] if re.match(r"\d+x", text) else text).strip()
     bare = re.sub(r"^nvidia[- ]", "", bare, flags=re.IGNORECASE)
     family = re.sub(r"[-_ ]?\d+ ?(GB|G|GiB)\b", "", bare, flags=re.IGNORECASE)
-    for name in (bare, bare.replace("-", " "), family, re.sub(r"(?<=RTX)(?=\d)", " ", bare), f"{family} SXM"):
+    for name in (
+        text,
+        bare,
+        bare.replace("-", " "),
+        family,
+        re.sub(r"(?<=RTX)(?=\d)", " ", bare),
+        f"{family} SXM",
+    ):
         found = hardware.find_gpu_by_nvml_name(name) if name else None
         if found is not None:
             return found

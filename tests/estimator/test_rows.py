@@ -232,6 +232,99 @@ def test_a_table_whose_unit_may_be_gb_or_gib_is_taken_in_the_middle(tmp_path: Pa
     assert read(tmp_path, peak_mem_GiB="", gib_min="40", gib_max="44").gib == 42
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("A100-80GB", "A100 SXM 80GB"),
+        ("H100-96GB(HBM2e,500W)", "H100 SXM"),
+        ("H200", "H200 SXM"),
+        ("RTX4090", "RTX 4090"),
+        ("A6000", "RTX A6000"),
+        ("MI300X", "MI300X"),
+        ("NVIDIA L40S", "L40S"),
+        ("8xA100-40GB", "A100 SXM 40GB"),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_a_table_gives_it(text: str, name: str) -> None:
+    found = rows.find_gpu(text)
+    assert found is not None
+    assert found.name == name
+
+
+def test_layers_laid_over_gpus_one_after_the_other_are_a_pipeline_without_overlap(tmp_path: Path) -> None:
+    cells = {"framework": "ms-swift", "n_gpus": "2", "fsdp_shard": "", "zero_stage": ""}
+    row = read(tmp_path, notes="device_map auto over 2 GPUs", **cells)
+    assert row.setup is not None
+    assert (row.setup.pipeline, row.setup.schedule, row.setup.world_size) == (2, "afab", 2)
+
+
+def test_torchtitans_batch_is_cut_into_the_pipelines_micro_batches(tmp_path: Path) -> None:
+    row = read(tmp_path, n_gpus="64", pp="8", micro_batch="32", notes="Interleaved1F1B")
+    assert row.setup is not None
+    assert (row.setup.micro_batch, row.setup.accumulation) == (4, 8)
+    assert (row.setup.schedule, row.setup.virtual_stages) == ("interleaved", 2)
+
+
+def test_a_vocabulary_padded_by_its_framework_keeps_the_models_shape(tmp_path: Path) -> None:
+    cells = {"hidden": "2048", "layers": "18", "heads": "8", "kv_heads": "1", "ffn": "16384", "tied": "1"}
+    row = read(tmp_path, model="gemma-2b", vocab="256128", n_params="", **cells)
+    assert row.setup is not None
+    assert row.setup.model.vocab == 256128
+    assert row.setup.model.head_dim == 256
+
+
+@pytest.mark.parametrize(
+    ("compute", "framework", "kind"),
+    [
+        ("bf16", "torchtitan", "none"),
+        ("bf16+fp8(rowwise)", "torchtitan", "rowwise"),
+        ("float8", "torchtitan", "tensorwise"),
+        ("FP8", "megatron-core/bridge", "te"),
+        ("amp_fp8", "composer/llm-foundry", "te"),
+        ("MXFP8", "megatron-core/bridge", "mxfp8"),
+    ],
+)
+def test_the_kind_of_8_bit_product_is_read(compute: str, framework: str, kind: str) -> None:
+    assert row_words.fp8_of(compute, row_words.engine_of(framework)) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("bnb.nf4", "nf4"),
+        ("nf4-dq(bnb, bf16 storage)", "nf4-double"),
+        ("nf4(torchao)", "nf4-double"),
+        ("bnb int8", "int8"),
+        ("", "nf4"),
+    ],
+)
+def test_the_storage_of_a_qlora_base_is_read(text: str, kind: str) -> None:
+    assert row_words.quantization_of(text, quantised=True) == kind
+
+
+@pytest.mark.parametrize("text", ["gptq-int4", "awq", "hqq-4bit", "2bit"])
+def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
+    with pytest.raises(Unclaimed, match="not claimed"):
+        row_words.quantization_of(text, quantised=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("decoupled_adamw", "adamw"),
+        ("Adam (distributed opt)", "adamw"),
+        ("AdamW8bit(bnb)", "adamw8bit"),
+        ("PagedAdamW(bnb)", "paged-adamw"),
+        ("paged_adamw_8bit", "paged-adamw8bit"),
+        ("paged_adamw_32bit", "paged-adamw"),
+        ("AdamW4bit(torchao)", "adamw4bit"),
+        ("Muon+AdamW", "muon"),
+    ],
+)
+def test_an_optimizer_is_known_in_every_spelling(text: str, kind: str) -> None:
+    assert row_words.optimizer_of(text) == kind
+
+
 def test_a_gpu_that_the_catalogue_lacks_leaves_the_memory_to_be_scored(tmp_path: Path) -> None:
     row = read(tmp_path, gpu="Z9000")
     assert row.memory_skip is None
