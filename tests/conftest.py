@@ -28,3 +28,5 @@ def dataset(tmp_path: Path) -> Path:
 def no_earlier_runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine has measured before must not change what a test sees."""
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path_factory.getbasetemp() / "earlier-runs.jsonl"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))  # refreshed prices
+    monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
