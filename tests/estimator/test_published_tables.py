@@ -192,7 +192,7 @@ def test_7b_lora_in_16_bits_does_not_fit_a_card_of_16_gb() -> None:
 def test_the_playbooks_formula_gives_its_own_charts() -> None:
     """Ultra-Scale Playbook, cp_8Bmemoryusage: Llama 8B without parallelism.
 
-    Activations 4.25 GiB at 1,024 tokens and 17 at 4,096; parameters 14.957 GiB, gradients too, moments 4 times.
+    Activations 4.25 GiB at 1,024 tokens, 17 at 4,096; parameters 14.957 GiB, gradients too, moments 4 times.
     """
     setup = Setup(model=find("llama-8b"), precision="bf16-mixed", seq_len=1024)
     short, long = nanotron_bytes(setup), nanotron_bytes(replace(setup, seq_len=4096))
