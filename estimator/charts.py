@@ -11,9 +11,10 @@ from html import escape
 
 from estimator.plan import GIB
 
-# Okabe and Ito 2008, Color Universal Design: eight colours that people with any colour vision tell apart;
-# black is left to the text. A second round of them is hatched, a third dotted.
-OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
+# Okabe and Ito 2008, Color Universal Design: colours that people with any colour vision tell apart. Their
+# black is left to the text, and a grey that keeps its distance from the purple takes its place. A second
+# round of them is hatched, a third dotted.
+OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
 PATTERNS = ("solid", "hatched", "dotted")
 ORDER = (  # categories that stand beside each other take colours that are far apart
     "weights",
@@ -108,8 +109,6 @@ def svg(chart: Chart) -> str:
 
 def html(chart: Chart) -> str:
     """A page: the drawing, and its numbers as a table."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in _columns(chart))
-    rows = "\n".join(_row(chart, bar) for bar in chart.bars)
     notes = "".join(f"<p>{escape(note)}</p>" for note in chart.notes)
     return f"""<!doctype html>
 <html lang="en">
@@ -129,10 +128,7 @@ def html(chart: Chart) -> str:
 <div class="wide" role="region" aria-label="Numbers" tabindex="0">
 <table>
 <caption>Memory of one process, GiB</caption>
-<thead><tr>{head}</tr></thead>
-<tbody>
-{rows}
-</tbody>
+{_table(chart)}
 </table>
 </div>
 </main>
@@ -183,7 +179,7 @@ _PAGE_STYLE = """<style>
   table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
   caption { text-align: left; font-weight: 600; padding: 0.5rem 0; }
   th, td { border-bottom: 1px solid var(--line); padding: 0.25rem 0.75rem; text-align: right; }
-  th:first-child { text-align: left; }
+  tbody th { text-align: left; font-weight: normal; }
 </style>"""
 
 
@@ -278,13 +274,16 @@ def _legend(categories: Sequence[str], top: int) -> tuple[list[str], int]:
     return lines, 24 * -(-len(categories) // 4) + 8
 
 
-def _columns(chart: Chart) -> list[str]:
-    return ["", *chart.categories, "likely", "upper bound", *(["capacity"] if chart.capacity_bytes else [])]
-
-
-def _row(chart: Chart, bar: Bar) -> str:
-    sizes = dict(bar.parts)
-    values = [*(sizes.get(name, 0) for name in chart.categories), bar.likely_bytes, bar.upper_bytes]
-    values += [chart.capacity_bytes] if chart.capacity_bytes else []
-    cells = "".join(f"<td>{value / GIB:.2f}</td>" for value in values)
-    return f'<tr><th scope="row">{escape(bar.name)}</th>{cells}</tr>'
+def _table(chart: Chart) -> str:
+    """A column for each bar, a row for each category and for the sums."""
+    lines = [(name, [dict(bar.parts).get(name, 0) for bar in chart.bars]) for name in chart.categories]
+    lines.append(("likely", [bar.likely_bytes for bar in chart.bars]))
+    lines.append(("upper bound", [bar.upper_bytes for bar in chart.bars]))
+    if chart.capacity_bytes is not None:
+        lines.append((f"capacity: {chart.capacity_name}", [chart.capacity_bytes] * len(chart.bars)))
+    head = "".join(f'<th scope="col">{escape(bar.name)}</th>' for bar in chart.bars)
+    rows = [f"<thead><tr><td></td>{head}</tr></thead>", "<tbody>"]
+    for name, sizes in lines:
+        cells = "".join(f"<td>{size / GIB:.2f}</td>" for size in sizes)
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    return "\n".join([*rows, "</tbody>"])

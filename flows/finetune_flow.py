@@ -88,6 +88,12 @@ class FinetuneFlow(FlowSpec):
         help="Any setting by its dotted name, as often as needed: --set optimizer.lr=2e-5. Names: "
         + ", ".join(dotted_names()),
     )
+    no_calibration = Parameter(
+        "no-calibration",
+        is_flag=True,
+        default=False,
+        help="Plan by the formulas alone, without what finished runs have measured here.",
+    )
     plan_only = Parameter("plan-only", is_flag=True, default=False, help="Print the plan and end.")
 
     @gpu_profile(plan=planning.plan_from_parameters, request="none")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from estimator import local_machine
+from estimator import calibration, local_machine
 from estimator.errors import UserError
 from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
@@ -97,7 +97,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     """Plan the run that these parameters ask for, or raise UserError before anything is asked for.
 
     ``params`` are the flow's parameters by name, and under "settings" the settings file's values.
-    ``--plan-only`` prints the plan and ends the program here.
+    ``--no-calibration`` leaves out what finished runs have measured. ``--plan-only`` prints the plan and ends
+    the program here.
     """
     wanted = settings_from(params.get("settings") or {}, params)
     ref = weights.resolve(wanted.model)
@@ -110,8 +111,11 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         rows.read(Path(wanted.evaluation.dataset).expanduser())
     job = job_of(wanted, spec, steps=_known_steps(wanted))
     target = _target(wanted, backend)
+    known, problems = calibration.load() if not params.get("no_calibration") else (None, ())
+    for line in problems:
+        sys.stderr.write(line + "\n")
     try:
-        made = plan(job, target)
+        made = plan(job, target, calibration=known)
     except CannotFit as error:
         command = f"python flows/finetune_flow.py run --model {wanted.model}"
         raise UserError(render_cannot_fit(error, command)) from None

@@ -145,6 +145,8 @@ def answer_of(setup: Setup, site: Site) -> Answer:
     name = gpu.name if gpu else None
     found = site.calibration.of(setup, name) if site.calibration else None
     speed = throughput.speed(setup, gpu, network_gbps=site.network_gbps, rdma=site.rdma)
+    if gpu is None and setup.device == "cuda":
+        speed = Speed(None, "no GPU is named")
     hourly, basis = _price(site, setup)
     cost = throughput.cost(site.tokens or 0.0, speed, hourly)
     per_node = min(setup.processes_per_node, setup.world_size)

@@ -152,18 +152,21 @@ def _tried(wanted: SetupOptions, where: PlaceOptions) -> Answer | UserError:
 def chart_of(answers: dict[str, Answer], wanted: SetupOptions, over: str | None) -> Chart:
     """The bars of these answers, against the GPU's capacity where it is one and the same."""
     some = next(iter(answers.values()))
-    title = f"{some.setup.model.name}, {wanted.method} with {wanted.engine}: memory of one GPU"
     setup = some.setup
+    unit = "GPU" if setup.device == "cuda" else "process"
     facts = {
-        "gpus": f"{setup.world_size} GPU(s)",
+        "method": wanted.method,
+        "engine": wanted.engine,
+        "gpus": f"{setup.world_size} {unit}(s)",
         "seq_len": f"{setup.seq_len:,} tokens",
         "micro_batch": f"micro batch {setup.micro_batch}",
         "checkpointing": f"checkpointing {setup.checkpointing}",
         "precision": setup.precision,
     }
-    subtitle = ", ".join(text for name, text in facts.items() if name != over)
+    key = over.replace("-", "_") if over else None
+    subtitle = ", ".join(text for name, text in facts.items() if name != key)
     return Chart(
-        title=title if setup.device == "cuda" else title.replace("GPU", "process"),
+        title=f"{setup.model.name}: memory of one {unit}",
         subtitle=subtitle,
         bars=tuple(
             Bar(name=name, parts=made.memory.categories, upper_bytes=made.memory.upper_bytes)

@@ -61,6 +61,11 @@ class SetupOptions:
         str | None,
         Option(help=_one_of(get_args(fields.Quantization), "Of the frozen base:"), rich_help_panel=_WHAT),
     ] = None
+    upcast_frozen: Annotated[
+        bool,
+        Option("--upcast-frozen", help="The base's 16-bit parts in fp32, as PEFT's k-bit preparation does.",
+               rich_help_panel=_WHAT),
+    ] = False  # fmt: skip
     precision: Annotated[
         str | None, Option(help=_one_of(get_args(fields.Precision)), rich_help_panel=_WHAT)
     ] = None
@@ -111,6 +116,10 @@ class SetupOptions:
         bool | None,
         Option("--packed/--variable", help="All of full length, or of their own.", rich_help_panel=_BATCH),
     ] = None
+    longest_once: Annotated[
+        bool,
+        Option("--longest-once", help="Only one batch is that long.", rich_help_panel=_BATCH),
+    ] = False
     document_mask: Annotated[
         bool | None,
         Option(
@@ -229,6 +238,7 @@ def setup_from(wanted: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         lora_targets=_targets(wanted, engine, model),
         trained_modules=_names(wanted.trained_modules or ""),
         quantization=quantization,  # type: ignore[arg-type]
+        upcast_frozen=wanted.upcast_frozen,
         precision=wanted.precision or ("fp32" if wanted.device == "cpu" else engine.precision),  # type: ignore[arg-type]
         fp8=wanted.fp8,  # type: ignore[arg-type]
         optimizer=wanted.optimizer,  # type: ignore[arg-type]
@@ -248,6 +258,7 @@ def setup_from(wanted: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         accumulation=_or(wanted.accumulation, max(wanted.pp, 1)),
         seq_len=_or(wanted.seq_len, min(DEFAULT_SEQ_LEN, model.max_seq_len)),
         fixed_length=packed,
+        longest_once=wanted.longest_once,
         document_mask=_or(wanted.document_mask, packed and engine.document_mask),
         checkpointing=wanted.checkpointing or engine.checkpointing,  # type: ignore[arg-type]
         activation_offload=wanted.activation_offload,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from estimator import calibration
 from estimator.errors import UserError
 from estimator.models import find
 from flows import planning
@@ -76,3 +77,36 @@ def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> N
     every = planning.resolved(settings.build({}), find("tiny-llama"), steps).checkpoint_every
     assert every >= min(10, steps)
     assert steps // every <= 10
+
+
+def test_finished_runs_correct_the_plan_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(calibration.VARIABLE, str(tmp_path / "runs.jsonl"))
+    before = planning.plan_from_parameters(PARAMETERS, "local").prediction.memory
+    calibration.Store().add(
+        calibration.Finished(
+            engine="torchtune",
+            method="full",
+            gpu="cpu",
+            model="tiny-llama",
+            setup="",
+            formulas=calibration.formulas("torchtune", "full"),
+            predicted_bytes=10**9,
+            predicted_upper_bytes=13 * 10**8,
+            measured_bytes=12 * 10**8,
+            measured_kind="resident",
+            date="2026-01-02T03:04:05+00:00",
+            run="FinetuneFlow/1/train/2",
+        )
+    )
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write("half a li")
+    capsys.readouterr()
+    after = planning.plan_from_parameters({**PARAMETERS, "device": "cpu"}, "local").prediction.memory
+    assert after.likely_bytes > before.likely_bytes
+    assert after.uncorrected == (before.likely_bytes, before.upper_bytes)
+    assert "calibrated on 1 run: x1.06" in after.basis
+    assert "line 2, is left out" in capsys.readouterr().err
+    plain = planning.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
+    assert plain.prediction.memory.likely_bytes == before.likely_bytes

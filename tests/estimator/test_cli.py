@@ -1,0 +1,151 @@
+"""The finetune command: what it loads, and how it answers mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from estimator.cli import app as program
+from estimator.cli.app import COMMANDS, app
+from estimator.errors import CannotFit, UserError
+from tests.decorators.flows.plans import make_plan
+
+HEAVY = ("torch", "metaflow", "transformers", "boto3", "kubernetes", "numpy", "altair", "psutil", "pynvml")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, words, prog_name="finetune")
+
+
+def modules_after(*words: str) -> set[str]:
+    """What a process has imported when the command has ended."""
+    code = (
+        "import sys\n"
+        "from estimator.cli.app import app\n"
+        "try:\n"
+        f"    app({list(words)!r}, prog_name='finetune')\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code, ended.code\n"
+        "print('modules:', *sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("plan", "--help"),
+        ("estimate", "--model", "llama-8b", "--gpu", "L4"),
+        ("explain", "--model", "llama-8b", "--over", "tp", "--gpus", "8"),
+        ("gpus", "--min-vram", "100"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_loads_what_it_does_not_need(words: tuple[str, ...]) -> None:
+    loaded = modules_after(*words)
+    assert [name for name in HEAVY if name in loaded] == []
+    others = {f"estimator.cli.{name}" for name in COMMANDS if name != words[0]}
+    assert others & loaded == set()
+
+
+def test_the_help_lists_every_command_without_loading_any() -> None:
+    shown = run("--help").output
+    assert all(name in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    done = run(name, "--help")
+    assert done.exit_code == 0, done.output
+    assert f"finetune {name}" in done.output
+    assert "Stands for" not in done.output
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").output.startswith("finetune 0.")
+
+
+@pytest.mark.parametrize("words", [("plans",), ("estimate",), ("estimate", "--modell", "x"), ("gpus", "--x")])
+def test_a_command_that_is_not_one_ends_with_2(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Makes `finetune models` raise what the test puts into the list."""
+    errors: list[BaseException] = []
+
+    def models() -> None:
+        """Raise it."""
+        raise errors[0]
+
+    class Module:
+        pass
+
+    Module.models = staticmethod(models)  # type: ignore[attr-defined]
+    monkeypatch.setattr(program.importlib, "import_module", lambda _: Module)
+    return errors
+
+
+def test_a_users_mistake_is_two_lines_and_status_1(failing: list[BaseException]) -> None:
+    failing.append(UserError("--gpus 0 must be a whole number above 0.", "Ask for 1 or more."))
+    done = run("models")
+    assert done.exit_code == 1
+    assert done.stderr == "--gpus 0 must be a whole number above 0.\nAsk for 1 or more.\n"
+    assert done.stdout == ""
+
+
+def test_what_can_not_fit_shows_the_command_that_would_work(failing: list[BaseException]) -> None:
+    failing.append(CannotFit("llama-70b does not fit.", suggestions=("--gpus 8",), here="1x L4 of 22.4 GiB"))
+    done = run("models")
+    assert done.exit_code == 1
+    assert "llama-70b does not fit." in done.stderr
+    assert "finetune models --gpus 8" in done.stderr
+
+
+def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:
+    failing.append(KeyboardInterrupt())
+    done = run("models")
+    assert (done.exit_code, done.output.strip()) == (130, "")
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    command = f"{sys.executable} -m estimator.cli.app explain --model llama-8b --over tp --gpus 8 --json"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -c 10; echo status ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip().endswith(("status 0", "status 141"))
+
+
+def test_a_closed_output_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m estimator.cli.app estimate --model llama-8b --json"
+    done = subprocess.run(
+        ["bash", "-c", f"({command}; echo status $? >&2) | true"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.strip() in ("status 0", "status 141")
+
+
+def test_a_programs_own_fault_is_not_hidden(failing: list[BaseException]) -> None:
+    failing.append(ZeroDivisionError("a bug"))
+    assert isinstance(run("models").exception, ZeroDivisionError)
+
+
+def test_a_plan_that_is_wanted_instead_is_shown(failing: list[BaseException]) -> None:
+    wanted = make_plan({"model": "llama-8b"}, "kubernetes")
+    failing.append(CannotFit("It does not fit here.", wanted=wanted))
+    assert "A100-80GB" in run("models").stderr
