@@ -1,13 +1,17 @@
 """Rows of published tables: what is read from their words, and what is left out with a reason."""
 
 import csv
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from estimator import row_words, rows
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS
+from estimator.row_cells import MEASURED
 from estimator.row_words import Unclaimed
 
 CARRIED = Path(rows.__file__).with_name("data") / "measured.csv"
@@ -392,3 +396,16 @@ def test_text_in_a_degree_leaves_out_its_row_alone(tmp_path: Path) -> None:
     first, second = rows.read(table(tmp_path, {"id": "x1", "tp": "two"}, {"id": "x2"}))
     assert first.memory_skip == "tp = 'two' is not a number"
     assert second.memory_skip is None
+
+
+COLUMNS = [name for name in BASE if name not in MEASURED] + ["tp", "pp", "vpp", "cp", "ep", "sp", "quant"]
+WORDS = ["", "0", "1", "2", "3", "8", "64", "n/a", "none", "full", "qlora", "selective", "fp8", "-1", "1.5"]
+
+
+@given(st.sampled_from(COLUMNS), st.one_of(st.sampled_from(WORDS), st.text(max_size=20)))
+def test_whatever_a_cell_says_its_row_is_read_or_left_out_with_a_reason(column: str, text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        row = read(Path(folder), **{column: text})
+    if row.setup is None:
+        assert row.memory_skip
+        assert row.throughput_skip
