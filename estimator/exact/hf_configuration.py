@@ -41,11 +41,13 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
 
 def _particular(spec: ModelSpec) -> dict[str, Any]:
     """What one family needs that no other has."""
-    return {
-        "gptj": {"rotary_dim": spec.head_dim // 2, "n_inner": None, "tie_word_embeddings": False},
-        "mpt": {"expansion_ratio": spec.ffn // spec.hidden, "no_bias": not spec.mlp_bias},
-        "falcon": {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False},
-    }.get(spec.family, {})
+    if spec.family == "gptj":
+        return {"rotary_dim": spec.head_dim // 2, "n_inner": None, "tie_word_embeddings": False}
+    if spec.family == "mpt":
+        return {"expansion_ratio": spec.ffn // spec.hidden, "no_bias": not spec.mlp_bias}
+    if spec.family == "falcon":
+        return {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False}
+    return {}
 
 
 def _window(spec: ModelSpec) -> dict[str, Any]:

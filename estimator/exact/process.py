@@ -17,6 +17,7 @@ from estimator.exact.result import ExactEstimate, Moment
 from estimator.models import ModelSpec
 from estimator.setup import Setup
 
+WORKER = ["-m", "estimator.exact.worker"]
 NEEDED = {  # package -> engines that are traced with it
     "torch": ("torchtune", "torchtitan", "deepspeed", "transformers"),
     "torchtune": ("torchtune", "torchtitan"),
@@ -31,7 +32,7 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
             raise UserError(f"exact mode needs {package}: pip install 'metaflow-finetune[train]'")
     request = json.dumps([asdict(setup) for setup in setups])
     with subprocess.Popen(
-        [sys.executable, "-m", "estimator.exact.worker"],
+        [sys.executable, *WORKER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,0 +1,52 @@
+"""Small models of every kind that the traces are made of, and the steps of the grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from estimator.models import find
+from estimator.setup import Setup
+
+LLAMA = replace(
+    find("tiny-llama"),
+    name="small-llama",
+    layers=3,
+    hidden=512,
+    heads=8,
+    kv_heads=4,
+    head_dim=64,
+    ffn=1536,
+    vocab=8192,
+)
+WIDE = replace(
+    LLAMA,
+    name="wide-llama",
+    layers=4,
+    hidden=1024,
+    heads=16,
+    kv_heads=4,
+    ffn=2816,
+    vocab=32_000,
+    tied_embeddings=True,
+)
+NARROW = replace(LLAMA, name="narrow-llama", hidden=256, heads=4, kv_heads=4, ffn=768, vocab=4096)
+QWEN2 = replace(LLAMA, name="small-qwen2", family="qwen2", qkv_bias=True, tied_embeddings=True)
+QWEN3 = replace(LLAMA, name="small-qwen3", family="qwen3", qk_norm="head")
+MIXTRAL = replace(LLAMA, name="small-mixtral", family="mixtral", ffn=1024, experts=8, experts_per_token=2)
+QWEN3_MOE = replace(
+    QWEN3, name="small-qwen3-moe", family="qwen3_moe", ffn=256, experts=16, experts_per_token=4
+)
+
+TORCHTUNE = Setup(model=LLAMA, seq_len=512, micro_batch=2, loss="chunked")
+TORCHTITAN = replace(TORCHTUNE, engine="torchtitan", precision="bf16-mixed", loss="plain")
+TRANSFORMERS = replace(TORCHTUNE, engine="transformers", loss="plain")
+DEEPSPEED = replace(TORCHTUNE, engine="deepspeed", precision="bf16-mixed", loss="recomputed")
+
+
+def fsdp(processes: int) -> dict[str, Any]:
+    return {"sharding": "fsdp", "shard": processes}
+
+
+def zero(stage: int, processes: int) -> dict[str, Any]:
+    return {"sharding": f"zero{stage}", "shard": processes}

@@ -1,0 +1,107 @@
+"""What the asking process sees: no torch, one clear line for each mistake, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from estimator import exact
+from estimator.errors import UserError
+from estimator.exact import process
+from estimator.exact.support import untraceable
+from estimator.models import find
+from estimator.setup import Setup
+from tests.estimator.exact.shapes import DEEPSPEED, LLAMA, MIXTRAL, TORCHTUNE, TRANSFORMERS, zero
+
+
+def test_asking_loads_no_torch() -> None:
+    code = "import sys, estimator.exact; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+def test_an_estimate_comes_back_from_a_process_of_its_own() -> None:
+    found = exact.estimate(TORCHTUNE)
+    assert found.parameters == LLAMA.parameters
+    assert found.peak_bytes == sum(found.categories.values()) == max(m.total_bytes for m in found.moments)
+    assert dict(found.versions).keys() >= {"torch", "torchtune"}
+    assert 0 < found.seconds < 60
+
+
+def test_a_setup_survives_the_way_to_the_tracing_process() -> None:
+    setup = replace(TORCHTUNE, lora_targets=("q_proj", "v_proj"), method="lora", model=find("gpt-oss-20b"))
+    assert process.setup_from(json.loads(json.dumps(asdict(setup)))) == setup
+
+
+def test_missing_torch_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "find_spec", lambda _: None)
+    with pytest.raises(UserError) as caught:
+        exact.estimate(TORCHTUNE)
+    assert caught.value.problem == "exact mode needs torch: pip install 'metaflow-finetune[train]'"
+
+
+def test_a_trace_over_its_time_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    class Recorded(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="longer than 0 s"):
+        exact.estimate(TORCHTUNE, time_limit_s=0.2)
+    assert time.monotonic() - begin < 5
+    assert [child.poll() is not None for child in started] == [True]
+
+
+def test_a_process_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "WORKER", ["-c", "raise SystemExit('no memory left')"])
+    with pytest.raises(UserError, match=r"^Exact mode's trace failed: no memory left\n"):
+        exact.estimate(TORCHTUNE)
+
+
+def test_a_models_own_mistake_comes_back_as_it_was_said() -> None:
+    setup = replace(TRANSFORMERS, model=find("qwen-1.8b"))
+    with pytest.raises(UserError, match=r"transformers makes no qwen model of qwen-1\.8b's shape"):
+        exact.estimate(setup)
+
+
+@pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        (replace(TORCHTUNE, engine="litgpt"), "not of litgpt"),
+        (replace(TORCHTUNE, model=MIXTRAL), "torchtune's mixtral models"),
+        (replace(TORCHTUNE, compile=True), "partitioner"),
+        (replace(TORCHTUNE, task="dpo"), "not dpo"),
+        (replace(TORCHTUNE, pipeline=2), "pipeline parallel 2"),
+        (replace(TORCHTUNE, context=2), "context parallel 2"),
+        (replace(TORCHTUNE, fp8="rowwise"), "fp8"),
+        (replace(TORCHTUNE, tensor=8), "4 key/value heads over 8"),
+        (replace(TRANSFORMERS, tensor=2), "torchtune's modules only"),
+        (replace(TRANSFORMERS, loss="chunked"), "not chunked"),
+        (replace(TORCHTUNE, checkpointing="selective"), "selective checkpointing is torchtitan's"),
+        (replace(TORCHTUNE, method="lora", lora_targets=("q_proj", "up_proj")), "not up_proj alone"),
+        (replace(TORCHTUNE, method="lora", quantization="int8"), "int8"),
+        (replace(TORCHTUNE, activation_offload=True), "two devices"),
+        (replace(TRANSFORMERS, model=find("bert-base-cased")), "encoders"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_traced_is_refused_with_the_reason_before_anything_starts(
+    setup: Setup, reason: str
+) -> None:
+    assert reason in (untraceable(setup) or "")
+    with pytest.raises(UserError, match="Exact mode can't trace this"):
+        exact.estimate(setup)
+
+
+def test_zero_can_be_traced() -> None:
+    assert untraceable(replace(DEEPSPEED, **zero(3, 8))) is None

@@ -1,0 +1,188 @@
+"""Traces against what can be counted by hand, and against the same step on real tensors."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from estimator.exact.process import _estimate
+from estimator.exact.result import ExactEstimate
+from estimator.models import find, names
+from estimator.setup import Setup
+from tests.estimator.exact.shapes import (
+    DEEPSPEED,
+    LLAMA,
+    MIXTRAL,
+    NARROW,
+    TORCHTITAN,
+    TORCHTUNE,
+    TRANSFORMERS,
+    fsdp,
+    zero,
+)
+
+
+def traced(setup: Setup) -> ExactEstimate:
+    """In this process, as the worker does it in its own."""
+    from estimator.exact.trace import trace
+
+    return _estimate(trace(setup))
+
+
+def moment(found: ExactEstimate, name: str) -> dict[str, int]:
+    return next(dict(each.parts) for each in found.moments if each.name == name)
+
+
+def kept(setup: Setup) -> float:
+    """Bytes that one more block keeps for the backward pass, for one token."""
+    more = replace(setup, model=replace(setup.model, layers=setup.model.layers + 1))
+    ends = [moment(traced(each), "backward, last norm")["activations"] for each in (setup, more)]
+    return (ends[1] - ends[0]) / setup.tokens
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        replace(TORCHTUNE, model=NARROW, seq_len=64),
+        replace(TORCHTUNE, model=NARROW, seq_len=64, checkpointing="full", accumulation=2),
+        replace(TORCHTUNE, model=NARROW, seq_len=64, method="lora", loss="plain"),
+        replace(TRANSFORMERS, model=NARROW, seq_len=64),
+        replace(TRANSFORMERS, model=NARROW, seq_len=64, precision="bf16-autocast"),
+        replace(DEEPSPEED, model=NARROW, seq_len=64, method="lora", checkpointing="full", **zero(2, 2)),
+    ],
+    ids=["torchtune", "checkpointing", "lora", "transformers", "autocast", "deepspeed"],
+)
+def test_fake_tensors_count_the_same_bytes_as_real_ones(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from estimator.exact import trace
+
+    fake = traced(setup)
+    monkeypatch.setattr(trace, "FakeTensorMode", nullcontext)
+    assert traced(setup).moments == fake.moments
+
+
+def test_pure_bf16_training_holds_8_bytes_a_parameter_and_a_step_count_for_each_tensor() -> None:
+    found = traced(TORCHTUNE)
+    states, tensors = dict(found.states), 9 * LLAMA.layers + 3
+    assert found.parameters == found.trainable_parameters == LLAMA.parameters
+    assert states["weights"] == states["gradients"] == 2 * LLAMA.parameters
+    assert states["optimizer"] == 4 * LLAMA.parameters + 4 * tensors
+
+
+def test_adapters_alone_have_gradients_and_states() -> None:
+    found = traced(replace(TORCHTUNE, method="lora"))
+    states, adapters = dict(found.states), LLAMA.lora_parameters(8, TORCHTUNE.lora_targets)
+    assert found.trainable_parameters == adapters
+    assert states["weights"] == 2 * LLAMA.parameters
+    assert states["adapters"] == states["gradients"] == 2 * adapters
+
+
+def test_4_bit_weights_take_half_a_byte_and_their_scales() -> None:
+    states = dict(traced(replace(TORCHTUNE, method="lora", quantization="nf4-double")).states)
+    rest = LLAMA.parameters - LLAMA.linear_parameters
+    assert states["weights"] == LLAMA.linear_parameters // 2 + 2 * rest
+    assert states["NF4 overhead"] == pytest.approx(
+        LLAMA.linear_parameters * (1 / 64 + 4 / 64 / 256), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("processes", [2, 8, 128])
+def test_shards_of_fsdp_add_up_to_the_whole(processes: int) -> None:
+    whole = dict(traced(TORCHTUNE).states)
+    parts = dict(traced(replace(TORCHTUNE, **fsdp(processes))).states)
+    for name in ("weights", "gradients"):
+        assert parts[name] * processes == whole[name]
+
+
+def test_zero_states_are_computed_and_say_so() -> None:
+    found = traced(replace(DEEPSPEED, **zero(3, 8)))
+    assert sum(dict(found.states)[name] for name in found.from_formula if name in dict(found.states)) == (
+        16 * LLAMA.parameters // 8
+    )
+
+
+def test_every_further_block_adds_the_same_bytes_at_every_moment() -> None:
+    for setup in (TORCHTUNE, replace(TORCHTITAN, checkpointing="full", **fsdp(8))):
+        found = [traced(replace(setup, model=replace(LLAMA, layers=layers))) for layers in (5, 6, 7)]
+        for one, two, three in zip(*(each.moments for each in found), strict=True):
+            assert two.total_bytes - one.total_bytes == three.total_bytes - two.total_bytes
+
+
+# h hidden, q all query heads, kv all key or value heads, f MLP; in bytes for each token
+H, Q, KV, F = LLAMA.hidden, LLAMA.q_dim, LLAMA.kv_dim, LLAMA.ffn
+LSE, ROOTS = 4 * LLAMA.heads, 2 * 4  # fp32: of the softmax's rows, of the two norms
+
+
+def test_a_block_of_torchtune_keeps_20h_8q_and_8f() -> None:
+    assert kept(TORCHTUNE) == 20 * H + 8 * Q + 8 * F + LSE + ROOTS
+
+
+def test_a_block_of_torchtitan_keeps_8h_8q_and_8f_as_its_norms_are_fused() -> None:
+    assert kept(replace(TORCHTITAN, precision="bf16")) == 8 * H + 8 * Q + 8 * F + LSE + ROOTS
+
+
+def test_a_block_of_transformers_keeps_16h_and_keys_and_values_unrepeated() -> None:
+    assert kept(TRANSFORMERS) == 16 * H + 4 * Q + 4 * KV + 8 * F + LSE + ROOTS
+
+
+def test_a_checkpointed_block_keeps_its_input() -> None:
+    assert kept(replace(TORCHTUNE, checkpointing="full")) == 2 * H
+
+
+def test_frozen_norms_keep_less_and_adapters_their_narrow_sides() -> None:
+    assert kept(replace(TORCHTUNE, method="lora")) == 12 * H + 8 * Q + 8 * F + LSE + ROOTS + 7 * 2 * 8
+
+
+def test_each_token_keeps_what_two_experts_compute_of_it() -> None:
+    setup = replace(TRANSFORMERS, model=MIXTRAL)
+    router = kept(setup) - (16 * H + 4 * Q + 4 * KV + LSE + ROOTS) - 2 * (4 * H + 8 * MIXTRAL.ffn)
+    assert 4 * MIXTRAL.experts <= router < 200
+
+
+def test_gradients_of_earlier_passes_are_held_through_the_forward_pass() -> None:
+    once, twice = traced(TORCHTUNE), traced(replace(TORCHTUNE, accumulation=4))
+    assert "gradients" not in moment(once, "forward")
+    assert moment(twice, "forward")["gradients"] == 2 * LLAMA.parameters
+
+
+def test_an_optimizer_in_the_backward_pass_leaves_no_gradients() -> None:
+    assert "gradients" not in dict(traced(replace(TORCHTUNE, optimizer_in_backward=True)).states)
+
+
+def test_the_plain_loss_holds_12_bytes_a_logit_and_the_chunked_one_less() -> None:
+    logits = TORCHTUNE.tokens * LLAMA.vocab
+    plain = traced(replace(TORCHTUNE, loss="plain")).categories["logits and loss"]
+    assert plain == pytest.approx(12 * logits, rel=0.001)
+    assert traced(TORCHTUNE).categories["logits and loss"] < 7 * logits
+
+
+def test_tensor_parallel_halves_what_it_splits() -> None:
+    alone, split = traced(TORCHTUNE), traced(replace(TORCHTUNE, tensor=2, sequence_parallel=False))
+    norms = 2 * LLAMA.hidden * (2 * LLAMA.layers + 1)
+    assert 2 * (dict(split.states)["weights"] - norms) == dict(alone.states)["weights"] - norms
+    assert kept(replace(TORCHTUNE, tensor=2)) == 20 * H + (8 * Q + 8 * F + LSE) / 2 + ROOTS
+
+
+def test_what_is_not_modelled_is_said() -> None:
+    assert any("CUDA context" in clause for clause in traced(TORCHTUNE).not_modelled)
+
+
+FAMILIES = {find(name).family: name for name in reversed(names())}
+UNBUILT = {"qwen", "bert"}  # no class in transformers; no next-token loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - UNBUILT))
+def test_every_decoder_of_the_table_is_built_by_transformers_and_traced(family: str) -> None:
+    model = find(FAMILIES[family])
+    layers = 2 if family == "llama4_text" else 2 + model.dense_layers
+    model = replace(
+        model,
+        layers=layers,
+        dense_layers=min(model.dense_layers, 1 if family == "llama4_text" else layers),
+        sliding_layers=min(model.sliding_layers, layers),
+    )
+    assert traced(replace(TRANSFORMERS, model=model, seq_len=64)).parameters == model.parameters
