@@ -1,0 +1,174 @@
+"""The checks: what each tells, in which phase it is measured, and what may clear its verdict."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from checklist.measurements import PHASES, PhaseName
+from estimator.errors import UserError
+
+Profile = Literal["quick", "standard", "deep"]
+PROFILES: tuple[Profile, ...] = get_args(Profile)  # from the weakest to the strongest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One question that is answered with PASS, WARN, FAIL or NO-VERDICT."""
+
+    name: str
+    phase: PhaseName | None
+    """Where it is measured; None: in every phase."""
+    tells: str
+    loaded: bool = False
+    """Whether a deeper profile asks harder: more load, larger sizes, longer."""
+    between: Literal["node", "pair", "world"] = "node"
+    """What it judges: hosts one by one, pairs of them, or the world as a whole."""
+
+    def strength(self, profile: Profile) -> int:
+        """How hard the check asks in that profile; only comparable within one check."""
+        return PROFILES.index(profile) if self.loaded else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalKind:
+    """A figure that a rank measures alone; more is better in all of them."""
+
+    name: str
+    check: str
+    unit: str
+    tells: str
+
+
+CHECKS: dict[str, Check] = {
+    check.name: check
+    for check in (
+        Check(name="ranks", phase="facts", tells="as many nodes and GPUs as asked for, none counted twice"),
+        Check(name="gpus", phase="facts", tells="each node has the GPUs that its machine type has"),
+        Check(name="versions", phase="facts", tells="driver, CUDA, NCCL and torch are the same everywhere"),
+        Check(
+            name="shared-memory",
+            phase="facts",
+            tells="shared memory is large enough for NCCL and data loaders",
+        ),
+        Check(name="memlock", phase="facts", tells="memory can be locked, as RDMA needs"),
+        Check(name="interface", phase="facts", tells="NCCL and gloo take an interface that reaches others"),
+        Check(name="rdma", phase="facts", tells="the EFA or InfiniBand devices of the machine are in sight"),
+        Check(name="hostname", phase="facts", tells="each host resolves its own name, and not to loopback"),
+        Check(name="clock", phase="facts", tells="the hosts' clocks agree"),
+        Check(name="placement", phase="facts", tells="the nodes of this very run are in one zone"),
+        Check(
+            name="gpu-health", phase="facts", tells="ECC, remapped rows, XID and throttling, before and after"
+        ),
+        Check(name="mesh", phase="mesh", between="pair", tells="every node reaches every other with 256 KB"),
+        Check(
+            name="gemm",
+            phase="node",
+            loaded=True,
+            tells="matrix products as fast as the GPU's and its peers'",
+        ),
+        Check(name="hbm", phase="node", loaded=True, tells="the GPU's memory is as fast as its peers'"),
+        Check(name="host-copy", phase="node", loaded=True, tells="copies between host and GPU"),
+        Check(
+            name="peer-copy", phase="node", loaded=True, tells="copies between the GPUs of a node (NVLink)"
+        ),
+        Check(
+            name="storage",
+            phase="node",
+            loaded=True,
+            tells="work directory and datastore are read and written",
+        ),
+        Check(
+            name="correctness",
+            phase="world",
+            loaded=True,
+            between="world",
+            tells="each collective gives values that a wrong or partial result can't give",
+        ),
+        Check(
+            name="latency",
+            phase="world",
+            loaded=True,
+            between="world",
+            tells="small messages and the barrier take no longer than they should",
+        ),
+        Check(
+            name="bandwidth",
+            phase="world",
+            loaded=True,
+            between="world",
+            tells="busbw of the collectives over message size",
+        ),
+        Check(
+            name="transport",
+            phase="world",
+            between="world",
+            tells="NCCL sees all nodes and uses the fast network that is there",
+        ),
+        Check(
+            name="pairs",
+            phase="pairs",
+            loaded=True,
+            between="pair",
+            tells="every pair of nodes in each direction: which node, direction or link is slow",
+        ),
+        Check(
+            name="hangs", phase=None, between="world", tells="no rank hung or died, every phase ended in time"
+        ),
+    )
+}
+
+LOCALS: dict[str, LocalKind] = {
+    kind.name: kind
+    for kind in (
+        LocalKind(name="gemm_bf16", check="gemm", unit="TFLOPS", tells="bf16 matrix product"),
+        LocalKind(name="gemm_fp32", check="gemm", unit="TFLOPS", tells="fp32 matrix product"),
+        LocalKind(name="hbm_copy", check="hbm", unit="GB/s", tells="copy within the device, read plus write"),
+        LocalKind(
+            name="memory_copy", check="hbm", unit="GB/s", tells="copy within host memory, read plus write"
+        ),
+        LocalKind(name="h2d", check="host-copy", unit="GB/s", tells="pinned host memory to GPU"),
+        LocalKind(name="d2h", check="host-copy", unit="GB/s", tells="GPU to pinned host memory"),
+        LocalKind(name="peer_copy", check="peer-copy", unit="GB/s", tells="GPU to GPU of the same node"),
+        LocalKind(name="storage_write", check="storage", unit="GB/s", tells="work directory, with fsync"),
+        LocalKind(name="storage_read", check="storage", unit="GB/s", tells="work directory, past the cache"),
+        LocalKind(name="datastore_write", check="storage", unit="GB/s", tells="datastore"),
+        LocalKind(name="datastore_read", check="storage", unit="GB/s", tells="datastore"),
+    )
+}
+
+
+def find(name: str) -> Check:
+    """The check of that name. Raises UserError with the nearest name."""
+    if name in CHECKS:
+        return CHECKS[name]
+    near = difflib.get_close_matches(name, CHECKS, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    raise UserError(f"There is no check {name!r}.", f"{hint}Checks: {', '.join(CHECKS)}.")
+
+
+def select(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[Check, ...]:
+    """The checks to do, in order. "hangs" can't be left out: it is what ends a run in time."""
+    wanted = {find(name).name for name in only} or set(CHECKS)
+    wanted -= {find(name).name for name in skip}
+    if not wanted - {"hangs"}:
+        raise UserError("No check is left to do.", "Give fewer names to --skip, or other ones to --only.")
+    return tuple(check for check in CHECKS.values() if check.name in wanted | {"hangs"})
+
+
+def phases_of(checks: Iterable[Check]) -> tuple[PhaseName, ...]:
+    """The phases that those checks need, in order. Facts are always gathered: they name the nodes."""
+    needed = {check.phase for check in checks} | {"facts"}
+    return tuple(phase for phase in PHASES if phase in needed)
+
+
+def clears(
+    passed: Check,
+    passed_profile: Profile,
+    failed: Check,
+    failed_profile: Profile,
+) -> bool:
+    """Whether a PASS of one check may clear an earlier verdict: the same check, asked at least as hard."""
+    return passed.name == failed.name and passed.strength(passed_profile) >= failed.strength(failed_profile)

@@ -1,0 +1,316 @@
+"""What the probes measure, raw: no opinion in it. Frozen, and through JSON both ways without loss.
+
+``None`` is "not measured" or "can't be known here", never zero. Nodes and ranks count from 0; a node is a
+host, a rank one process of the job (one GPU; on CPUs, one process of a host). Bandwidths are in 10^9 bytes
+a second, sizes in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from estimator.errors import UserError
+
+SCHEMA_VERSION = 1
+PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
+PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
+R = TypeVar("R")
+_STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nic:
+    """One network interface of a host."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    addresses: tuple[str, ...] = ()
+    mtu: int | None = None
+    gbps: float | None = None
+    """Line rate in 10^9 bits a second, where the kernel knows it."""
+    up: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What one rank says of its host, its devices and its software."""
+
+    __pydantic_config__ = _STRICT
+    rank: int
+    node: int
+    """The node that the launcher says this rank runs on; whether that is true is judged by boot_id."""
+    local_rank: int
+    hostname: str
+    boot_id: str | None = None
+    """The kernel's boot id: equal for ranks of one host, whatever the containers call themselves."""
+    node_name: str | None = None
+    """The cluster's name of the host (NODE_NAME of the pod, or the instance id); the hostname if unknown."""
+    addresses: tuple[str, ...] = ()
+    nic: str | None = None
+    """The interface that NCCL or gloo will take."""
+    nic_reason: str | None = None
+    """Why that one: the variable that names it, or the route that it has."""
+    nics: tuple[Nic, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
+    """All GPUs that this rank can see; its own is at its local rank."""
+    gpu_names: tuple[str, ...] = ()
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """torch, cuda, nccl, driver, python, kernel, image, aws-ofi-nccl ...: None where it can't be known."""
+    shm_bytes: int | None = None
+    memlock_bytes: int | None = None
+    """RLIMIT_MEMLOCK, soft; -1: unlimited."""
+    clock_unix: float | None = None
+    clock_offset_s: float | None = None
+    """This host's clock minus rank 0's, from a round trip."""
+    clock_offset_error_s: float | None = None
+    """Half the shortest round trip: how wrong clock_offset_s can be."""
+    zone: str | None = None
+    instance_type: str | None = None
+    placement_group: str | None = None
+    resolves_own_hostname: bool | None = None
+    hostname_address: str | None = None
+    """What its own hostname resolves to."""
+    efa_devices: int | None = None
+    ib_devices: tuple[str, ...] | None = None
+    gpu_processes: int | None = None
+    """Processes of others that were on this rank's GPU before the checks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuHealth:
+    """One GPU's own account of its health, through NVML. Fields it doesn't offer are None."""
+
+    __pydantic_config__ = _STRICT
+    rank: int
+    uuid: str
+    when: Literal["before", "after"]
+    """Before or after the load of the node phase."""
+    ecc_uncorrected: int | None = None
+    """Uncorrectable memory errors since the driver was loaded."""
+    ecc_corrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    """NVML's reasons why clocks are held down, without "idle"; () is: none."""
+    xids: tuple[int, ...] | None = None
+    """XID events seen in the run; None where they can't be read, which is not the same as ()."""
+    temperature_c: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: int | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    nvlinks_active: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """One ordered pair of nodes over a plain socket: connect, then move 256 KB."""
+
+    __pydantic_config__ = _STRICT
+    src: int
+    """Node that connects and sends."""
+    dst: int
+    connected: bool
+    bulk_ok: bool | None = None
+    """Whether the bytes arrived in time; None where nothing connected."""
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local:
+    """One figure of one rank alone. ``what`` is a name of checks.LOCALS."""
+
+    __pydantic_config__ = _STRICT
+    rank: int
+    what: str
+    value: float | None
+    """Median of the samples; None: it was tried and could not be measured, see error."""
+    unit: str
+    samples: tuple[float, ...] = ()
+    peer: int | None = None
+    """The other rank, for copies between GPUs."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective over the world at one size, out of place. The time is the slowest rank's."""
+
+    __pydantic_config__ = _STRICT
+    op: str
+    """A name of formulas.OPS."""
+    dtype: str
+    bytes: int
+    """As nccl-tests counts: a rank's buffer, or all ranks' buffers together (formulas.OPS says which)."""
+    ranks: int
+    nodes: int
+    seconds_median: float | None = None
+    seconds_p95: float | None = None
+    algbw_gbytes_per_s: float | None = None
+    busbw_gbytes_per_s: float | None = None
+    correct: bool | None = None
+    """None: the values were not compared."""
+    wrong_values: int | None = None
+    wrong_ranks: tuple[int, ...] = ()
+    """Ranks that saw a wrong result."""
+    algorithm: str | None = None
+    """NCCL's algorithm where it was forced or is known: RING, TREE, NVLS."""
+    iterations: int = 0
+    bare: bool = False
+    """A plain loop around the collective and nothing else, to compare our own figure with."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Bandwidth from one node to another, in this direction alone."""
+
+    __pydantic_config__ = _STRICT
+    src: int
+    dst: int
+    round: int
+    """Pairs of one round ran at the same time."""
+    gbytes_per_s: float | None
+    """Of the best repetition; None: it failed, see error."""
+    gbytes_per_s_p95: float | None = None
+    """Of the repetition that 95 % of them were faster than: what the best hides, such as lost packets."""
+    bytes: int | None = None
+    alone: bool = False
+    """Nothing else ran on any node meanwhile."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hang:
+    """A rank that did not come along, as the control channel (not the collective) has seen it."""
+
+    __pydantic_config__ = _STRICT
+    rank: int
+    node: int
+    phase: PhaseName
+    op: str
+    sequence: int | None
+    """How many operations this rank had begun in the phase; others were further."""
+    waited_s: float
+    kind: Literal["hang", "died"] = "hang"
+    waiting: tuple[int, ...] = ()
+    """Ranks that waited for it."""
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """How one phase went. One that was not asked for is "skipped", with the reason."""
+
+    __pydantic_config__ = _STRICT
+    name: PhaseName
+    status: Literal["done", "failed", "skipped"]
+    seconds: float = 0.0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transport:
+    """What the backend's log says of how the ranks talk. None: it doesn't say."""
+
+    __pydantic_config__ = _STRICT
+    backend: str
+    nodes_seen: int | None = None
+    ranks_seen: int | None = None
+    network: Literal["socket", "ib", "efa", "shm", "other"] | None = None
+    """Between nodes. "efa": libfabric with the efa provider; "ib" is InfiniBand or RoCE."""
+    interface: str | None = None
+    plugin: str | None = None
+    gpu_direct: bool | None = None
+    lines: tuple[str, ...] = ()
+    """The lines of the log that this was read from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """All that one run has measured."""
+
+    __pydantic_config__ = _STRICT
+    version: int = SCHEMA_VERSION
+    started_unix: float
+    seconds: float
+    profile: str
+    device: Literal["cpu", "cuda"]
+    backend: Literal["gloo", "nccl"]
+    nodes_asked: int
+    gpus_per_node_asked: int
+    """Processes for each node on CPUs."""
+    facts: tuple[Facts, ...] = ()
+    health: tuple[GpuHealth, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    locals: tuple[Local, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    transport: Transport | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """NCCL_*, GLOO_*, FI_* and the like, as rank 0 has them."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of how it was measured."""
+
+    def phase(self, name: PhaseName) -> Phase | None:
+        """How that phase went; None where it never began."""
+        return next((phase for phase in self.phases if phase.name == name), None)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Nodes that have answered."""
+        return tuple(sorted({fact.node for fact in self.facts}))
+
+    def node_of(self, rank: int) -> int | None:
+        """The node of a rank; None where the rank has said nothing."""
+        return next((fact.node for fact in self.facts if fact.rank == rank), None)
+
+    def name_of(self, node: int) -> str:
+        """What people call that node."""
+        fact = next((fact for fact in self.facts if fact.node == node), None)
+        return f"node {node}" if fact is None else fact.node_name or fact.hostname
+
+
+def to_json(measurements: Measurements) -> str:
+    """As JSON text, indented."""
+    return json.dumps(to_dict(measurements), indent=1, allow_nan=False)
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """Any record of this module as plain values."""
+    return dataclasses.asdict(record)
+
+
+def from_json(text: str) -> Measurements:
+    """From JSON text. Raises UserError where it is none, or is of another version."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"The measurements are not JSON: {error}.", "Run the checks again.") from None
+    found = values.get("version") if isinstance(values, dict) else None
+    if found != SCHEMA_VERSION:
+        raise UserError(
+            f"The measurements have schema version {found!r}; this program reads {SCHEMA_VERSION}.",
+            "Run the checks again, or read them with the program that wrote them.",
+        )
+    return record(Measurements, values)
+
+
+def record(kind: type[R], values: Any) -> R:
+    """``values`` (plain, as JSON gives them) as a record of ``kind``. Raises UserError."""
+    from pydantic import TypeAdapter, ValidationError  # heavy to import
+
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"{kind.__name__}.{where} is {first.get('input')!r}: {first['msg']}.", "Run the checks again."
+        ) from None
