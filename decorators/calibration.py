@@ -25,8 +25,7 @@ def finished(plan: Plan, measured: Measured, *, run: str, date: str, formulas: s
     peak = process_peak(plan, measured)
     if peak is None or measured.node != 0 or measured.steps < FEWEST_STEPS:
         return None
-    memory = plan.prediction.memory
-    likely, upper = memory.uncorrected or (memory.likely_bytes, memory.upper_bytes)
+    memory = plan.prediction.memory.uncorrected or plan.prediction.memory
     reserved = [rank.reserved_peak_bytes for rank in measured.ranks if rank.reserved_peak_bytes]
     allocated = [rank.allocated_peak_bytes for rank in measured.ranks if rank.allocated_peak_bytes]
     return Finished(
@@ -36,8 +35,8 @@ def finished(plan: Plan, measured: Measured, *, run: str, date: str, formulas: s
         model=_name(plan.model),
         setup=_setup(plan),
         formulas=formulas,
-        predicted_bytes=likely,
-        predicted_upper_bytes=upper,
+        predicted_bytes=memory.likely_bytes,
+        predicted_upper_bytes=memory.upper_bytes,
         predicted_categories=memory.categories,
         measured_bytes=peak[0],
         measured_kind=peak[1],

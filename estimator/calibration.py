@@ -253,7 +253,7 @@ def apply(estimate: MemoryEstimate, found: Correction) -> MemoryEstimate:
         upper_bytes=upper,
         host_bytes=host,
         basis=f"{estimate.basis}; {found.basis}",
-        uncorrected=(before, upper_before),
+        uncorrected=estimate,
     )
 
 

@@ -39,7 +39,7 @@ class MemoryEstimate:
     capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
     host_bytes: int  # host memory of one whole node
     basis: str  # where the width of the range comes from
-    uncorrected: tuple[int, int] | None = None  # likely and upper before earlier runs corrected them
+    uncorrected: MemoryEstimate | None = None  # what it was before earlier runs corrected it
     formulas: str = ""  # calibration.formulas() at the time; empty: not noted
 
     @property

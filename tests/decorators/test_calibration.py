@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,14 @@ def test_the_record_has_the_gpu_tables_name_and_torchs_own_figures() -> None:
 
 def test_what_is_kept_is_the_prediction_before_its_correction() -> None:
     plan, measured = pair()
-    found = record(with_memory(plan, uncorrected=(30 * GIB, 35 * GIB)), measured)
+    first = plan.prediction.memory
+    found = record(
+        with_memory(plan, categories=(("weights", 50 * GIB),), upper_bytes=60 * GIB, uncorrected=first),
+        measured,
+    )
     assert found is not None
-    assert (found.predicted_bytes, found.predicted_upper_bytes) == (30 * GIB, 35 * GIB)
+    assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.likely_bytes, first.upper_bytes)
+    assert found.predicted_categories == first.categories
 
 
 def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
@@ -183,11 +187,12 @@ def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
 
 
 def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:
-    plan = with_memory(make_plan({}, "local"), formulas="abc", uncorrected=(1, 2))
+    first = make_plan({}, "local")
+    plan = with_memory(first, formulas="abc", uncorrected=first.prediction.memory)
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert isinstance(again.prediction.memory, MemoryEstimate)
-    assert json.loads(plan.to_json())["prediction"]["memory"]["uncorrected"] == [1, 2]
+    assert again.prediction.memory.uncorrected == first.prediction.memory
 
 
 def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
