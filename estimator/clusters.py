@@ -124,7 +124,9 @@ def ranking(seen: Survey, top: int) -> Ranking:
 def plan_of(seen: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
     search = seen.searches[candidate.layout.precision]
     asked = bool(seen.target.instance_type)
-    if candidate is best:
+    if not seen.found:
+        why = reasons.nearest(candidate)
+    elif candidate is best:
         why = reasons.of_machine(candidate, seen.found, asked, seen.goals)
     else:
         why = reasons.behind(candidate, best)

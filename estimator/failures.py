@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from estimator.clusters import Survey, as_qlora, best_or_none, plan_of
 from estimator.errors import CannotFit, UserError
 from estimator.goals import Goals
-from estimator.job import Job, Target
+from estimator.job import METHODS, Job, Target
 from estimator.plan import Plan
 from estimator.ranking import Rejection
 from estimator.search import Candidate, title
@@ -21,33 +21,53 @@ SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
 MOST_SUGGESTIONS = 5
 
 
-def rejection_of(seen: Survey) -> Rejection:
-    """What keeps every machine of a survey from doing the job with this method."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a method has no plan. The error is made when it is wanted, as its suggestions take time."""
+
+    rejection: Rejection
+    distance: tuple[int, float]  # how far from a plan: methods compare by it
+    error: Callable[[], UserError]
+
+
+def of_error(job: Job, error: CannotFit) -> Failure:
+    """Of a method that this machine can't run; the leanest method says best what it takes."""
+    rejection = Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
+    return Failure(rejection, (0, -float(METHODS.index(job.method))), lambda: error)
+
+
+def of_survey(seen: Survey) -> Failure:
+    """Of a survey that has found no plan."""
     method = seen.job.method
     if seen.beyond:
-        return Rejection(what=method, reason=_goals_missed(seen)[0], kind="method")
-    nearest = min(seen.misses, key=lambda miss: miss.over, default=None)
-    if nearest is None:
-        return Rejection(what=method, reason=_no_batch(seen), kind="method")
-    return Rejection(
-        what=f"{method} on {nearest.what}", reason=nearest.reason, kind="method", over=nearest.over
-    )
-
-
-def cannot(seen: Survey) -> UserError:
-    """The error for a survey that has found no plan."""
-    if seen.beyond:
         problem, nearest, option = _goals_missed(seen)
-        wanted = plan_of(seen, nearest, (), nearest)
-        return CannotFit(f"{problem}.", f"It would run with {option}.", wanted=wanted, suggestions=(option,))
-    nearest_miss = min(seen.misses, key=lambda miss: miss.over, default=None)
-    if nearest_miss is None:
-        return UserError(
-            f"{_no_batch(seen)[0].upper()}{_no_batch(seen)[1:]}.",
-            "Choose another batch, or leave parallel degrees or numbers of GPUs to the planner.",
+        figure = (nearest.usd if option.startswith("--budget") else nearest.hours)(seen.tokens)
+        return Failure(
+            Rejection(what=method, reason=problem, kind="method"),
+            (0, math.inf if figure is None else figure),
+            lambda: CannotFit(
+                f"{problem}.",
+                f"It would run with {option}.",
+                wanted=plan_of(seen, nearest, (), nearest),
+                suggestions=(option,),
+            ),
         )
-    problem = f"{title(seen.job)} fits on none of the machines asked for; nearest: {nearest_miss}."
-    return _memory_missed(seen, problem)
+    miss = min(seen.misses, key=lambda miss: miss.over, default=None)
+    if miss is not None:
+        what = f"{method} on {miss.what}"
+        problem = f"{title(seen.job)} fits on none of the machines asked for; nearest: {miss}."
+        return Failure(
+            Rejection(what=what, reason=miss.reason, kind="method", over=miss.over),
+            (1, miss.over),
+            lambda: _memory_missed(seen, problem),
+        )
+    reason = _no_batch(seen)
+    advice = "Choose another batch, or leave parallel degrees or numbers of GPUs to the planner."
+    return Failure(
+        Rejection(what=method, reason=reason, kind="method"),
+        (2, 0.0),
+        lambda: UserError(f"{reason[0].upper()}{reason[1:]}.", advice),
+    )
 
 
 def _no_batch(seen: Survey) -> str:

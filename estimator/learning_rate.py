@@ -10,16 +10,19 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from estimator.job import Job
 from estimator.plan import LearningRate
 
 TABLE = Path(__file__).with_name("data") / "learning_rates.csv"
 
-# Which rule fits which optimizer: noise of Adam's normalised steps falls with the square root of the batch
-# (Malladi et al. 2022); that of SGD's in proportion to it (Goyal et al. 2017).
-SQRT_SOURCE = "square root of the batch: Malladi et al. 2022, arXiv:2205.10287, for Adam"
-LINEAR_SOURCE = "in proportion to the batch: Goyal et al. 2017, arXiv:1706.02677, for SGD"
+# The noise of Adam's normalised steps falls with the square root of the batch; that of SGD's steps in
+# proportion to it. What is in between is found by trying.
+SOURCES: dict[Literal["sqrt", "linear"], str] = {
+    "sqrt": "Malladi et al. 2022, arXiv:2205.10287, for Adam",
+    "linear": "Goyal et al. 2017, arXiv:1706.02677, for SGD",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +46,11 @@ def hints(job: Job) -> tuple[LearningRate, ...]:
     if run is None or "adamw" not in job.optimizer or job.task != "sft":
         return ()
     ratio = job.global_batch / run.batch
-    origin = f"from {run.learning_rate:g} at batch {run.batch} ({run.run})"
-    return (
-        LearningRate(
-            rule="sqrt", value=run.learning_rate * math.sqrt(ratio), source=f"{SQRT_SOURCE}; {origin}"
-        ),
-        LearningRate(rule="linear", value=run.learning_rate * ratio, source=f"{LINEAR_SOURCE}; {origin}"),
+    rates = {"sqrt": run.learning_rate * math.sqrt(ratio), "linear": run.learning_rate * ratio}
+    origin = f"{run.learning_rate:g} at batch {run.batch}: {run.run} ({run.source})"
+    return tuple(
+        LearningRate(rule=rule, value=rates[rule], source=source, run=origin)
+        for rule, source in SOURCES.items()
     )
 
 

@@ -74,6 +74,11 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
     return sorted(found, key=lambda spread: (spread.model_parallel, spread.context, spread.pipeline))
 
 
+def unshared(job: Job) -> Sharding:
+    """The sharding of one process, which holds all the states."""
+    return "zero0" if job.engine == "deepspeed" else "none"
+
+
 def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipeline: int) -> list[Spread]:
     """Expert parallel, replicas and virtual stages on top of a product."""
     sharing = world // (tensor * pipeline)  # processes that share one copy of the states

@@ -140,7 +140,8 @@ class LearningRate:
 
     rule: Literal["sqrt", "linear"]
     value: float
-    source: str  # of the rule and of the run
+    source: str  # of the rule
+    run: str  # that it starts from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.clusters import Survey, ranking, survey
+from estimator.clusters import ranking, survey
 from estimator.errors import CannotFit, UserError
-from estimator.failures import cannot, rejection_of
+from estimator.failures import Failure, of_error, of_survey
 from estimator.goals import Goals
 from estimator.job import PARALLEL_ENGINES, Job, Target
 from estimator.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local
@@ -91,33 +91,25 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
             "Run it locally, or leave --device out.",
         )
     passed: list[Rejection] = []
-    tried = _jobs(job, passed)
-    for number, concrete in enumerate(tried, 1):
-        found = _of_method(concrete, target, goals, top, evidence, last=number == len(tried))
+    failures: list[Failure] = []
+    for concrete in _jobs(job, passed):
+        found = _of_method(concrete, target, goals, top, evidence)
         if isinstance(found, Ranking):
             return _explained(found, passed) if job.method == "auto" else found
-        passed.append(found)
-    raise AssertionError("the last method either plans or raises")
+        failures.append(found)
+        passed.append(found.rejection)
+    raise min(failures, key=lambda failure: failure.distance).error()
 
 
-def _of_method(
-    job: Job, target: Target, goals: Goals, top: int, evidence: Evidence, *, last: bool
-) -> Ranking | Rejection:
-    """A ranking; or, where another method is to be tried, why there is none."""
+def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking | Failure:
     if target.kind == "local":
         try:
             made = plan_local(job, target, goals, evidence)
         except CannotFit as error:
-            if last:
-                raise
-            return Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
+            return of_error(job, error)
         return Ranking(plans=(made,), rejected=(), order="this machine")
-    seen: Survey = survey(job, target, goals, evidence)
-    if seen.found:
-        return ranking(seen, top)
-    if last:
-        raise cannot(seen)
-    return rejection_of(seen)
+    seen = survey(job, target, goals, evidence)
+    return ranking(seen, top) if seen.found else of_survey(seen)
 
 
 def _jobs(job: Job, passed: list[Rejection]) -> list[Job]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from estimator.goals import Goals
 from estimator.plan import Plan
-from estimator.search import Candidate, Miss, percent
+from estimator.search import Candidate, Miss, gib, percent
 
 RejectionKind = Literal["memory", "host memory", "batch", "deadline", "budget", "price", "speed", "method"]
 
@@ -52,14 +52,16 @@ class Ranking:
 def rank(candidate: Candidate, goals: Goals) -> tuple[float, ...]:
     """Sort key; a smaller one is better. Unknown prices and speeds come after known ones."""
     cost, speed = candidate.usd_per_token, candidate.speed.tokens_per_second
+    # What is not known to fit the machine's memory comes after what is
+    host = candidate.place is not None and candidate.place.ram_bytes is None
     by_price = (cost is None, cost or 0.0)
     by_speed = (speed is None, -(speed or 0.0))
     size = (candidate.layout.nodes, candidate.layout.world_size)
     if goals.by_speed:
-        return (*by_speed, *by_price, *size)
+        return (host, *by_speed, *by_price, *size)
     hourly = candidate.usd_per_hour
     unpriced = (hourly is None, hourly or 0.0) if cost is None else (False, 0.0)
-    return (by_price[0], by_speed[0], by_price[1], *unpriced, by_speed[1], *size)
+    return (host, by_price[0], by_speed[0], by_price[1], *unpriced, by_speed[1], *size)
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
@@ -118,6 +120,10 @@ def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) ->
 
 
 def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
+    if other.place is not None and other.place.ram_bytes is None:
+        needs = gib(other.memory.host_bytes)
+        reason = f"fits its GPUs; needs {needs} of host memory, which the table does not tell"
+        return Rejection(what=other.what, reason=reason, kind="host memory")
     speeds = (best.speed.tokens_per_second, other.speed.tokens_per_second)
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]

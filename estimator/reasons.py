@@ -125,6 +125,11 @@ def of_machine(best: Candidate, found: list[Candidate], asked: bool, goals: Goal
     return [line, *_source(best)]
 
 
+def nearest(candidate: Candidate) -> list[str]:
+    """Of a plan that fits and misses the goals."""
+    return [f"{candidate.what} comes nearest of all that fit", *_source(candidate)]
+
+
 def behind(other: Candidate, best: Candidate) -> list[str]:
     """How a plan further down compares with the best."""
     parts = [f"fits on {other.what}"]
@@ -147,6 +152,9 @@ def _source(candidate: Candidate) -> list[str]:
     if place is None:
         return []
     lines = [f"price: {place.price}"] if place.price else []
+    if place.ram_bytes is None:
+        needs = gib(candidate.memory.host_bytes)
+        lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")
     if place.most_nodes is not None:
         lines.append(f"the cluster has {place.most_nodes} of {place.name}")
     return lines

@@ -12,8 +12,11 @@ LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(plan: Plan, width: int = 100) -> str:
-    """The whole plan, at most ``width`` columns wide, without colour codes."""
+def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
+    """The whole plan, at most ``width`` columns wide, without colour codes.
+
+    ``everything``: with hints for what the plan leaves to its user.
+    """
     lines = [
         f"Plan: {plan.model}, {plan.method} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"
     ]
@@ -29,7 +32,8 @@ def render(plan: Plan, width: int = 100) -> str:
         f"{item.name}: {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
     )
     lines += _list("Overridden", overrides, width)
-    lines += _list("Rates", tuple(_rate(hint) for hint in plan.learning_rates), width)
+    if everything:
+        lines += _list("Hints", _rates(plan.learning_rates), width)
     return "\n".join(lines)
 
 
@@ -165,8 +169,15 @@ def _speed(plan: Plan) -> str:
     prediction = plan.prediction
     if prediction.tokens_per_second is None:
         return f"unknown: {prediction.throughput_basis or 'no figures'}"
-    hours = "" if prediction.hours is None else f", {_hours(prediction.hours)} at most"
-    return f"{prediction.tokens_per_second:,.0f} tokens/s{hours}; {prediction.throughput_basis}"
+    text = f"{prediction.tokens_per_second:,.0f} tokens/s"
+    if prediction.tokens_per_second_range is not None:
+        low, high = prediction.tokens_per_second_range
+        text += f" ({low:,.0f} to {high:,.0f})"
+    if prediction.hours is not None:
+        text += f", {_hours(prediction.hours)} at most"
+    if prediction.mfu is not None:
+        text += f", MFU {prediction.mfu:.0%}"
+    return f"{text}; {prediction.throughput_basis}"
 
 
 def _price(plan: Plan) -> str:
@@ -181,8 +192,11 @@ def _price(plan: Plan) -> str:
     return text
 
 
-def _rate(hint: LearningRate) -> str:
-    return f"learning rate {hint.value:.2g} to start a search from ({hint.rule} rule: {hint.source})"
+def _rates(hints: tuple[LearningRate, ...]) -> tuple[str, ...]:
+    if not hints:
+        return ()
+    lines = [f"learning rate {hint.value:.2g} by the {hint.rule} rule ({hint.source})" for hint in hints]
+    return (*lines, f"both from {hints[0].run}; a place to start a search from")
 
 
 def _row(label: str, text: str, width: int) -> list[str]:

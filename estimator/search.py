@@ -11,7 +11,7 @@ from estimator.engines import setup_of
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
-from estimator.parallelism import Spread, spreads
+from estimator.parallelism import Spread, spreads, unshared
 from estimator.places import Place
 from estimator.plan import GIB, Device, Layout, MemoryEstimate
 from estimator.setup import Setup
@@ -94,7 +94,7 @@ class Miss:
         return f"{self.what}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # each is made once, so that identity will do as a key
 class Ladder:
     """One spread with or without checkpointing; its rungs are the micro batches."""
 
@@ -121,7 +121,7 @@ class Search:
         self.job, self.precision, self.device = job, precision, device
         self.evidence = evidence or Evidence()
         self._setups: dict[Layout, Setup] = {}
-        self._states: dict[Layout, int] = {}
+        self._states: dict[tuple[int, int, Spread], int] = {}
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
         self._ladders: dict[tuple[int, int], list[Ladder]] = {}
@@ -174,6 +174,16 @@ class Search:
             self._setups[layout] = setup_of(self.job, layout)
         return self._setups[layout]
 
+    def whole_states(self) -> int:
+        """The states of one copy of the model: what all GPUs together can't go below."""
+        if self.evidence.calibration is not None or self.job.offload != "none":
+            return 0
+        if self._whole is None:
+            way = Spread(sharding=unshared(self.job))
+            setup = setup_of(self.job, self._layout(1, 1, way, False, 1, 1))
+            self._whole = sum(dict(memory.states(setup)).values())
+        return self._whole
+
     def _measured_on(self, gpu: Gpu | None) -> str | None:
         """The GPU's name where it changes the memory: where runs on it correct the formulas."""
         return gpu.name if gpu is not None and self.evidence.calibration is not None else None
@@ -184,7 +194,7 @@ class Search:
         if key not in self._fitting:
             layouts: list[Layout] = []
             fitted: list[Ladder] = []
-            possible = self._whole_states() <= capacity * nodes * processes
+            possible = self.whole_states() <= capacity * nodes * processes
             for ladder in self.ladders(nodes, processes) if possible else ():
                 if any(
                     other.checkpointing == ladder.checkpointing
@@ -222,20 +232,11 @@ class Search:
         """The states alone: what no setting of the same spread can go below."""
         if self.evidence.calibration is not None:
             return 0  # runs may have shown less than the formulas say
-        layout = self.rungs(ladder)[0]
-        key = replace(layout, activation_checkpointing=False) if ladder.checkpointing else layout
+        key = (ladder.nodes, ladder.processes, ladder.spread)
         if key not in self._states:
-            self._states[key] = sum(dict(memory.states(self.setup(key))).values())
+            setup = self.setup(self.rungs(ladder)[0])
+            self._states[key] = sum(dict(memory.states(setup)).values())
         return self._states[key]
-
-    def _whole_states(self) -> int:
-        """The states of one copy of the model: what all GPUs together can't go below."""
-        if self.evidence.calibration is not None or self.job.offload != "none":
-            return 0
-        if self._whole is None:
-            setup = setup_of(self.job, self._layout(1, 1, Spread(sharding="none"), False, 1, 1))
-            self._whole = sum(dict(memory.states(setup)).values())
-        return self._whole
 
     def _speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
         network = place.network_gbps if place else None

@@ -1,0 +1,366 @@
+"""finetune plan: the best configurations for a model, from goals to a ranked list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from estimator.cli import output
+from estimator.cli.options import DEFAULT_SEQ_LEN, expanded, tokens_of
+from estimator.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from estimator.goals import Goals
+    from estimator.job import Job, Target
+    from estimator.plan import Plan
+    from estimator.ranking import Ranking
+    from estimator.throughput import MeasuredBandwidth
+
+DEFAULT_BATCH = 16  # as launchers/settings.py
+_WHAT, _GOALS, _WHERE, _HOW, _ANSWER = ("What is trained", "Goals", "Where", "How", "Answer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What is to be trained. None is: for the planner to decide."""
+
+    model: Annotated[
+        str,
+        Option("--model", "-m", help="A name of `finetune models`, a Hugging Face id or a directory.",
+               rich_help_panel=_WHAT),
+    ]  # fmt: skip
+    method: Annotated[
+        str,
+        Option(help="full, lora, qlora, dora; auto: the first of full, lora, qlora that will do.",
+               rich_help_panel=_WHAT),
+    ] = "auto"  # fmt: skip
+    engine: Annotated[
+        str,
+        Option(help="torchtune, deepspeed; to plan only: torchtitan, megatron.", rich_help_panel=_WHAT),
+    ] = "torchtune"
+    task: Annotated[str, Option(help="sft, pretrain, dpo, orpo, reward.", rich_help_panel=_WHAT)] = "sft"
+    seq_len: Annotated[
+        int | None, Option(help=f"Tokens of a sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT)
+    ] = None
+    batch: Annotated[
+        int, Option(help="Sequences of an optimizer step, over all GPUs.", rich_help_panel=_WHAT)
+    ] = DEFAULT_BATCH
+    lora_rank: Annotated[int, Option("--lora-rank", "--rank", rich_help_panel=_WHAT)] = 8
+    optimizer: Annotated[
+        str, Option(help="adamw, adamw8bit, paged-adamw, adafactor, sgd, muon...", rich_help_panel=_WHAT)
+    ] = "adamw"
+
+    precision: Annotated[str, Option(help="auto, bf16, bf16-mixed, fp32.", rich_help_panel=_HOW)] = "auto"
+    micro_batch: Annotated[
+        int | None, Option(help="Sequences of a GPU and a forward pass.", rich_help_panel=_HOW)
+    ] = None
+    checkpointing: Annotated[
+        bool | None,
+        Option("--checkpointing/--no-checkpointing", help="Of activations.", rich_help_panel=_HOW),
+    ] = None
+    packing: Annotated[
+        bool, Option("--packing", help="Several samples a sequence.", rich_help_panel=_HOW)
+    ] = False
+    compile: Annotated[bool, Option("--compile", rich_help_panel=_HOW)] = False
+    zero_stage: Annotated[int | None, Option(help="DeepSpeed's.", rich_help_panel=_HOW)] = None
+    offload: Annotated[str, Option(help="DeepSpeed's optimizer: none, cpu.", rich_help_panel=_HOW)] = "none"
+    tp: Annotated[int | None, Option(help="Tensor parallel.", rich_help_panel=_HOW)] = None
+    cp: Annotated[int | None, Option(help="Context parallel.", rich_help_panel=_HOW)] = None
+    pp: Annotated[int | None, Option(help="Pipeline parallel.", rich_help_panel=_HOW)] = None
+    ep: Annotated[int | None, Option(help="Expert parallel.", rich_help_panel=_HOW)] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoalOptions:
+    """What the plan is to reach, and where it may run."""
+
+    tokens: Annotated[str | None, Option(help="To train on: 250M, 1.5B.", rich_help_panel=_GOALS)] = None
+    dataset_tokens: Annotated[
+        str | None, Option(help="Of one epoch, instead of --tokens.", rich_help_panel=_GOALS)
+    ] = None
+    epochs: Annotated[int | None, Option(help="With --dataset-tokens.", rich_help_panel=_GOALS)] = None
+    deadline_hours: Annotated[
+        float | None, Option(help="The cheapest plan that is done by then.", rich_help_panel=_GOALS)
+    ] = None
+    budget_usd: Annotated[
+        float | None, Option(help="The fastest plan that costs no more.", rich_help_panel=_GOALS)
+    ] = None
+    prefer: Annotated[
+        str, Option(help="What decides without deadline and budget: price, speed.", rich_help_panel=_GOALS)
+    ] = "price"
+
+    gpu: Annotated[str | None, Option(help="A name of `finetune gpus`.", rich_help_panel=_WHERE)] = None
+    instance_type: Annotated[
+        list[str] | None, Option(help="A machine type; may be repeated.", rich_help_panel=_WHERE)
+    ] = None
+    cloud: Annotated[list[str] | None, Option(help="May be repeated.", rich_help_panel=_WHERE)] = None
+    spot: Annotated[bool, Option("--spot", help="At spot prices.", rich_help_panel=_WHERE)] = False
+    nodes: Annotated[int | None, Option(help="Exactly so many machines.", rich_help_panel=_WHERE)] = None
+    gpus: Annotated[int | None, Option(help="Of each machine.", rich_help_panel=_WHERE)] = None
+    max_nodes: Annotated[int | None, Option(help="At most so many machines; 16.", rich_help_panel=_WHERE)] = (
+        None
+    )
+    max_gpus: Annotated[int | None, Option(help="Of all machines.", rich_help_panel=_WHERE)] = None
+    from_cluster: Annotated[
+        bool,
+        Option("--from-cluster", help="The nodes of your Kubernetes cluster.", rich_help_panel=_WHERE),
+    ] = False
+    context: Annotated[
+        str | None, Option(help="With --from-cluster: the kubeconfig's context.", rich_help_panel=_WHERE)
+    ] = None
+    hardware: Annotated[
+        Path | None, Option(help="A CSV of your own GPUs and machines.", rich_help_panel=_WHERE)
+    ] = None
+    busbw_intra: Annotated[
+        float | None, Option(help="Measured inside a node, GB/s.", rich_help_panel=_WHERE)
+    ] = None
+    busbw_inter: Annotated[
+        float | None, Option(help="Measured between nodes, GB/s of a GPU.", rich_help_panel=_WHERE)
+    ] = None
+    calibration: Annotated[
+        bool,
+        Option("--calibration/--no-calibration", help="Use what finished runs have measured.",
+               rich_help_panel=_WHERE),
+    ] = True  # fmt: skip
+
+
+@expanded
+def plan(
+    wanted: JobOptions,
+    limits: GoalOptions,
+    top: Annotated[int, Option(help="Plans to show.", rich_help_panel=_ANSWER)] = 5,
+    as_json: Annotated[
+        bool, Option("--json", help="Plans and rejections, in order.", rich_help_panel=_ANSWER)
+    ] = False,
+    as_csv: Annotated[bool, Option("--csv", help="A row for each plan.", rich_help_panel=_ANSWER)] = False,
+) -> None:
+    """The best configurations for a model, from goals to a ranked list."""
+    from estimator import calibration, hardware
+    from estimator.planner import plans
+
+    output.one_format(json=as_json, csv=as_csv)
+    found = hardware.catalogue(limits.hardware)
+    for warning in found.warnings:
+        output.note(warning)
+    with hardware.using(found):
+        known, problems = calibration.load() if limits.calibration else (None, ())
+        for problem in problems:
+            output.note(problem)
+        job, target, goals = _job(wanted), _target(limits), _goals(limits)
+        ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(limits))
+    if as_json:
+        output.print_json(
+            ranked.to_dict() | {"summary": [_row(*item) for item in enumerate(ranked.plans, 1)]}
+        )
+    elif as_csv:
+        output.print_csv([_row(*item) for item in enumerate(ranked.plans, 1)])
+    else:
+        _print(ranked)
+
+
+def _job(wanted: JobOptions) -> Job:
+    from estimator import models
+    from estimator.job import Job
+
+    model = models.resolve(wanted.model)
+    return Job(
+        model=model,
+        method=wanted.method,  # type: ignore[arg-type]
+        engine=wanted.engine,  # type: ignore[arg-type]
+        task=wanted.task,  # type: ignore[arg-type]
+        seq_len=min(DEFAULT_SEQ_LEN, model.max_seq_len) if wanted.seq_len is None else wanted.seq_len,
+        global_batch=wanted.batch,
+        micro_batch=wanted.micro_batch,
+        optimizer=wanted.optimizer,  # type: ignore[arg-type]
+        precision=wanted.precision,  # type: ignore[arg-type]
+        activation_checkpointing=wanted.checkpointing,
+        lora_rank=wanted.lora_rank,
+        packing=wanted.packing,
+        compile=wanted.compile,
+        zero_stage=wanted.zero_stage,
+        offload=wanted.offload,  # type: ignore[arg-type]
+        tensor_parallel=wanted.tp,
+        context_parallel=wanted.cp,
+        pipeline_parallel=wanted.pp,
+        expert_parallel=wanted.ep,
+    )
+
+
+def _target(limits: GoalOptions) -> Target:
+    from estimator.job import Target
+
+    kind = "kubernetes" if limits.from_cluster else "catalogue"
+    return Target(kind=kind, nodes=limits.nodes, gpus=limits.gpus, gpu=limits.gpu)  # type: ignore[arg-type]
+
+
+def _goals(limits: GoalOptions) -> Goals:
+    from estimator.goals import Goals
+
+    return Goals(
+        deadline_hours=limits.deadline_hours,
+        budget_usd=limits.budget_usd,
+        tokens=_count(limits.tokens),
+        epochs=limits.epochs,
+        dataset_tokens=_count(limits.dataset_tokens),
+        prefer=limits.prefer,  # type: ignore[arg-type]
+        clouds=tuple(limits.cloud or ()),
+        instance_types=tuple(limits.instance_type or ()),
+        spot=limits.spot,
+        cluster_nodes=_cluster_nodes(limits),
+        max_nodes=limits.max_nodes,
+        max_gpus=limits.max_gpus,
+    )
+
+
+def _cluster_nodes(limits: GoalOptions) -> tuple[Any, ...]:
+    if not limits.from_cluster:
+        if limits.context is not None:
+            raise UserError(
+                "--context goes with --from-cluster.", "Add --from-cluster, or leave --context out."
+            )
+        return ()
+    from estimator.from_cluster import read_cluster
+
+    cluster = read_cluster(limits.context)
+    for aside in cluster.aside:
+        output.note(f"Left aside, {aside.reason}: {', '.join(aside.names)}")
+    if not cluster.nodes:
+        raise UserError(
+            f"The cluster of context {cluster.context} has no GPU node that can be planned with.",
+            "Plan with the catalogue: leave --from-cluster out.",
+        )
+    return cluster.nodes
+
+
+def _count(text: str | None) -> int | None:
+    return None if text is None else round(tokens_of(text))
+
+
+def _bandwidth(limits: GoalOptions) -> MeasuredBandwidth | None:
+    if limits.busbw_intra is None and limits.busbw_inter is None:
+        return None
+    from datetime import date
+
+    from estimator.throughput import MeasuredBandwidth
+
+    return MeasuredBandwidth(
+        intra_node_gbytes_per_s=limits.busbw_intra,
+        inter_node_gbytes_per_s=limits.busbw_inter,
+        source="given by --busbw-intra and --busbw-inter",
+        date=date.today().isoformat(),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# For people and for other programs
+
+
+def _row(rank: int, plan: Plan) -> dict[str, Any]:
+    from estimator.report import layout_words
+
+    request, layout, prediction = plan.request, plan.layout, plan.prediction
+    price = None
+    if prediction.usd_per_hour is not None and prediction.tokens_per_second is not None:
+        price = prediction.usd_per_hour / 3600 / prediction.tokens_per_second * 1e6
+    return {
+        "rank": rank,
+        "model": plan.model,
+        "method": plan.method,
+        "engine": plan.engine,
+        "instance_type": request.instance_type,
+        "cloud": request.cloud,
+        "nodes": request.nodes,
+        "gpus_per_node": request.gpus_per_node,
+        "gpu": request.gpu,
+        "layout": layout_words(layout),
+        "micro_batch": layout.micro_batch,
+        "accumulation": layout.accumulation,
+        "activation_checkpointing": layout.activation_checkpointing,
+        "likely_bytes": prediction.memory.likely_bytes,
+        "upper_bytes": prediction.memory.upper_bytes,
+        "capacity_bytes": prediction.memory.capacity_bytes,
+        "tokens_per_second": prediction.tokens_per_second,
+        "hours": prediction.hours,
+        "usd_per_hour": prediction.usd_per_hour,
+        "usd": prediction.usd,
+        "usd_per_million_tokens": price,
+    }
+
+
+def _print(ranked: Ranking) -> None:
+    from dataclasses import replace
+
+    from estimator.report import render
+
+    console = output.console()
+    console.print(f"Order: {ranked.order}")
+    console.print(_table(ranked))
+    best = replace(ranked.best, rejected=tuple(str(line) for line in ranked.rejected))
+    console.print(render(best, console.width, everything=True), markup=False)
+
+
+def _table(ranked: Ranking) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    timed = ranked.best.prediction.tokens is not None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", justify="right")
+    table.add_column("plan", overflow="fold")
+    for name in (
+        "GiB of a GPU\nlikely/upper/has",
+        "tokens/s",
+        "hours" if timed else "USD/h",
+        "USD" if timed else "USD/M\ntokens",
+    ):
+        table.add_column(name, justify="right")
+    rows = [_row(*item) for item in enumerate(ranked.plans, 1)]
+    for row in rows:
+        table.add_row(*_cells(row, rows[0], timed=timed))
+    return table
+
+
+def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[str]:
+    from estimator.plan import GIB
+
+    nodes = f"{row['nodes']} " if row["nodes"] > 1 else ""
+    sizes = (row["likely_bytes"], row["upper_bytes"], row["capacity_bytes"])
+    machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
+    layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch']} x {row['accumulation']}"
+    lines = [
+        f"{row['nodes'] * row['gpus_per_node']}x {row['gpu']}{machine}",
+        layout + (", checkpointing" if row["activation_checkpointing"] else ""),
+        _against(row, first),
+    ]
+    cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
+    return [
+        str(row["rank"]),
+        "\n".join(line for line in lines if line),
+        "/".join("?" if size is None else f"{size / GIB:.0f}" for size in sizes),
+        _figure(row["tokens_per_second"], 0),
+        *(_figure(row[name], 2) for name in cost),
+    ]
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "?" if value is None else f"{value:,.{digits}f}"
+
+
+def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
+    """How a plan compares with the first, where both figures are known."""
+    if row is first:
+        return ""
+    parts = []
+    for name, more, less in (
+        ("usd_per_million_tokens", "dearer", "cheaper"),
+        ("tokens_per_second", "faster", "slower"),
+    ):
+        if row[name] is not None and first[name] is not None:
+            change = row[name] / first[name] - 1
+            parts.append(f"{abs(change):.0%} {more if change >= 0 else less}")
+    return ", ".join(parts) or "its price or speed is not known"

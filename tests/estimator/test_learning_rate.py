@@ -1,0 +1,44 @@
+"""Hints on learning rates: two rules from one published run, and none where there is no such run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import Job, learning_rate
+from estimator.models import find
+
+
+def job_of(batch: int, **changes: Any) -> Job:
+    return Job(model=find("llama-8b"), global_batch=batch, **changes)
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "dora"])
+def test_at_the_published_batch_both_rules_give_the_published_rate(method: Any) -> None:
+    run = learning_rate.references()[method]
+    hints = learning_rate.hints(job_of(run.batch, method=method))
+    assert [hint.rule for hint in hints] == ["sqrt", "linear"]
+    assert {hint.value for hint in hints} == {run.learning_rate}
+
+
+def test_four_times_the_batch_doubles_the_rate_by_one_rule_and_quadruples_it_by_the_other() -> None:
+    run = learning_rate.references()["lora"]
+    root, linear = learning_rate.hints(job_of(4 * run.batch, method="lora"))
+    assert root.value == pytest.approx(2 * run.learning_rate)
+    assert linear.value == pytest.approx(4 * run.learning_rate)
+
+
+def test_each_hint_names_its_rule_s_paper_and_its_run() -> None:
+    for hint in learning_rate.hints(job_of(8)):
+        assert "arXiv" in hint.source
+        assert "batch 128" in hint.run
+
+
+def test_what_no_run_was_published_for_gets_no_hint() -> None:
+    assert learning_rate.hints(job_of(8, optimizer="sgd")) == ()
+    assert learning_rate.hints(job_of(8, task="dpo")) == ()
+
+
+def test_every_row_has_a_source() -> None:
+    assert all(run.source and run.run for run in learning_rate.references().values())

@@ -1,0 +1,77 @@
+"""Plans for the nodes that a cluster has: no more of them, and no more of each than can be allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import Job, Target, UserError, hardware
+from estimator.from_cluster import ClusterNodes
+from estimator.goals import Goals
+from estimator.models import find
+from estimator.plan import GIB
+from estimator.planner import CannotFit, plan, plans
+
+KUBERNETES = Target(kind="kubernetes")
+FULL = Job(model=find("llama-70b"), global_batch=64)
+
+
+def nodes_of(name: str, count: int, *, gpus: int | None = None, memory_gib: int = 1000) -> ClusterNodes:
+    item = hardware.instance(name)
+    item = replace(item, gpu_count=item.gpu_count if gpus is None else gpus)
+    return ClusterNodes(
+        instance=item,
+        gpu=hardware.gpu(item.gpu),
+        count=count,
+        cpu=90.5,
+        memory_bytes=memory_gib * GIB,
+        ephemeral_bytes=None,
+        efa=4,
+        spot=None,
+        zones=(),
+        taints=(),
+        names=tuple(f"node-{number}" for number in range(count)),
+    )
+
+
+def test_a_plan_takes_no_more_nodes_than_there_are() -> None:
+    made = plan(FULL, KUBERNETES, Goals(cluster_nodes=(nodes_of("p4d.24xlarge", 8),)))
+    assert made.request.instance_type == "p4d.24xlarge"
+    with pytest.raises(CannotFit, match="fits on none of the machines asked for"):
+        plan(FULL, KUBERNETES, Goals(cluster_nodes=(nodes_of("p4d.24xlarge", 2),)))
+
+
+def test_gpus_that_others_hold_are_not_planned_with() -> None:
+    job = replace(FULL, model=find("llama-8b"), method="lora")
+    goals = Goals(cluster_nodes=(nodes_of("p5.48xlarge", 1, gpus=4),), prefer="speed")
+    for made in plans(job, KUBERNETES, goals, top=10).plans:
+        assert made.request.gpus_per_node <= 4
+        assert made.request.cpu <= 90
+
+
+def test_the_request_is_within_what_can_be_allocated() -> None:
+    goals = Goals(cluster_nodes=(nodes_of("p5.48xlarge", 4, memory_gib=500),))
+    made = plan(FULL, KUBERNETES, goals)
+    assert made.request.memory_mib * 2**20 <= 500 * GIB
+    assert any("4 of p5.48xlarge" in line for line in made.why)
+
+
+def test_host_memory_that_is_short_is_named() -> None:
+    goals = Goals(cluster_nodes=(nodes_of("p5.48xlarge", 4, memory_gib=270),))
+    with pytest.raises(CannotFit, match=r"of host memory, has 270\.0 GiB"):
+        plan(FULL, KUBERNETES, goals)
+
+
+def test_nodes_without_a_price_go_by_speed() -> None:
+    here = nodes_of("p5.48xlarge", 4)
+    unpriced = replace(here, instance=replace(here.instance, usd_per_hour=None, name="own-h100"))
+    ranked = plans(FULL, KUBERNETES, Goals(cluster_nodes=(unpriced,)), top=10)
+    speeds = [made.prediction.tokens_per_second or 0 for made in ranked.plans]
+    assert speeds == sorted(speeds, reverse=True)
+    assert ranked.best.prediction.usd_per_hour is None
+
+
+def test_a_gpu_that_the_cluster_lacks_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match="No NVIDIA GPU node of the cluster goes with --gpu L4"):
+        plan(FULL, replace(KUBERNETES, gpu="L4"), Goals(cluster_nodes=(nodes_of("p5.48xlarge", 1),)))

@@ -1,0 +1,234 @@
+"""Goals: what comes first with a deadline, a budget or limits, and what is said where nothing will do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import CannotFit, Job, Target, UserError, hardware
+from estimator.goals import Goals
+from estimator.models import find
+from estimator.planner import plan, plans
+
+ANY = Target(kind="catalogue")
+LORA = Job(model=find("llama-8b"), method="lora", global_batch=64)
+BILLION = 10**9
+
+
+def usd(made: Any) -> float:
+    assert made.prediction.usd is not None
+    return float(made.prediction.usd)
+
+
+def hours(made: Any) -> float:
+    assert made.prediction.hours is not None
+    return float(made.prediction.hours)
+
+
+def test_a_deadline_takes_the_cheapest_that_meets_it() -> None:
+    free = plans(LORA, ANY, Goals(tokens=BILLION)).best
+    limit = hours(free) / 2
+    ranked = plans(LORA, ANY, Goals(tokens=BILLION, deadline_hours=limit))
+    assert all(hours(made) <= limit for made in ranked.plans)
+    assert [usd(made) for made in ranked.plans] == sorted(usd(made) for made in ranked.plans)
+    assert usd(ranked.best) >= usd(free)
+    late = [line for line in ranked.rejected if line.kind == "deadline"]
+    assert late
+    assert all(f"h of {limit:g}" in line.reason for line in late)
+
+
+def test_a_budget_takes_the_fastest_within_it() -> None:
+    cheapest = usd(plans(LORA, ANY, Goals(tokens=BILLION)).best)
+    ranked = plans(LORA, ANY, Goals(tokens=BILLION, budget_usd=1.5 * cheapest))
+    speeds = [made.prediction.tokens_per_second or 0.0 for made in ranked.plans]
+    assert all(usd(made) <= 1.5 * cheapest for made in ranked.plans)
+    assert speeds == sorted(speeds, reverse=True)
+    richer = plans(LORA, ANY, Goals(tokens=BILLION, budget_usd=15 * cheapest)).best
+    assert (richer.prediction.tokens_per_second or 0) >= speeds[0]
+
+
+def test_both_goals_hold_together() -> None:
+    ranked = plans(LORA, ANY, Goals(tokens=BILLION, budget_usd=400, deadline_hours=4))
+    assert all(usd(made) <= 400 and hours(made) <= 4 for made in ranked.plans)
+
+
+def test_speed_first_is_the_fastest_of_all() -> None:
+    fastest = plans(LORA, ANY, Goals(prefer="speed"))
+    cheapest = plans(LORA, ANY)
+    assert (fastest.best.prediction.tokens_per_second or 0) > (
+        cheapest.best.prediction.tokens_per_second or 0
+    )
+    assert "fastest first" in fastest.order
+
+
+@pytest.mark.parametrize(
+    ("goals", "words", "option"),
+    [
+        (Goals(tokens=BILLION, budget_usd=1), "the cheapest is $", "--budget-usd"),
+        (Goals(tokens=BILLION, deadline_hours=0.001), "the fastest takes", "--deadline-hours"),
+        (Goals(tokens=BILLION, deadline_hours=1.5, budget_usd=1), "within 1.5 h for $1.00", "--budget-usd"),
+    ],
+)
+def test_goals_that_nothing_meets_name_the_nearest_and_its_option_works(
+    goals: Goals, words: str, option: str
+) -> None:
+    with pytest.raises(CannotFit) as caught:
+        plans(LORA, ANY, goals)
+    assert words in caught.value.problem
+    name, value = caught.value.suggestions[0].split()
+    assert name == option
+    assert caught.value.wanted is not None
+    looser = replace(goals, **{name.strip("-").replace("-", "_"): float(value)})
+    assert plans(LORA, ANY, looser).plans
+
+
+def test_a_deadline_without_an_amount_of_training_is_refused() -> None:
+    for goals in (Goals(deadline_hours=3), Goals(budget_usd=3)):
+        with pytest.raises(UserError, match="--tokens"):
+            plans(LORA, ANY, goals)
+
+
+def test_epochs_steps_and_tokens_say_the_same_amount() -> None:
+    steps = BILLION // LORA.tokens_per_step
+    amount = steps * LORA.tokens_per_step
+    told = (
+        plan(LORA, ANY, Goals(tokens=amount)),
+        plan(LORA, ANY, Goals(dataset_tokens=amount // 2, epochs=2)),
+        plan(replace(LORA, steps=steps), ANY),
+    )
+    assert len({usd(made) for made in told}) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"deadline_hours": 0}, "deadline_hours = 0"),
+        ({"budget_usd": -1}, "budget_usd = -1"),
+        ({"budget_usd": float("nan")}, "budget_usd = nan"),
+        ({"tokens": 0}, "tokens = 0"),
+        ({"max_gpus": 0}, "max_gpus = 0"),
+        ({"prefer": "green"}, "prefer = 'green'"),
+        ({"epochs": 2}, "2 epochs"),
+    ],
+)
+def test_goals_name_the_value_that_can_not_be(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Goals(**wrong)
+    assert words in caught.value.problem
+
+
+def test_clouds_and_machine_types_limit_the_plans() -> None:
+    clouds = plans(LORA, ANY, Goals(clouds=("gcp", "azure")), top=20)
+    assert {made.request.cloud for made in clouds.plans} <= {"gcp", "azure"}
+    names = ("p4d.24xlarge", "g6e.12xlarge")
+    types = plans(LORA, ANY, Goals(instance_types=names), top=20)
+    assert {made.request.instance_type for made in types.plans} == set(names)
+
+
+def test_limits_on_nodes_and_gpus_hold() -> None:
+    job = Job(model=find("llama-70b"), global_batch=64)
+    for made in plans(job, ANY, Goals(max_nodes=2, prefer="speed"), top=20).plans:
+        assert made.layout.nodes <= 2
+    for made in plans(job, ANY, Goals(max_gpus=8, prefer="speed"), top=20).plans:
+        assert made.layout.world_size <= 8
+
+
+def test_more_nodes_than_sixteen_are_tried_where_they_are_allowed() -> None:
+    job = replace(LORA, global_batch=1024)
+    target = Target(kind="catalogue", gpu="A100 SXM 40GB")
+    wide = plan(job, target, Goals(prefer="speed", max_nodes=64, clouds=("aws",)))
+    assert wide.layout.nodes > 16
+
+
+def test_spot_plans_cost_the_spot_price_and_an_unknown_one_stays_unknown() -> None:
+    ranked = plans(LORA, ANY, Goals(spot=True), top=20)
+    for made in ranked.plans:
+        item = hardware.instance(made.request.instance_type or "")
+        price = item.spot_usd_per_hour
+        expected = None if price is None else pytest.approx(price * made.layout.nodes)
+        assert made.prediction.usd_per_hour == expected
+        assert made.prediction.price_kind == "spot"
+    assert ranked.best.prediction.usd_per_hour is not None
+    assert any("spot price is not known" in line.reason for line in ranked.rejected)
+
+
+# Methods
+
+
+def test_the_method_left_open_is_full_training_where_that_fits() -> None:
+    made = plan(replace(LORA, method="auto"), ANY)
+    assert made.method == "full"
+    assert made.why[0].startswith("method full: the first of full, lora, qlora")
+
+
+@pytest.mark.parametrize(("gpu", "method"), [("L40S", "lora"), ("L4", "qlora")])
+def test_on_one_gpu_the_method_left_open_is_the_first_that_fits_and_says_by_how_much_others_do_not(
+    gpu: str, method: str
+) -> None:
+    ranked = plans(replace(LORA, method="auto"), Target(kind="catalogue", gpu=gpu, nodes=1, gpus=1), Goals())
+    assert {made.method for made in ranked.plans} == {method}
+    assert ranked.rejected[0].what.startswith(f"full on 1x {gpu}")
+    assert ranked.rejected[0].reason.endswith("% over")
+    assert ranked.rejected[0].reason in ranked.best.why[0]
+
+
+def test_a_budget_too_small_for_full_training_takes_adapters() -> None:
+    open_method = replace(LORA, method="auto")
+    full = usd(plans(open_method, ANY, Goals(tokens=BILLION)).best)
+    assert plan(open_method, ANY, Goals(tokens=BILLION, budget_usd=0.95 * full)).method != "full"
+
+
+def test_experts_and_deepspeed_are_not_offered_qlora() -> None:
+    small = Target(kind="catalogue", gpu="L4", nodes=1)
+    for job in (replace(LORA, model=find("mixtral-8x22b")), replace(LORA, engine="deepspeed")):
+        with pytest.raises(CannotFit) as caught:
+            plans(replace(job, method="auto"), replace(small, gpus=1))
+        assert "(lora" in caught.value.problem
+
+
+def test_what_nothing_fits_is_offered_what_would() -> None:
+    target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=1)
+    with pytest.raises(CannotFit) as caught:
+        plans(replace(LORA, micro_batch=4, activation_checkpointing=False), target)
+    offered = caught.value.suggestions
+    assert any("--gpu" in option for option in offered)
+    assert any("--instance-type" in option for option in offered)
+    with pytest.raises(CannotFit) as caught:
+        plans(replace(LORA, micro_batch=2), target)
+    assert "--method qlora" in caught.value.suggestions
+
+
+# The order itself
+
+
+def test_a_rank_is_one_order_and_top_takes_its_head() -> None:
+    ranked = plans(LORA, ANY, top=8)
+    assert plans(LORA, ANY, top=3).plans == ranked.plans[:3]
+    costs = [
+        made.prediction.usd_per_hour / made.prediction.tokens_per_second
+        for made in ranked.plans
+        if made.prediction.usd_per_hour and made.prediction.tokens_per_second
+    ]
+    assert costs == sorted(costs)
+
+
+def test_every_rejection_says_what_and_why() -> None:
+    ranked = plans(Job(model=find("llama-70b"), global_batch=64), ANY)
+    assert 5 <= len(ranked.rejected) <= 10
+    assert any(line.kind == "memory" and line.over for line in ranked.rejected)
+    for line in ranked.rejected:
+        assert line.what
+        assert line.reason
+
+
+def test_a_catalogue_of_ones_own_is_planned_with() -> None:
+    tables = hardware.current()
+    mine = replace(
+        hardware.instance("p4d.24xlarge"), cloud="basement", name="my-box", usd_per_hour=0.01, region=None
+    )
+    own = hardware.Catalogue(gpus=tables.gpus, instances=(*tables.instances, mine))
+    made = plan(LORA, ANY, catalogue=own)
+    assert (made.request.instance_type, made.request.cloud) == ("my-box", "basement")
+    assert plan(LORA, ANY).request.instance_type != "my-box"

@@ -1,0 +1,75 @@
+"""A Plan survives JSON both ways, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import Job, Layout, Plan, Target, plan
+from estimator.models import find
+from estimator.plan import LearningRate, MemoryEstimate, Override, Prediction, Request
+
+WORDS = st.text(max_size=20)
+COUNTS = st.integers(1, 2**40)
+FIGURES = st.floats(0, 1e15, allow_nan=False)
+MEMORIES = st.builds(
+    MemoryEstimate,
+    categories=st.lists(st.tuples(WORDS, COUNTS), max_size=4).map(tuple),
+    upper_bytes=COUNTS,
+    capacity_bytes=st.none() | COUNTS,
+    host_bytes=COUNTS,
+    basis=WORDS,
+    uncorrected=st.none() | st.tuples(COUNTS, COUNTS),
+)
+PLANS = st.builds(
+    Plan,
+    model=WORDS,
+    parameters=COUNTS,
+    method=st.sampled_from(["full", "lora", "qlora", "dora"]),
+    engine=WORDS,
+    target=st.sampled_from(["local", "kubernetes", "batch", "catalogue"]),
+    request=st.builds(
+        Request, gpu=st.none() | WORDS, instance_type=st.none() | WORDS, cloud=st.none() | WORDS
+    ),
+    layout=st.builds(Layout, seq_len=COUNTS, virtual_stages=COUNTS, replicate=COUNTS),
+    prediction=st.builds(
+        Prediction,
+        memory=MEMORIES,
+        flops_per_token=FIGURES,
+        peak_flops_per_gpu=st.none() | FIGURES,
+        tokens_per_second=st.none() | FIGURES,
+        hours=st.none() | FIGURES,
+        usd_per_hour=st.none() | FIGURES,
+        usd=st.none() | FIGURES,
+        tokens=st.none() | COUNTS,
+        mfu=st.none() | FIGURES,
+        tokens_per_second_range=st.none() | st.tuples(FIGURES, FIGURES),
+    ),
+    why=st.lists(WORDS, max_size=3).map(tuple),
+    overrides=st.lists(st.builds(Override), max_size=2).map(tuple),
+    rejected=st.lists(WORDS, max_size=3).map(tuple),
+    learning_rates=st.lists(st.builds(LearningRate, value=FIGURES), max_size=2).map(tuple),
+    schema=st.just(1),
+)
+
+
+@given(PLANS)
+@settings(max_examples=100, deadline=None)
+def test_any_plan_survives_json_both_ways(made: Plan) -> None:
+    assert Plan.from_json(made.to_json()) == made
+
+
+def test_a_plan_of_an_earlier_release_is_read_with_neutral_values() -> None:
+    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    old = json.loads(made.to_json())
+    for name in ("learning_rates",):
+        del old[name]
+    for name in ("context_parallel", "pipeline_parallel", "virtual_stages", "schedule", "expert_parallel"):
+        del old["layout"][name]
+    for name in ("tokens", "price_kind", "price_source", "mfu", "tokens_per_second_range"):
+        del old["prediction"][name]
+    read = Plan.from_json(json.dumps(old))
+    assert read.layout == made.layout
+    assert read.prediction.mfu is None

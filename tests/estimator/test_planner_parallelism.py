@@ -1,0 +1,123 @@
+"""Tensor, context, pipeline and expert parallelism: what is tried, what is asked for, what is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import Job, Target, UserError, memory
+from estimator.engines import setup_of
+from estimator.goals import Goals
+from estimator.job import PARALLEL_ENGINES, divides_heads
+from estimator.models import find
+from estimator.parallelism import Spread, spreads
+from estimator.planner import plan, plans
+from estimator.search import Search
+
+ANY = Target(kind="catalogue")
+MODELS = ("llama-8b", "llama-70b", "mixtral-8x7b", "qwen3-30b-a3b", "tiny-llama")
+WORLDS = st.sampled_from([(1, 1), (1, 2), (1, 8), (2, 8), (3, 8), (4, 4), (16, 8)])
+
+
+def job_of(model: str, engine: Any = "torchtitan", **changes: Any) -> Job:
+    return Job(model=find(model), engine=engine, **{"global_batch": 64, **changes})
+
+
+@given(st.sampled_from(MODELS), st.sampled_from(PARALLEL_ENGINES), WORLDS, st.integers(1, 256))
+@settings(max_examples=60, deadline=None)
+def test_every_spread_uses_all_processes_reaches_the_batch_and_keeps_tensor_parallel_in_a_node(
+    model: str, engine: Any, world: tuple[int, int], batch: int
+) -> None:
+    job = job_of(model, engine, global_batch=batch)
+    nodes, per_node = world
+    for ladder in Search(job, "bf16-mixed", "cuda").ladders(nodes, per_node):
+        for layout in Search(job, "bf16-mixed", "cuda").rungs(ladder):
+            setup = setup_of(job, layout)  # which refuses degrees that divide nothing
+            assert setup.world_size == nodes * per_node
+            assert layout.global_batch == batch
+            assert layout.global_batch == setup.data_parallel * setup.micro_batch * setup.accumulation
+            assert per_node % layout.tensor_parallel == 0
+            assert divides_heads(job.model, layout.tensor_parallel)
+            assert job.model.layers % layout.pipeline_parallel == 0
+
+
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from(["full", "lora"]),
+    st.sampled_from(["torchtune", "deepspeed", *PARALLEL_ENGINES]),
+    WORLDS,
+)
+@settings(max_examples=60, deadline=None)
+def test_no_spread_needs_less_than_its_share_of_all_states(
+    model: str, method: Any, engine: Any, world: tuple[int, int]
+) -> None:
+    """The bound by which the search leaves numbers of GPUs out."""
+    job = job_of(model, engine, method=method, global_batch=128)
+    nodes, per_node = world
+    search = Search(job, "bf16" if engine == "torchtune" else "bf16-mixed", "cuda")
+    whole = search.whole_states()
+    for ladder in search.ladders(nodes, per_node):
+        layout = search.rungs(ladder)[0]
+        own = sum(dict(memory.states(search.setup(layout))).values())
+        assert own * nodes * per_node >= 0.999 * whole
+        assert search.estimate(layout).upper_bytes >= own
+
+
+def test_engines_that_are_run_here_divide_the_states_alone() -> None:
+    for engine in ("torchtune", "deepspeed"):
+        for spread in spreads(job_of("llama-8b", engine), 2, 8):
+            assert spread.model_parallel == 1
+
+
+def test_less_division_of_the_model_makes_more_of_it_needless_on_one_node() -> None:
+    plain, tensor = Spread(sharding="fsdp"), Spread(sharding="fsdp", tensor=2)
+    deep = Spread(sharding="fsdp", tensor=2, pipeline=2)
+    assert plain.makes_needless(tensor, nodes=1)
+    assert tensor.makes_needless(deep, nodes=2)
+    assert not plain.makes_needless(tensor, nodes=2)
+    assert not deep.makes_needless(plain, nodes=1)
+
+
+def test_a_batch_smaller_than_the_gpus_is_reached_by_dividing_the_model() -> None:
+    made = plan(job_of("llama-8b", global_batch=2), Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM"))
+    layout = made.layout
+    assert layout.global_batch == 2
+    assert layout.data_parallel <= 2
+    assert layout.tensor_parallel * layout.context_parallel * layout.pipeline_parallel >= 4
+
+
+@pytest.mark.parametrize("engine", PARALLEL_ENGINES)
+def test_degrees_that_are_asked_for_are_taken_and_said(engine: Any) -> None:
+    job = job_of("llama-8b", engine, tensor_parallel=2, pipeline_parallel=2, context_parallel=2)
+    made = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
+    layout = made.layout
+    assert (layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel) == (2, 2, 2)
+    assert layout.schedule in ("1f1b", "interleaved")
+    text = " ".join(made.why)
+    for words in ("tensor parallel 2, as asked", "pipeline parallel 2, as asked", "context parallel 2"):
+        assert words in text
+
+
+def test_a_plan_for_an_engine_that_is_not_run_here_says_so() -> None:
+    made = plan(job_of("llama-8b"), ANY)
+    assert made.planned_only is not None
+    assert made.why[-1] == made.planned_only
+    assert plan(job_of("llama-8b", "torchtune"), ANY).planned_only is None
+    dora = plan(job_of("llama-8b", "torchtune", method="dora"), ANY)
+    assert "method dora is planned only" in (dora.planned_only or "")
+
+
+def test_tensor_parallel_wider_than_a_node_is_refused() -> None:
+    with pytest.raises(UserError, match="does not divide its 4 GPUs"):
+        plan(job_of("llama-8b", tensor_parallel=8), Target(kind="catalogue", gpus=4))
+    with pytest.raises(UserError, match="can't be made up by"):
+        plan(job_of("llama-8b", tensor_parallel=8), ANY, Goals(max_gpus=4))
+
+
+def test_a_model_of_405_billion_parameters_gets_a_plan_on_many_nodes() -> None:
+    ranked = plans(job_of("llama-405b", global_batch=128), ANY, Goals(max_nodes=32))
+    assert ranked.best.layout.world_size >= 32
+    assert ranked.best.prediction.memory.fits
