@@ -23,8 +23,10 @@ ATTENTION_BACKWARD = 2.5
 SELECTIVE_PRODUCTS = 0.5
 # Bytes that the kernels between the products read and write in one eager bf16 forward pass, for each token
 # and unit of width, counted from their definitions: an RMSNorm in fp32 (casts, square, mean, scale, weight),
-# a residual sum, the rotary embedding of one of queries and keys, SiLU times gate, GELU.
-NORM_BYTES, RESIDUAL_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 24, 6, 12, 10, 4
+# torch's LayerNorm (one kernel, fp32 results under autocast, cast back), a residual sum, the copy that lays
+# queries, keys and values out for attention, the rotary embedding of queries and keys, SiLU times gate, GELU.
+NORM_BYTES, LAYER_NORM_BYTES = 24, 12
+RESIDUAL_BYTES, SPLIT_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 6, 4, 12, 10, 4
 SCORE_BYTES = 16  # attention without a fused kernel: scores, mask and softmax for each pair of tokens
 ROUTED_BYTES = 12  # a token's copies to and from its experts
 LOGIT_BYTES = 34  # forward and backward: logits, fp32 copy, log-softmax, its gradient, and back to bf16
@@ -195,8 +197,11 @@ def _moved(setup: Setup) -> float:
     """Bytes between the products of one layer for one token, one eager forward pass."""
     model = setup.model
     width = model.ffn * max(model.experts_per_token, 1) + model.shared_ffn
-    moved: float = model.hidden * (model.norms_per_layer * NORM_BYTES + 2 * RESIDUAL_BYTES)
-    moved += (model.q_dim + model.kv_dim) * ROTARY_BYTES
+    norm = NORM_BYTES if model.norm == "rms" else LAYER_NORM_BYTES
+    moved: float = model.hidden * (model.norms_per_layer * norm + 2 * RESIDUAL_BYTES)
+    moved += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES
+    if not model.position_embeddings:
+        moved += (model.q_dim + model.kv_dim) * ROTARY_BYTES
     moved += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
     moved += ROUTED_BYTES * model.hidden * model.experts_per_token
     if setup.attention == "math" or model.attention_sinks:  # fused kernels of the time have no sinks

@@ -27,6 +27,7 @@ from estimator.setup import Setup
 
 __all__ = ["MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
 
+_NETWORK = "the network between the nodes"
 flops_per_token = model_flops_per_token
 
 # Bytes of device memory that one optimizer step reads and writes for each trained parameter in fp32, from
@@ -41,9 +42,10 @@ OPTIMIZER_BYTES = {
     "sgd": 12.0,
     "muon": 20.0,
 }
-# Parameters a second that AdamW updates on one host: 2.57 s for 10 billion with DeepSpeed's CPUAdam
-# (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840, table 4).
-HOST_ADAM = 3.9e9
+# Parameters a second that AdamW updates on one host. At least 3.4e9: torchtune README @30b8519e8, 70B full on
+# 8 A100 with the optimizer on the host, 32,768 tokens in 20.9 s with all the rest. At least 1.3e9: 3.1e9 in
+# 2.4 s with all the rest (microsoft/DeepSpeed#7474).
+HOST_ADAM = 3.4e9
 # Bytes a second between GPU and host: 80 % of one direction of PCIe x16, 31.5 GB/s in version 4.0, 63 in 5.0
 HOST_LINK = {"Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9, "*": 25e9}
 
@@ -127,7 +129,9 @@ def speed(
     wires = links(setup, gpu, network_gbps=network_gbps, rdma=rdma, busbw=busbw)
     parts = step(setup, gpu, wires, table)
     if parts is None:
-        return Speed(None, "the network between the nodes is not known")
+        fast = wires.inside is None and wires.domain > 1 and setup.world_size > 1
+        unknown = f"the link between the GPUs of a node with the {gpu.name}" if fast else _NETWORK
+        return Speed(None, f"{unknown} is not known")
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     rate = tokens / parts.total
     peak = gpu.peak_flops("bf16") or 0.0
@@ -153,7 +157,7 @@ def step(setup: Setup, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | Non
     busy = _together(busy, launch_seconds(setup, table), power)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
-    copied = work(setup).offloaded / host_link(gpu)
+    copied = _copied_bytes(setup) / host_link(gpu)
     micro = _together(busy + exposed, times.behind + copied, power)
     last = _together(micro, times.once, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation
@@ -218,6 +222,16 @@ def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
     return 2 * min(states, max(resident + states - gpu.vram_bytes, 0.0))
 
 
+def _copied_bytes(setup: Setup) -> float:
+    """Bytes that one process copies from and to its host for one micro batch."""
+    copied = work(setup).offloaded
+    if setup.offload == "all":  # its share of the weights, for the forward and for the backward pass
+        size = 4 if setup.precision == "fp32" else 2
+        among = setup.shard * setup.tensor * setup.pipeline
+        copied += 2 * weights_of(setup.model).all * size / among
+    return copied
+
+
 def host_link(gpu: Gpu) -> float:
     """Bytes a second between a GPU and its host, one direction."""
     return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
@@ -246,6 +260,8 @@ def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
 
 def _basis(setup: Setup, gpu: Gpu, table: Efficiency, wires: Links, parts: Parts) -> str:
     text = basis_of(setup, gpu, table)
+    if setup.precision == "fp32":
+        text += "; published runs are in bf16, fp32 is taken to reach the same share of its own peak"
     if wires.basis:
         text += f"; {wires.basis}"
     if parts.communication > parts.compute:

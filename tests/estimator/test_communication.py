@@ -1,0 +1,143 @@
+"""Communication: bytes by kind of parallelism, and the time that links take for them."""
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import hardware
+from estimator.communication import Links, MeasuredBandwidth, communication_seconds, links, volumes
+from estimator.errors import UserError
+from estimator.models import find
+from estimator.setup import Setup
+
+H100 = hardware.gpu("H100 SXM")
+LLAMA = find("llama-8b")
+P, H, L = LLAMA.parameters, LLAMA.hidden, LLAMA.layers
+FAST = Links(inside=100.0, between=10.0, domain=8)
+
+
+def test_sharded_weights_are_gathered_twice_and_gradients_reduced_once_a_micro_batch() -> None:
+    for sharding in ("fsdp", "zero3"):
+        volume = volumes(Setup(model=LLAMA, sharding=sharding, shard=8))
+        assert volume.gather == pytest.approx(3 * 2 * P)
+        assert volume.gather_step == 0
+
+
+def test_replicas_reduce_gradients_once_a_step() -> None:
+    for setup in (
+        Setup(model=LLAMA, sharding="ddp", replicate=8),
+        Setup(model=LLAMA, sharding="zero1", shard=8, engine="deepspeed"),
+        Setup(model=LLAMA, sharding="zero2", shard=8, engine="deepspeed"),
+    ):
+        volume = volumes(setup)
+        assert volume.gather == 0
+        assert volume.gather_step == pytest.approx(2 * 2 * P)
+
+
+def test_a_hybrid_group_gathers_inside_and_reduces_its_shard_between_replicas() -> None:
+    volume = volumes(Setup(model=LLAMA, sharding="fsdp", shard=8, replicate=2))
+    assert volume.gather == pytest.approx(6 * P)
+    assert volume.replicas_step == pytest.approx(4 * P / 8)
+
+
+def test_keeping_weights_gathered_saves_one_gathering() -> None:
+    fsdp = volumes(Setup(model=LLAMA, sharding="fsdp", shard=8)).gather
+    assert volumes(Setup(model=LLAMA, sharding="shard_grad_op", shard=8)).gather == pytest.approx(
+        fsdp * 2 / 3
+    )
+
+
+def test_adapters_reduce_next_to_nothing_and_4_bit_weights_gather_a_quarter() -> None:
+    lora = volumes(Setup(model=LLAMA, method="lora", sharding="fsdp", shard=8)).gather
+    qlora = volumes(Setup(model=LLAMA, method="lora", quantization="nf4", sharding="fsdp", shard=8)).gather
+    assert lora == pytest.approx(4 * P, rel=0.02)
+    assert 0.3 < qlora / lora < 0.45  # embeddings and head stay in 16 bits
+
+
+def test_tensor_parallelism_exchanges_four_activations_a_layer_each_way() -> None:
+    setup = Setup(model=LLAMA, tensor=4, seq_len=1024)
+    once = 1024 * H * 2 * L
+    assert volumes(setup).tensor == 8 * once
+    assert volumes(replace(setup, checkpointing="full")).tensor == 10 * once
+
+
+def test_a_ring_of_contexts_passes_keys_and_values_to_all_others() -> None:
+    setup = Setup(model=LLAMA, context=4, sharding="fsdp", shard=4, seq_len=8192)
+    keys = 2048 * (LLAMA.kv_dim + LLAMA.v_dim) * 2
+    assert volumes(setup).context == 3 * keys * 3 * L
+
+
+def test_experts_exchange_each_tokens_copies_twice_each_way() -> None:
+    model = find("mixtral-8x7b")
+    setup = Setup(model=model, expert=8, sharding="zero1", shard=8, engine="megatron", seq_len=1024)
+    assert volumes(setup).expert == 4 * 1024 * model.hidden * 2 * 2 * model.layers
+
+
+def test_one_process_has_nothing_to_say() -> None:
+    setup = Setup(model=LLAMA)
+    times = communication_seconds(setup, Links(inside=None, between=None, domain=1))
+    assert times is not None
+    assert times.tensor == times.expert == times.behind == times.once == 0
+
+
+def test_a_ring_within_a_node_takes_the_fast_link() -> None:
+    assert FAST.ring(800, 8) == pytest.approx(800 * 7 / 8 / 100)
+    assert FAST.ring(800, 1) == 0
+
+
+def test_a_ring_leaves_each_node_once_and_rings_share_the_nodes_network() -> None:
+    assert FAST.ring(800, 16) == pytest.approx(800 * 15 / 16 / 10)
+    # Eight rings of one member in each node: each carries its own data out of the node
+    assert FAST.ring(100, 2, stride=8) == pytest.approx(100 / 2 * 8 / 10)
+
+
+def test_an_exchange_between_nodes_is_shared_by_all_of_a_node() -> None:
+    assert FAST.exchange(800, 8) == pytest.approx(800 * 7 / 8 / 100)
+    assert FAST.exchange(800, 16) == pytest.approx(800 / 2 * 8 / 10)
+
+
+def test_copies_for_several_receivers_of_a_node_leave_it_once() -> None:
+    apart, together = FAST.exchange(800, 16), FAST.exchange(800, 16, copies=8)
+    assert apart is not None
+    assert together is not None
+    assert together < apart / 3
+
+
+def test_a_link_that_is_needed_and_unknown_makes_the_time_unknown() -> None:
+    assert Links(inside=None, between=10.0, domain=8).ring(800, 8) is None
+    assert Links(inside=100.0, between=None, domain=8).ring(800, 16) is None
+    assert Links(inside=100.0, between=None, domain=8).ring(800, 8) is not None
+
+
+def test_links_take_the_share_of_the_datasheet_that_collectives_reach() -> None:
+    found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True)
+    assert found.inside == pytest.approx(450e9 * 0.77)
+    assert found.between == pytest.approx(400e9 * 0.75)
+    tcp = links(Setup(model=LLAMA), hardware.gpu("L4"), network_gbps=100, rdma=False)
+    assert tcp.inside == pytest.approx(31e9 * 0.48)
+    assert tcp.between == pytest.approx(12.5e9 * 0.6)
+
+
+def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
+    found = links(
+        Setup(model=LLAMA, processes_per_node=4),
+        hardware.gpu("GB200 (per GPU)"),
+        network_gbps=1600,
+        rdma=True,
+    )
+    assert found.domain == 72
+    assert found.between == pytest.approx(200e9 * 0.75 * 18)
+
+
+def test_what_was_measured_replaces_the_datasheet_link_by_link() -> None:
+    measured = MeasuredBandwidth(intra_node_gbytes_per_s=200, source="checklist", date="2026-11-20")
+    found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True, busbw=measured)
+    assert found.inside == 200e9
+    assert found.between == pytest.approx(400e9 * 0.75)
+    assert "checklist" in found.basis
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_measured_bandwidth_must_be_above_0(value: float) -> None:
+    with pytest.raises(UserError, match="inter_node_gbytes_per_s"):
+        MeasuredBandwidth(inter_node_gbytes_per_s=value, source="", date="")

@@ -1,0 +1,132 @@
+"""Speed against published runs, and the table of coefficients behind it."""
+
+import csv
+import json
+import math
+import re
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import fit_throughput, throughput_coefficients
+from estimator import hardware, throughput
+from estimator.efficiency import TABLE, published
+
+RESULTS = json.loads((fit_throughput.RESULTS / "throughput_fit.json").read_text(encoding="utf-8"))
+ROWS = list(csv.DictReader(TABLE.open(newline="", encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, float]:
+    """Predicted / measured - 1 of each published run, by its id."""
+    with hardware.using(hardware.catalogue(fit_throughput.DATA / "gpus.csv")):
+        found = {
+            point.row.id: fit_throughput.log_error(point, published()) for point in fit_throughput.points()
+        }
+    return {name: math.expm1(error) for name, error in found.items() if error is not None}
+
+
+def test_the_median_error_of_published_tokens_per_second_is_at_most_15_percent(
+    errors: dict[str, float],
+) -> None:
+    assert len(errors) >= 400
+    assert statistics.median(map(abs, errors.values())) <= 0.15
+    assert abs(statistics.median(errors.values())) <= 0.05
+
+
+@pytest.mark.parametrize("fit", ["fitted", "source held out", "project held out"])
+def test_the_committed_scores_are_at_most_15_percent_also_on_sources_that_the_fit_never_saw(fit: str) -> None:
+    assert RESULTS["all"][fit]["rows"] >= 350
+    assert RESULTS["all"][fit]["median_abs_error"] <= 0.15
+
+
+def test_the_committed_scores_are_those_of_the_committed_table(errors: dict[str, float]) -> None:
+    fitted = RESULTS["all"]["fitted"]["median_abs_error"]
+    assert statistics.median(map(abs, errors.values())) == pytest.approx(fitted, abs=0.005)
+
+
+def test_published_runs_lie_within_the_range_about_as_often_as_it_says(errors: dict[str, float]) -> None:
+    low, high = (published().of("range", scope) for scope in ("p10", "p90"))
+    inside = [low <= 1 / (1 + error) <= high for error in errors.values()]
+    assert 0.75 <= statistics.mean(inside) <= 0.95
+
+
+def test_every_coefficient_of_the_fit_is_in_the_table_and_the_other_way_round() -> None:
+    fitted = {(spec.name, spec.scope) for spec in throughput_coefficients.SPECS}
+    table = {(row["coefficient"], row["scope"]) for row in ROWS}
+    assert len(table) == len(ROWS)
+    assert {key for key in table if key[0] not in ("runs", "range")} == fitted
+
+
+def test_every_coefficient_has_a_meaning_and_evidence_or_a_source() -> None:
+    for row in ROWS:
+        assert row["meaning"], row
+        assert row["source"], row
+        assert float(row["value"]) > 0, row
+
+
+def test_every_coefficient_is_used_by_the_model() -> None:
+    code = "".join(
+        (Path(throughput.__file__).with_name(name)).read_text(encoding="utf-8")
+        for name in ("throughput.py", "efficiency.py")
+    )
+    for name in throughput_coefficients.MEANINGS:
+        assert re.search(rf'(of|get)\(\s*"{name}"', code), name
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "low", "high"),
+    [
+        ("products", 0.4, 1.0),
+        ("attention", 0.2, 1.0),
+        ("moved", 0.2, 2.5),
+        ("grouped products", 0.3, 1.0),
+        ("exposed expert", 0.0, 1.5),
+        ("gain", 0.5, 4.0),
+        ("launch", 0.0001, 0.02),
+    ],
+)
+def test_coefficients_are_what_their_meaning_allows(coefficient: str, low: float, high: float) -> None:
+    values = [float(row["value"]) for row in ROWS if row["coefficient"] == coefficient]
+    assert values
+    assert low <= min(values)
+    assert max(values) <= high
+
+
+def test_fused_kernels_move_less_than_compiled_ones_and_those_less_than_eager_ones() -> None:
+    fused, compiled, eager = (published().of("moved", kind) for kind in ("fused", "compiled", "eager"))
+    assert fused <= compiled < eager
+
+
+def test_a_fit_that_saw_no_run_of_an_architecture_does_not_know_it() -> None:
+    with hardware.using(hardware.catalogue(fit_throughput.DATA / "gpus.csv")):
+        data = fit_throughput.points()
+        others = [point for point in data if point.gpu.architecture != "Ampere"]
+        table = fit_throughput.without_evidence(published(), others)
+        ampere = next(point for point in data if point.gpu.architecture == "Ampere")
+        assert fit_throughput.log_error(ampere, table) is None
+        assert fit_throughput.log_error(others[0], table) is not None
+
+
+def test_the_fit_finds_the_coefficient_that_made_the_data() -> None:
+    """Speeds made with two thirds of the prior share of the peak, all else at its prior."""
+    specs = throughput_coefficients.SPECS
+    priors = np.array([spec.prior for spec in specs])
+    index = next(i for i, spec in enumerate(specs) if (spec.name, spec.scope) == ("products", "Ampere"))
+    true = priors.copy()
+    true[index] *= 2 / 3
+    with hardware.using(hardware.catalogue(fit_throughput.DATA / "gpus.csv")):
+        found = [p for p in fit_throughput.points() if p.gpu.architecture == "Ampere"][:60]
+        table = fit_throughput.table_of(true)
+        made = []
+        for point in found:
+            error = fit_throughput.log_error(point, table)
+            assert error is not None
+            assert point.row.tps_per_gpu is not None
+            row = replace(point.row, tps_per_gpu=point.row.tps_per_gpu * math.exp(error))
+            made.append(replace(point, row=row))
+        fitted = fit_throughput.fit(made)
+    assert fitted[index] == pytest.approx(true[index], rel=0.05)
