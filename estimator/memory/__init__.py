@@ -1,0 +1,112 @@
+"""Peak memory of one process, by category, from closed formulas.
+
+A training step has four moments at which memory can peak: the loss, the start of the backward pass, its
+end, and the optimizer's step. Each is the sum of what is alive then; the largest is the prediction.
+docs/estimator.md tells where each formula is from and how far it is off.
+
+Letters as in the papers: P parameters, T tokens of one micro batch, h hidden size, f MLP width,
+V vocabulary, L layers, n processes that share the states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.memory.buffers import DEEPSPEED_BUCKET
+from estimator.memory.host import disk_bytes, host_bytes, loading_bytes, runtime_bytes, shared_memory_bytes
+from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
+from estimator.memory.moments import Peak, peak
+from estimator.memory.residuals import LIVE, Residual, residual_of
+from estimator.memory.states import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, states
+from estimator.plan import MemoryEstimate
+from estimator.setup import Setup
+
+CATEGORIES = (
+    "weights",
+    "master weights",
+    "reference model",
+    "adapters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits and loss",
+    "communication buffers",
+    "optimizer temporaries",
+    "NF4 overhead",
+    "runtime",
+    "fragmentation",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What one counter of memory should show at the peak, in bytes."""
+
+    likely_bytes: int
+    upper_bytes: int
+    basis: str
+
+
+def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstimate:
+    """Peak memory of one process, and the host memory of one of its nodes.
+
+    Parameters
+    ----------
+    capacity_bytes:
+        What one GPU (on a CPU, one process's share of the memory) offers, if known.
+    """
+    found, residual = peak(setup), residual_of(setup)
+    held = _held(found, residual)
+    runtime = runtime_bytes(setup)
+    parts = found.categories | {"fragmentation": held - found.active, "runtime": runtime}
+    upper = int(held * residual.upper) + runtime
+    return MemoryEstimate(
+        categories=tuple((name, parts[name]) for name in CATEGORIES if parts.get(name)),
+        upper_bytes=upper,
+        capacity_bytes=capacity_bytes,
+        host_bytes=upper * setup.processes_per_node if setup.device == "cpu" else host_bytes(setup),
+        basis=f"+{residual.upper - 1:.0%}: {residual.basis}",
+    )
+
+
+def range_of(setup: Setup, kind: str) -> Range:
+    """What a counter shows: torch.cuda's "allocated", "active" or "reserved", or the whole "process".
+
+    Active memory is allocated memory and what streams still hold; the formulas do not tell the two apart.
+    """
+    found, residual = peak(setup), residual_of(setup, kind)
+    likely = int(found.active * residual.factor) if kind in LIVE else _held(found, residual)
+    outside = runtime_bytes(setup) if kind == "process" else 0
+    basis = f"+{residual.upper - 1:.0%}: {residual.basis}"
+    return Range(likely + outside, int(likely * residual.upper) + outside, basis)
+
+
+def _held(found: Peak, residual: Residual) -> int:
+    return int((found.active + found.beside) * residual.factor)
+
+
+def active(setup: Setup) -> dict[str, int]:
+    """The categories at the moment of the peak, without runtime and fragmentation."""
+    return dict(peak(setup).categories)
+
+
+__all__ = [
+    "CATEGORIES",
+    "DEEPSPEED_BUCKET",
+    "DEEPSPEED_LOSS_POSITIONS",
+    "NF4_SCALE_BYTES",
+    "NF4_WEIGHT_BYTES",
+    "Peak",
+    "Range",
+    "active",
+    "disk_bytes",
+    "estimate",
+    "host_bytes",
+    "loading_bytes",
+    "peak",
+    "range_of",
+    "residual_of",
+    "runtime_bytes",
+    "shared_memory_bytes",
+    "states",
+]

@@ -1,0 +1,244 @@
+"""Activations: what blocks keep for their backward pass, for one token, and how checkpointing cuts it.
+
+The count by hand follows Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with flash attention and a
+gated MLP; how many copies each engine's code makes is in ``data/implementations.csv``. Letters: h hidden
+size, f MLP width, q and kv the widths of all query and all key heads.
+"""
+
+from __future__ import annotations
+
+from estimator.memory import implementations
+from estimator.memory.states import computing
+from estimator.models import ModelSpec
+from estimator.setup import Setup
+
+# What torch.compile's partitioner keeps of a block: 16 B for each of h and q together, 6 f. Traced with
+# AOTAutograd (torch 2.13): Llama 3.2 3B 32h, Llama 3 8B 37h, the same for LoRA.
+COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 8, 6
+
+# float8 products that are not compiled keep each product's input in several types. Bytes an element beyond
+# bf16, from torchtitan@2271b6386: the same run eager and compiled.
+FP8_EAGER_BYTES = 3.5
+
+
+def block_bytes(setup: Setup) -> float:
+    """What one block keeps for one token, without checkpointing; the mean over blocks of different kinds."""
+    model = setup.model
+    dense = model.dense_layers if model.experts else model.layers
+    parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
+    if setup.compile:
+        parts = _compiled(setup, dense / model.layers)
+    if setup.adapters:
+        parts += _adapter_inputs(setup)
+    return parts + _fp8_eager(setup)
+
+
+def _fp8_eager(setup: Setup) -> float:
+    if setup.fp8 not in ("tensorwise", "rowwise") or setup.compile:
+        return 0.0
+    return FP8_EAGER_BYTES * _input_widths(setup.model) / setup.tensor
+
+
+def _around(setup: Setup) -> float:
+    """Norms, attention and their inputs."""
+    model, code, size = setup.model, implementations.of(setup.engine), computing(setup)
+    whole_weights = not setup.adapters
+    sequence = setup.tensor if setup.sequence_parallel else 1
+    norm = _norm_bytes(setup)
+    kept = model.norms_per_layer * model.hidden * norm / sequence
+    if model.qk_norm:
+        kept += (model.q_dim + model.kv_dim) * norm / setup.tensor
+    # the norms' results, which the first products of attention and MLP read
+    inputs = 1 if model.parallel_residual and model.norms_per_layer == 1 else 2
+    if whole_weights:
+        kept += inputs * model.hidden * size / _gathered(setup)
+        if setup.precision.endswith("autocast"):  # each product casts its input for itself
+            kept += 5 * model.hidden * 2 - inputs * model.hidden * size
+    kept += _attention(setup, code, size)
+    if not model.causal:
+        kept += 2 * model.hidden  # dropout's masks, one byte an element
+    return kept
+
+
+def _norm_bytes(setup: Setup) -> int:
+    """One norm's kept bytes an element."""
+    code = implementations.of(setup.engine)
+    if setup.model.norm == "layer":
+        return computing(setup)  # torch's own kernel reads its input again
+    if setup.precision == "fp32" or setup.precision.endswith("autocast"):
+        return 4 + (4 if code.norm_output and not setup.adapters else 0)
+    return code.norm_input + (code.norm_output if not setup.adapters else 0)
+
+
+def _gathered(setup: Setup) -> int:
+    """By how much tensor parallel divides the products' inputs: torch's DTensor keeps them gathered over the
+    sequence, Megatron gathers them again (arXiv:2205.05198, section 4.2.2)."""
+    again = setup.engine == "megatron" and setup.sequence_parallel
+    return setup.tensor if again else 1
+
+
+def _attention(setup: Setup, code: implementations.Implementation, size: int) -> float:
+    """Flash attention keeps queries, keys, values, its result and the fp32 logsumexp of each head
+    (Dao et al. 2022, arXiv:2205.14135); the result is the output projection's input."""
+    model = setup.model
+    out = model.attention_out_dim
+    if model.latent_attention:
+        # keys and values are put together from the latent; the projection that they come from stays as well
+        joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
+        latents = 2 * (model.q_lora_rank + model.kv_lora_rank) * (size + 2)
+        kept = size * (2 * model.q_dim + model.v_dim + out + joined) + latents
+    else:
+        expanded = code.expand_kv == "always" or (code.expand_kv == "padded" and not setup.fixed_length)
+        keys, values = model.kv_dim, model.v_dim
+        if code.joined_qkv and model.kv_heads == model.heads:
+            values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
+        if expanded:
+            keys, values = max(model.q_dim, keys), max(out, values)
+        kept = size * (model.q_dim + keys + values + out)
+    kept += 4 * model.heads
+    if setup.attention == "math":
+        # scores, their fp32 softmax and its 16-bit copy for each pair of positions
+        kept += model.heads * setup.seq_len * (size + 4)
+    return kept / setup.tensor
+
+
+def _mean_mlp(setup: Setup, dense: float) -> float:
+    """The MLP of a dense block and that of a block with experts, as often as there are blocks of each."""
+    model = setup.model
+    dense_width = (model.dense_ffn or model.ffn) if model.experts else model.ffn
+    kept = dense * _mlp(setup, dense_width)
+    if model.experts:
+        routed = model.experts_per_token
+        size = computing(setup)
+        experts = _mlp(setup, routed * model.ffn)
+        experts += 2 * routed * model.hidden * size  # each expert's input and its result before weighting
+        experts += _mlp(setup, model.shared_ffn) + 8 * model.experts  # router's logits and their softmax
+        kept += (1 - dense) * experts
+    return kept
+
+
+def _mlp(setup: Setup, width: int) -> float:
+    """Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj
+    trains or has an adapter. Else: the activation's input and result (4f). A quantised base with fp32 norms
+    computes its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type)."""
+    size = computing(setup)
+    last = size if not setup.adapters else 0
+    kept = (3 * size if setup.model.gated_mlp else size) * width
+    if setup.upcast_frozen:
+        kept *= 2
+    return (kept + last * width) / setup.tensor
+
+
+def _compiled(setup: Setup, dense: float) -> float:
+    model = setup.model
+    widths = dense * ((model.dense_ffn or model.ffn) if model.experts else model.ffn)
+    if model.experts:
+        widths += (1 - dense) * (model.experts_per_token * model.ffn + model.shared_ffn)
+    double = computing(setup) // 2
+    kept = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
+    if setup.tensor > 1 and _gathered(setup) == 1:
+        kept += 4 * model.hidden * (1 - 1 / setup.tensor)  # of it, both products' inputs are gathered
+    query = model.attention_out_dim
+    gated = COMPILED_MLP if model.gated_mlp else 4
+    kept += (COMPILED_QUERY * query + gated * widths) / setup.tensor
+    return double * kept + 4 * model.heads / setup.tensor
+
+
+def _adapter_inputs(setup: Setup) -> float:
+    """Adapters' inputs and the narrow results between their two matrices.
+
+    torchtune, and PEFT in the weights' type: adapters on the same input share it. Dropout keeps a mask of one
+    byte and the result for each target. PEFT's fp32 adapters cast their input for each target
+    (peft/tuners/lora/layer.py, _cast_input_dtype). DoRA keeps both results to scale them
+    (peft/tuners/lora/dora.py).
+    """
+    model, code = setup.model, implementations.of(setup.engine)
+    shapes, size = model.linear_shapes, computing(setup)
+    cast = code.adapter_bytes if setup.precision != "fp32" else 0
+    seen: set[str] = set()
+    kept = 0.0
+    for target in setup.lora_targets:
+        if target not in shapes:
+            continue
+        out, into = shapes[target]
+        source = _SOURCE.get(target, target)
+        own = 0 if source == "attention" else size  # attention's result is kept already
+        together = source if not code.lora_dropout or (code.joined_qkv and source == "norm1") else target
+        if cast:
+            own = cast
+        elif together in seen:
+            own = 0
+        elif code.lora_dropout:
+            own = 1 + size
+        seen.add(together)
+        if code.joined_qkv and source == "norm1":
+            own_result = size * out  # before it is put beside the others
+        else:
+            own_result = 4 * size * out if setup.method == "dora" else 0
+        kept += _routed(model, target) * (own * into + own_result + (cast or size) * setup.lora_rank)
+    return kept / setup.tensor
+
+
+_SOURCE = {
+    "q_proj": "norm1",
+    "k_proj": "norm1",
+    "v_proj": "norm1",
+    "q_a_proj": "norm1",
+    "kv_a_proj_with_mqa": "norm1",
+    "o_proj": "attention",
+    "gate_proj": "norm2",
+    "up_proj": "norm2",
+    "down_proj": "product",
+}
+
+
+def _routed(model: ModelSpec, target: str) -> int:
+    """How many experts of a block see each token."""
+    in_mlp = target in ("gate_proj", "up_proj", "down_proj")
+    return model.experts_per_token if model.experts and in_mlp else 1
+
+
+def _input_widths(model: ModelSpec) -> int:
+    """Widths of the inputs of a block's linear layers, together."""
+    return sum(into for _, into in model.linear_shapes.values())
+
+
+def boundary_bytes(setup: Setup) -> float:
+    """A block's input for one token, which full checkpointing keeps."""
+    sequence = setup.tensor if setup.sequence_parallel else 1
+    wide = setup.precision.endswith("autocast") or setup.upcast_frozen
+    return (4 if wide else computing(setup)) * setup.model.hidden / sequence
+
+
+def selective_bytes(setup: Setup) -> float:
+    """What torchtitan's selective checkpointing keeps of a block for one token beyond its input.
+
+    The results of attention and of every second product: q, v, gate and down of the seven
+    (torchtitan/distributed/activation_checkpoint.py). With tensor parallel also both reduce-scatters'
+    results; down's is a partial sum over the whole sequence.
+    """
+    model, size = setup.model, computing(setup)
+    width = model.ffn
+    if model.experts:
+        width = model.experts_per_token * model.ffn + model.shared_ffn
+    kept = (model.q_dim + model.v_dim + width + model.attention_out_dim) * size / setup.tensor
+    kept += 4 * model.heads / setup.tensor + model.hidden * size
+    if setup.tensor > 1:
+        kept += 2 * model.hidden * size / setup.tensor
+    return kept + _fp8_eager(setup)
+
+
+def backward_bytes(setup: Setup) -> float:
+    """Gradients that are alive while one block's backward pass runs, for one token: two of the MLP's width
+    and two of the hidden size."""
+    model, size = setup.model, computing(setup)
+    width = max(model.ffn * max(model.experts_per_token, 1), model.q_dim)
+    return (2 * size * width + 2 * size * model.hidden) / setup.tensor
+
+
+def last_bytes(setup: Setup) -> float:
+    """The last norm and the head's input, for one token."""
+    model, size = setup.model, computing(setup)
+    sequence = setup.tensor if setup.sequence_parallel else 1
+    head_input = model.hidden * size * (1 if not setup.adapters else 0)
+    return (model.hidden * (_norm_bytes(setup) + size)) / sequence + head_input

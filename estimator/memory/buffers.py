@@ -1,0 +1,152 @@
+"""What is held for a moment beside states and activations: gathered weights, reduced gradients,
+temporaries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.memory import implementations
+from estimator.memory.shape import Part, shape_of
+from estimator.memory.states import (
+    NF4_SCALE_BYTES,
+    NF4_WEIGHT_BYTES,
+    computing,
+    divisor,
+    flat,
+    gradient_size,
+    offloads_states,
+    share,
+    trained_parameters,
+)
+from estimator.setup import Setup
+
+# DeepSpeed: launchers/engines/deepspeed_config.py sets the bucket (keep them equal); the rest are the
+# defaults of runtime/zero/config.py in DeepSpeed 0.19.
+DEEPSPEED_BUCKET = 200_000_000  # elements
+ZERO3_LIVE_PARAMETERS = 1_000_000_000
+ZERO3_PREFETCH = 50_000_000
+ZERO3_SUB_GROUP = 1_000_000_000
+
+# Megatron-Core's buckets of its distributed optimizer: the larger of 40 M parameters and 1 M a process
+# (megatron/core/distributed/distributed_data_parallel_config.py).
+MEGATRON_BUCKET = 40_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Bytes of communication buffers at each moment, and those on streams of their own.
+
+    ``reduced`` are the inputs of reduce-scatters, which an allocator keeps apart from the model's own memory.
+    """
+
+    gathered: int  # weights, from the forward pass to the end of the backward pass
+    backward: int  # weights and gradients of the blocks in flight
+    reduced: int
+    last: int  # at the end of the backward pass: the embedding's
+
+
+def buffers(setup: Setup, part: Part) -> Buffers:
+    """Communication buffers of one process."""
+    stage = setup.zero_stage
+    if stage is not None:
+        return _deepspeed(setup, stage, part)
+    size = gradient_size(setup)
+    trained = trained_parameters(setup, part)
+    if setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1:
+        return _fsdp(setup, part, trained)
+    if setup.engine == "megatron" and setup.sharding in ("zero1", "ddp"):
+        return Buffers(0, 0, 0, 0)  # gradients are in the buckets already
+    if setup.replicate * setup.shard > 1 or setup.context > 1:
+        bucket = size * trained  # DDP copies gradients into buckets (gradient_as_bucket_view=False)
+        return Buffers(0, bucket, 0, bucket)
+    return Buffers(0, 0, 0, 0)
+
+
+def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
+    """FSDP's weights and gradients in flight.
+
+    The block that computes and the one that is fetched are gathered; two reduce-scatters have their inputs,
+    in fp32 where weights are; the root's weights (embedding, head, last norm) stay gathered all the time.
+    Zhao et al. 2023 (arXiv:2304.11277), section 3.3; torch.distributed.fsdp.fully_shard, which never reshards
+    the root. Without resharding, and in a pipeline, all blocks stay gathered (torchtitan, apply_fsdp).
+    """
+    code, size = implementations.of(setup.engine), computing(setup)
+    block = _block_bytes(setup, part)
+    root = part.own_head if code.root_stays == "head" else part.own_head + part.embedding
+    if code.root_stays == "head" and setup.model.tied_embeddings:
+        root = max(part.embedding, part.head)
+    whole = setup.sharding == "shard_grad_op" or setup.pipeline > 1
+    gathered = size * root + (block * part.layers if whole else 2 * block)
+    reduce_size = gradient_size(setup)
+    if flat(setup):
+        own = size * part.block
+        return Buffers(gathered, gathered + own, 2 * own if setup.accumulation == 1 else own, own)
+    if setup.adapters:
+        inner = share(trained, max(part.layers, 1))
+        return Buffers(gathered, gathered + size * inner, 2 * reduce_size * inner, 0)
+    head = reduce_size * part.own_head
+    reduced = max(2 * reduce_size * part.block, head)
+    backward = gathered + size * part.block
+    return Buffers(gathered, backward, reduced, size * part.embedding)
+
+
+def _block_bytes(setup: Setup, part: Part) -> int:
+    """One block's weights as they are gathered: 4-bit weights travel and stay in 4 bits."""
+    size = computing(setup)
+    if setup.quantization == "none":
+        return size * part.block
+    bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES + NF4_SCALE_BYTES
+    return int(part.block_linear * bytes_each) + size * (part.block - part.block_linear)
+
+
+def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
+    """DeepSpeed's buckets, twice where communication overlaps; stage 3: live parameters and prefetch on top
+    (https://www.deepspeed.ai/docs/config-json/)."""
+    if setup.data_parallel * setup.shard == 1 and not stage:
+        return Buffers(0, 0, 0, 0)
+    size = computing(setup)
+    bucket = size * min(DEEPSPEED_BUCKET, trained_parameters(setup, part))
+    cuda = setup.device == "cuda"
+    if stage == 0:
+        held = bucket
+    elif stage < 3:
+        held = bucket * (3 if cuda else 2)  # reduce (double when overlapped), gather
+    else:
+        live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH, part.parameters)
+        held = bucket * (2 if cuda else 1) + size * live
+    return Buffers(held, held, 0, 0)
+
+
+def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
+    """What the optimizer's step allocates for a moment.
+
+    The fused AdamW of GPUs, 8-bit and paged: nothing. Tensor by tensor, on a CPU: about two copies of the
+    largest tensor (torch.optim.adamw, _single_tensor_adamw). Muon: Newton-Schulz on the largest matrix in
+    bf16, three copies and a square. DeepSpeed: the fp32 gradients of its partition, in sub-groups at stage 3
+    (runtime/zero/stage_1_and_2.py and stage3.py, step).
+    """
+    stage = setup.zero_stage
+    trained = trained_parameters(setup, part)
+    largest = max(setup.model.vocab * setup.model.hidden, shape_of(setup.model).largest_linear)
+    if setup.adapters:
+        largest = setup.lora_rank * max(setup.model.ffn, setup.model.hidden, setup.model.q_dim)
+    muon = 4 * 2 * shape_of(setup.model).largest_linear if setup.optimizer == "muon" else 0
+    if stage is not None:
+        if offloads_states(setup):
+            return 0
+        own = share(trained, divisor(setup, "optimizer"))
+        return muon + 4 * (min(own, ZERO3_SUB_GROUP) if stage == 3 else own)
+    if setup.device == "cuda":
+        return muon
+    return muon + 2 * gradient_size(setup) * share(largest, divisor(setup, "optimizer"))
+
+
+def dequantised_bytes(setup: Setup) -> int:
+    """The largest quantised matrix in the computing type, for its product (bitsandbytes, MatMul4Bit)."""
+    if setup.quantization in ("none", "int8"):
+        return 0
+    largest = shape_of(setup.model).largest_linear
+    if setup.engine == "litgpt":
+        largest = max(largest, setup.model.vocab * setup.model.hidden)
+    return computing(setup) * -(-largest // setup.tensor)

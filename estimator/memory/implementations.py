@@ -1,0 +1,60 @@
+"""How each engine's model code keeps tensors for its backward pass: a table of data.
+
+To add an engine or to correct one, edit a row of ``data/implementations.csv``. The numbers were counted with
+``torch.autograd.graph.saved_tensors_hooks`` on one real block of the code that ``source`` names.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+TABLE = Path(__file__).parent.parent / "data" / "implementations.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One row. Bytes are for each element, where the model computes in 16 bits."""
+
+    engine: str
+    norm_input: int  # RMSNorm's input as it keeps it: 4 an fp32 copy, 2 the 16-bit input itself
+    norm_output: int  # its result before the weight, which only a trained weight needs
+    expand_kv: str  # keys and values repeated for all query heads: "always", "padded" (with a mask), "never"
+    joined_qkv: bool  # q, k and v are views of one projection, which v keeps alive
+    lora_dropout: bool  # adapters drop out a part of their input: a mask and a copy for each
+    adapter_bytes: int  # of an adapter's weight and input; 0: as the model computes
+    plain_loss: int  # bytes a logit of cross-entropy over all logits, at its largest moment
+    root_stays: str  # what FSDP leaves gathered all the time: "all" outside the blocks, or "head"
+    flat_gradients: bool  # FSDP1's flat parameters: frozen weights beside trained ones get gradients too
+    compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
+    source: str
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[str, Implementation]:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = [_row(row) for row in csv.DictReader(file)]
+    return {row.engine: row for row in rows}
+
+
+def _row(row: dict[str, str]) -> Implementation:
+    return Implementation(
+        engine=row["engine"],
+        norm_input=int(row["norm_input"]),
+        norm_output=int(row["norm_output"]),
+        expand_kv=row["expand_kv"],
+        joined_qkv=row["joined_qkv"] == "1",
+        lora_dropout=row["lora_dropout"] == "1",
+        adapter_bytes=int(row["adapter_bytes"]),
+        plain_loss=int(row["plain_loss"]),
+        root_stays=row["root_stays"],
+        flat_gradients=row["flat_gradients"] == "1",
+        compiled_loss=row["compiled_loss"] == "1",
+        source=row["source"],
+    )
+
+
+def of(engine: str) -> Implementation:
+    return table()[engine]

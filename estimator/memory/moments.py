@@ -1,0 +1,248 @@
+"""The moments of a training step at which memory can peak, and the largest of them.
+
+The loss, the start of the backward pass, its end, and the optimizer's step: each is the sum of what is alive
+then. In a pipeline the first stage has the most micro batches in flight, the last one the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.memory.activations import (
+    backward_bytes,
+    block_bytes,
+    boundary_bytes,
+    last_bytes,
+    selective_bytes,
+)
+from estimator.memory.buffers import buffers, dequantised_bytes, optimizer_temporary_bytes
+from estimator.memory.logits import Logits, loss_bytes
+from estimator.memory.shape import Part, part_of, stages
+from estimator.memory.states import computing, scale_bytes, states
+from estimator.setup import Setup
+
+# Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
+# the GPU (torchtitan@9dc418a8b); with checkpointing torchtune keeps the last blocks' (training/
+# _activation_offloading.py, OffloadActivations).
+OFFLOADED_WITHOUT_CHECKPOINTING = 0.5
+BLOCKS_NOT_YET_OFFLOADED = 2
+
+# Tokens of the step before the longest one, over its own, in batches of varying length: litgpt's QLoRA runs
+# on Alpaca at up to 512 tokens lie between 0.5 and 1.
+LENGTH_BEFORE_THE_LONGEST = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The largest moment of one process, in bytes."""
+
+    categories: dict[str, int]  # what is alive then
+    beside: int  # what the allocator reserves beside: other streams' memory, blocks that don't fit
+
+    @property
+    def active(self) -> int:
+        return sum(self.categories.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is alive at one moment beside the states. ``apart`` is the part of it on other streams."""
+
+    parts: dict[str, int]
+    apart: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def peak(setup: Setup) -> Peak:
+    """The largest moment of the stage that needs the most."""
+    found = [_stage_peak(setup, part_of(setup, stage), stage) for stage in stages(setup)]
+    return max(found, key=lambda each: each.active + each.beside)
+
+
+def _stage_peak(setup: Setup, part: Part, stage: str) -> Peak:
+    always = states(setup, stage)
+    gradients = always.pop("gradients")
+    logits = loss_bytes(setup, part, micro_batch_tokens(setup))
+    moments = _moments(setup, part, gradients, logits)
+    largest = max(moments, key=lambda moment: moment.total)
+    always["NF4 overhead"] = scale_bytes(setup, part)
+    joined = {name: always.get(name, 0) + largest.parts.get(name, 0) for name in (always | largest.parts)}
+    return Peak(
+        categories={name: size for name, size in joined.items() if size},
+        beside=_beside(moments, largest) + logits.unfitting + _unfitting_block(setup),
+    )
+
+
+def _beside(moments: list[Moment], largest: Moment) -> int:
+    """Memory that the allocator reserves beside what is active at the peak.
+
+    Blocks belong to the stream that they were allocated on (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
+    FSDP's reduce-scatters run on a stream of their own: their inputs and the sharded gradients can't use what
+    activations have left, so the largest of both are reserved.
+    """
+    own = max(moment.total - moment.apart for moment in moments)
+    other = max(moment.apart for moment in moments)
+    return max(own + other - largest.total, 0)
+
+
+def _unfitting_block(setup: Setup) -> int:
+    """A recomputed block's tensors of many sizes, for which the freed logits are no place that fits."""
+    if not checkpointed(setup) or setup.compile or setup.device == "cpu":
+        return 0
+    return int(micro_batch_tokens(setup) * block_bytes(setup))
+
+
+def _moments(setup: Setup, part: Part, gradients: int, logits: Logits) -> list[Moment]:
+    tokens = micro_batch_tokens(setup)
+    found = buffers(setup, part)
+    kept, block, boundary = _activations(setup, part, tokens)
+    last = int(tokens * last_bytes(setup)) if part.last else 0
+    held = _held_gradients(setup, gradients)
+    head = _head_gradient(setup, part)
+    dequantised = dequantised_bytes(setup)
+    streams = setup.shard > 1 and setup.device == "cuda"
+    early = held if setup.optimizer_in_backward else max(held, min(head, gradients))
+    recomputed = block if checkpointed(setup) else 0
+    return [
+        Moment(
+            {
+                "activations": kept + last + stale_bytes(setup, part),
+                "logits and loss": logits.peak + _kept_outputs(setup, part, tokens),
+                "gradients": held + logits.head_gradient,
+                "communication buffers": found.gathered,
+            },
+            held if streams else 0,
+        ),
+        Moment(
+            {
+                "activations": kept + recomputed,
+                "gradients": max(early, head),
+                "communication buffers": found.backward + found.reduced,
+                "NF4 overhead": dequantised,
+            },
+            found.reduced + (early if streams else 0),
+        ),
+        Moment(
+            {
+                "activations": boundary + block,
+                "gradients": max(gradients, head),
+                "communication buffers": found.backward + found.reduced + found.last,
+                "NF4 overhead": dequantised,
+            },
+            found.reduced + (gradients if streams else 0),
+        ),
+        Moment(
+            {
+                "gradients": gradients,
+                "optimizer temporaries": optimizer_temporary_bytes(setup, part),
+            },
+            gradients if streams else 0,
+        ),
+    ]
+
+
+def _activations(setup: Setup, part: Part, tokens: int) -> tuple[int, int, int]:
+    """All that is kept for the backward pass; one block while its backward pass runs; one block's input."""
+    whole = block_bytes(setup)
+    boundary = boundary_bytes(setup)
+    passes = in_flight(setup, part)
+    block = int(tokens * (whole + backward_bytes(setup)))
+    if not checkpointed(setup):
+        kept = tokens * part.layers * whole
+        if setup.activation_offload:
+            kept *= 1 - OFFLOADED_WITHOUT_CHECKPOINTING
+    else:
+        each = boundary + (selective_bytes(setup) if setup.checkpointing == "selective" else 0)
+        layers = part.layers
+        if setup.activation_offload:
+            layers = min(layers, BLOCKS_NOT_YET_OFFLOADED)
+        kept = tokens * layers * each
+    mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
+    return int(kept * passes) + mask, block, int(tokens * boundary)
+
+
+def checkpointed(setup: Setup) -> bool:
+    """Whether blocks are recomputed. Megatron-Core's "selective" recomputes attention's scores alone, which
+    flash attention never keeps (arXiv:2205.05198, section 5)."""
+    if setup.checkpointing == "selective":
+        return setup.engine != "megatron"
+    return setup.checkpointing == "full"
+
+
+def micro_batch_tokens(setup: Setup) -> int:
+    """Tokens of one forward pass. A pipeline whose accumulation is not given cuts its batch into
+    sequences.
+    """
+    if setup.pipeline > 1 and setup.accumulation == 1:
+        return max(setup.tokens // setup.micro_batch, 1)
+    return setup.tokens
+
+
+def in_flight(setup: Setup, part: Part) -> float:
+    """Forward passes whose activations a stage holds at a time, each of all of its layers.
+
+    1F1B: as many as there are stages from here to the end (Narayanan et al. 2019, PipeDream); interleaved
+    over v chunks: 1 + (p - 1) / (p v) of the whole (Narayanan et al. 2021, arXiv:2104.04473, section 2.2;
+    Megatron's penalty in theoretical_memory_usage.py); zero bubble: as many as there are stages, on every
+    stage (Qi et al. 2023, arXiv:2401.10241, section 5); all forward, all backward: every micro batch.
+    """
+    p = setup.pipeline
+    if p == 1:
+        return 1.0
+    micro_batches = setup.accumulation if setup.accumulation > 1 else setup.micro_batch
+    if setup.schedule == "afab":
+        return float(micro_batches)
+    if setup.schedule == "zero-bubble":
+        return float(min(micro_batches, p))
+    if setup.schedule == "interleaved" and setup.virtual_stages > 1:
+        v = setup.virtual_stages
+        most = p * (1 + (p - 1) / (p * v)) if part.first else p * (v - 1) / v + 1 / v
+        return float(min(micro_batches, most))
+    return float(min(micro_batches, p if part.first else 1))
+
+
+def _held_gradients(setup: Setup, gradients: int) -> int:
+    """Gradients that are there before the backward pass: of earlier micro batches, or DeepSpeed's buffers."""
+    if setup.accumulation > 1 or setup.zero_stage is not None or setup.pipeline > 1:
+        return gradients
+    if setup.engine != "litgpt":
+        return 0
+    if setup.quantization != "none":  # StableEmbedding's is never freed
+        return min(gradients, setup.model.vocab * setup.model.hidden * computing(setup))
+    return gradients  # it accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
+
+
+def _head_gradient(setup: Setup, part: Part) -> int:
+    """The head's whole gradient, which the backward pass makes first."""
+    if setup.adapters and "lm_head" not in setup.trained_modules:
+        return 0
+    return part.head * computing(setup)
+
+
+def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
+    """PyTorch's pipeline schedules keep the last stage's result for every micro batch of a step
+    (torch/distributed/pipelining/stage.py, output_chunks)."""
+    if setup.pipeline == 1 or not part.last or setup.engine == "megatron":
+        return 0
+    count = setup.accumulation if setup.accumulation > 1 else setup.micro_batch
+    return count * tokens * -(-setup.model.vocab // setup.tensor) * computing(setup)
+
+
+def stale_bytes(setup: Setup, part: Part) -> int:
+    """What an earlier step's graph still holds during the next forward pass.
+
+    bitsandbytes before 0.43 keeps each 4-bit product's input as an attribute of the graph
+    (autograd/_functions.py, MatMul4Bit), which lives as long as the loss does: in litgpt's loop, until the
+    next step's loss (litgpt/finetune/lora.py). litgpt asks for bitsandbytes 0.42.
+    """
+    if setup.engine != "litgpt" or setup.quantization == "none":
+        return 0
+    model = setup.model
+    inputs = (2 * model.hidden + model.attention_out_dim + model.ffn) * computing(setup)
+    own = model.hidden + (model.hidden if setup.adapters else 0) + model.ffn  # norms' results and the product
+    this_step = own * computing(setup)
+    last_step = 0 if setup.longest_once else LENGTH_BEFORE_THE_LONGEST * inputs
+    return int(setup.tokens * part.layers * (this_step + last_step))

@@ -1,0 +1,142 @@
+"""A model's sizes as one process holds them: counts of parameters by the part of the model they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator import parameters
+from estimator.models import ModelSpec
+from estimator.setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Counts of one whole model; what follows from ``ModelSpec`` alone is worked out once."""
+
+    layers: int
+    dense_layers: int  # blocks without experts
+    around: int  # one block's attention, norms, router and shared experts
+    around_linear: int  # of it, in linear layers
+    mlp: int  # the MLP of one dense block, with biases
+    mlp_linear: int
+    experts: int  # all experts of one block
+    experts_linear: int
+    largest_linear: int  # elements of the largest matrix of a block
+    embedding: int  # tokens, positions, token types
+    head: int  # 0 where it is the embedding
+    norm: int
+
+
+_SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a ModelSpec takes longer than this
+
+
+def shape_of(model: ModelSpec) -> Shape:
+    """Counted once for each model object."""
+    found = _SHAPES.get(id(model))
+    if found is None:
+        if len(_SHAPES) > 1000:
+            _SHAPES.clear()
+        found = (model, _count(model))
+        _SHAPES[id(model)] = found
+    return found[1]
+
+
+def _count(m: ModelSpec) -> Shape:
+    attention = parameters.attention_weights(m)
+    shared = parameters.mlp(m, m.shared_ffn) if m.shared_ffn else 0
+    router = parameters.router(m) if m.experts else 0
+    mlp_width = m.ffn if not m.experts else (m.dense_ffn or m.ffn)
+    dense_block = m.dense_layer_parameters if m.experts else m.layer_parameters
+    mlp = parameters.mlp(m, mlp_width)
+    return Shape(
+        layers=m.layers,
+        dense_layers=m.dense_layers if m.experts else m.layers,
+        around=dense_block - mlp + shared + router,
+        around_linear=attention + (parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0),
+        mlp=mlp,
+        mlp_linear=parameters.mlp_weights(m, mlp_width),
+        experts=m.experts * parameters.mlp(m, m.ffn),
+        experts_linear=m.experts * parameters.mlp_weights(m, m.ffn),
+        largest_linear=max(out * into for out, into in m.linear_shapes.values()),
+        embedding=parameters.embeddings(m),
+        head=parameters.head(m),
+        norm=parameters.norm(m) if m.causal else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the processes of one pipeline stage hold together, over tensor and expert parallel ranks one each.
+
+    Counts are of parameters of one such rank before the states are shared out over data parallel processes.
+    """
+
+    layers: int
+    block: int  # the largest block
+    block_linear: int
+    blocks: int  # all blocks of the stage
+    blocks_linear: int
+    experts_held: float  # share of the experts' weights that this rank holds where nothing else divides them
+    embedding: int
+    head: int  # the output head's weights, also where they are the embedding's
+    own_head: int  # where they are a matrix of their own on this stage
+    norm: int
+    first: bool
+    last: bool
+
+    @property
+    def parameters(self) -> int:
+        return self.blocks + self.embedding + self.own_head + self.norm
+
+
+def stages(setup: Setup) -> tuple[str, ...]:
+    """The pipeline stages that can hold the peak; one that is both without a pipeline."""
+    return ("only",) if setup.pipeline == 1 else ("first", "last")
+
+
+def part_of(setup: Setup, stage: str) -> Part:
+    """Layers and parameters of one rank of a stage.
+
+    Tensor parallel divides every matrix, the vocabulary too; norms stay whole (Shoeybi et al. 2019,
+    arXiv:1909.08053, section 3). Expert parallel divides the experts. Blocks are spread evenly over stages.
+    """
+    shape, t = shape_of(setup.model), setup.tensor
+    first, last = stage in ("only", "first"), stage in ("only", "last")
+    layers = -(-shape.layers // setup.pipeline)
+    dense = min(shape.dense_layers, layers) if first else max(shape.dense_layers - shape.layers + layers, 0)
+    expert_share = t * setup.expert
+    around = shape.around - shape.around_linear + -(-shape.around_linear // t)
+    dense_mlp = -(-shape.mlp // t)
+    experts = -(-shape.experts // expert_share)
+    with_experts = layers - dense
+    block = around + max(dense_mlp if dense else 0, experts if with_experts else 0)
+    linear = -(-shape.around_linear // t)
+    blocks_linear = layers * linear + dense * -(-shape.mlp_linear // t)
+    blocks_linear += with_experts * -(-shape.experts_linear // expert_share)
+    block_linear = linear + max(
+        -(-shape.mlp_linear // t) if dense else 0,
+        -(-shape.experts_linear // expert_share) if with_experts else 0,
+    )
+    has_head = last and setup.model.causal and setup.task != "reward"
+    own = shape.head
+    if setup.model.tied_embeddings and _head_apart(setup, stage):
+        own += setup.model.vocab * setup.model.hidden
+    return Part(
+        layers=layers,
+        block=block,
+        block_linear=block_linear,
+        blocks=layers * around + dense * dense_mlp + with_experts * experts,
+        blocks_linear=blocks_linear,
+        experts_held=1 / setup.expert,
+        embedding=-(-shape.embedding // t) if first else 0,
+        head=-(-setup.model.vocab * setup.model.hidden // t) if has_head else 0,
+        own_head=-(-own // t) if has_head else 0,
+        norm=shape.norm if last else 0,
+        first=first,
+        last=last,
+    )
+
+
+def _head_apart(setup: Setup, stage: str) -> bool:
+    """Whether tied embeddings are two matrices after all: litgpt never ties them, a pipeline can't."""
+    return setup.engine == "litgpt" or stage == "last"

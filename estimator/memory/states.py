@@ -1,0 +1,224 @@
+"""What a process holds from one step to the next: weights, master weights, gradients, optimizer states."""
+
+from __future__ import annotations
+
+from estimator.memory import implementations
+from estimator.memory.shape import Part, part_of, stages
+from estimator.setup import Setup
+
+# NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
+# each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
+NF4_WEIGHT_BYTES = 0.5
+NF4_PLAIN_SCALE_BYTES = 4 / 64
+NF4_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
+
+# bitsandbytes 0.4x: 8-bit states, an fp32 scale for each 256 (optim/optimizer.py); torchao 0.15: 4-bit
+# states, one for each 128 (optim/subclass_4bit.py). Both keep two states.
+EIGHT_BIT_STATES = 2 * (1 + 4 / 256)
+FOUR_BIT_STATES = 2 * (0.5 + 4 / 128)
+
+# MS-AMP's levels as Accelerate tabulates them (docs/source/usage_guides/low_precision_training.md): bytes of
+# weight, master weight, gradient, optimizer states.
+MSAMP = {"msamp-o1": (2, 0, 1, 8), "msamp-o2": (2, 0, 1, 3), "msamp-o3": (1, 2, 1, 3)}
+
+
+def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
+    """Bytes by category of one process; of a pipeline's largest stage where ``stage`` is not given.
+
+    torchtune and litgpt train in the weights' own type and keep both AdamW moments in it: 2 + 2 + 4 B a
+    parameter in bf16. fp32 weights under FSDP2 or autocast: 4 + 4 + 8. DeepSpeed with bf16 keeps an fp32 copy
+    and fp32 moments: 2 + 2 + 4 + 8; Megatron-Core fp32 gradients as well: 2 + 4 + 4 + 8. What ZeRO's stages
+    and FSDP divide: Rajbhandari et al. 2020 (arXiv:1910.02054), section 3.1; Zhao et al. 2023
+    (arXiv:2304.11277). Adapters: the base has neither gradients nor states (Hu et al. 2021,
+    arXiv:2106.09685, section 4.2), except in FSDP1's flat parameters: :func:`gradient_bytes`.
+    """
+    if stage is None:
+        each = [states(setup, name) for name in stages(setup)]
+        return max(each, key=lambda found: sum(found.values()))
+    part = part_of(setup, stage)
+    weight, master, moments = state_bytes(setup)
+    trained = trained_parameters(setup, part)
+    result = {"weights": 0, "master weights": 0, "reference model": 0, "adapters": 0}
+    base = base_bytes(setup, part, weight)
+    if not (offloads_weights(setup)):
+        result["weights"] = share(base, divisor(setup, "weights"))
+        if setup.adapters:
+            result["adapters"] = share(trained * adapter_size(setup), divisor(setup, "weights"))
+        if (
+            setup.task == "dpo" and not setup.adapters
+        ):  # a frozen copy; ORPO has none, adapters are switched off
+            result["reference model"] = share(part.parameters * computing(setup), divisor(setup, "weights"))
+    result["gradients"] = 0 if offloads_gradients(setup) else gradient_bytes(setup, part)
+    if not offloads_states(setup):
+        result["master weights"] = share(trained * master, divisor(setup, "optimizer"))
+        result["optimizer"] = share(int(trained * moments), divisor(setup, "optimizer"))
+    else:
+        result["optimizer"] = 0
+    return result
+
+
+def computing(setup: Setup) -> int:
+    """Bytes of one element of what the matrix products read and write."""
+    return 4 if setup.precision == "fp32" else 2
+
+
+def adapter_size(setup: Setup) -> int:
+    """Bytes of one adapter weight."""
+    own = implementations.of(setup.engine).adapter_bytes
+    return own or _weight_size(setup)
+
+
+def _weight_size(setup: Setup) -> int:
+    if setup.precision == "bf16" or setup.engine in ("deepspeed", "megatron"):
+        return 4 if setup.precision == "fp32" else 2
+    return 4
+
+
+def state_bytes(setup: Setup) -> tuple[int, int, float]:
+    """Bytes a trained parameter of its weight, of its master weight, and of its optimizer states."""
+    weight = adapter_size(setup) if setup.adapters else _weight_size(setup)
+    if setup.fp8 in MSAMP and not setup.adapters:
+        level = MSAMP[setup.fp8]
+        return level[0], level[1], float(level[3])
+    copied = setup.engine in ("deepspeed", "megatron") and not (
+        setup.precision == "fp32" and setup.zero_stage in (0, None)
+    )
+    kept = 4 if copied else weight
+    return weight, 4 if copied else 0, _moments(setup, kept)
+
+
+def _moments(setup: Setup, size: int) -> float:
+    """Bytes a parameter of optimizer states, whose elements take ``size`` bytes where they are not quantised.
+
+    Paged states are in managed memory, which leaves the GPU where it is short (bitsandbytes,
+    functional.get_paged). litgpt trains a quantised base with them (litgpt/utils.py,
+    instantiate_bnb_optimizer). Adafactor: a row and a column for each matrix (Shazeer and Stern 2018,
+    arXiv:1804.04235, section 4). Muon: one moment for matrices, AdamW for the rest (Keller Jordan 2024).
+    """
+    if setup.optimizer.startswith("paged") or (setup.engine == "litgpt" and setup.quantization != "none"):
+        return 0.0
+    hidden = setup.model.hidden
+    outside = setup.model.embedding_parameters / setup.model.parameters
+    return {
+        "adamw": 2.0 * size,
+        "adamw8bit": EIGHT_BIT_STATES,
+        "adamw4bit": FOUR_BIT_STATES,
+        "adafactor": 2 * 4 / hidden,
+        "sgd": 1.0 * size,
+        "muon": (1 + (0 if setup.adapters else outside)) * size,
+    }[setup.optimizer]
+
+
+def trained_parameters(setup: Setup, part: Part) -> int:
+    """Trained parameters of one rank, before data parallel processes share them."""
+    if not setup.adapters:
+        return part.parameters
+    inner = setup.adapter_parameters * part.layers // setup.model.layers
+    # one of an adapter's two matrices is divided as the matrix that it adapts is
+    divided = -(-inner * (setup.tensor + 1) // (2 * setup.tensor))
+    outer = setup.trained_module_parameters if part.first or part.last else 0
+    return divided + -(-outer // setup.tensor)
+
+
+def base_bytes(setup: Setup, part: Part, weight: int) -> int:
+    """Bytes of the model's own weights, before data parallel processes share them."""
+    if setup.quantization == "none":
+        return part.parameters * (weight if not setup.adapters else _weight_size(setup))
+    size = 4 if setup.upcast_frozen else _weight_size(setup)
+    quantised = part.blocks_linear
+    if setup.engine == "litgpt":  # Lightning's plugin replaces every linear layer
+        quantised += part.own_head
+    rest = part.parameters - quantised
+    bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES
+    kept = int(quantised * bytes_each) + rest * size
+    if setup.engine == "litgpt":
+        # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
+        # referenced
+        kept += part.embedding * size
+    return kept
+
+
+def scale_bytes(setup: Setup, part: Part) -> int:
+    """Scales of quantised weights, shared out as the weights are."""
+    if setup.quantization in ("none", "int8"):
+        return 0
+    each = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
+    quantised = part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
+    return share(int(quantised * each), divisor(setup, "weights"))
+
+
+def gradient_bytes(setup: Setup, part: Part) -> int:
+    """Gradients that one process holds at the end of its last backward pass.
+
+    FSDP1 puts a block's weights in one flat parameter; where any of them is trained the whole has a gradient,
+    and steps that do not synchronise keep it whole (torch/distributed/fsdp/_flat_param.py; Fabric's
+    no_backward_sync skips the synchronisation of all but the last micro batch). FSDP2 in a pipeline keeps
+    unreduced fp32 gradients over the micro batches
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+    """
+    size = gradient_size(setup)
+    trained = trained_parameters(setup, part)
+    if setup.optimizer_in_backward:
+        return 0
+    if flat(setup):
+        whole = part.blocks if setup.adapters else part.parameters
+        return whole * size if setup.accumulation > 1 else share(whole * size, setup.shard)
+    kept = share(trained * size, divisor(setup, "gradients"))
+    if setup.engine == "litgpt" and setup.quantization != "none":
+        kept += part.embedding * size  # StableEmbedding trains, though no optimizer has it
+    if unreduced(setup):
+        kept += 4 * trained
+    return kept
+
+
+def unreduced(setup: Setup) -> bool:
+    """Whether whole gradients pile up over a pipeline's micro batches."""
+    return setup.pipeline > 1 and setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
+
+
+def flat(setup: Setup) -> bool:
+    """Whether FSDP1's flat parameters hold this engine's gradients."""
+    wraps = setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
+    return wraps and implementations.of(setup.engine).flat_gradients
+
+
+def gradient_size(setup: Setup) -> int:
+    """Bytes of one element of a gradient that is kept."""
+    if setup.adapters:
+        return adapter_size(setup)
+    if setup.fp8 in MSAMP:
+        return MSAMP[setup.fp8][2]
+    if setup.engine == "megatron":
+        return 4  # Megatron-Core accumulates in fp32
+    return _weight_size(setup)
+
+
+def divisor(setup: Setup, what: str) -> int:
+    """By how many processes each category is divided."""
+    shared = {
+        "weights": ("fsdp", "zero3"),
+        "gradients": ("fsdp", "zero2", "zero3", "shard_grad_op"),
+        "optimizer": ("fsdp", "zero1", "zero2", "zero3", "shard_grad_op"),
+    }[what]
+    if what == "weights" and setup.sharding == "shard_grad_op":
+        return setup.shard  # between steps; gathered from the forward pass to the end of the backward pass
+    return setup.shard if setup.sharding in shared else 1
+
+
+def offloads_states(setup: Setup) -> bool:
+    """Whether the optimizer's states are in host memory or on a disk instead of a GPU."""
+    return setup.offload != "none" and setup.device == "cuda" and setup.zero_stage != 0
+
+
+def offloads_gradients(setup: Setup) -> bool:
+    """DeepSpeed moves each gradient to its state; FSDP's CPU offload moves all."""
+    return offloads_states(setup) and (setup.zero_stage is not None or setup.offload == "all")
+
+
+def offloads_weights(setup: Setup) -> bool:
+    return offloads_states(setup) and setup.offload == "all" and setup.sharding in ("zero3", "fsdp")
+
+
+def share(total: int, among: int) -> int:
+    """One process's part, rounded up."""
+    return -(-total // among)
