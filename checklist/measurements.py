@@ -180,7 +180,7 @@ class Pair:
     """Of the repetition that 95 % of them were faster than: what the best hides, such as lost packets."""
     bytes: int | None = None
     alone: bool = False
-    """Nothing else ran on any node meanwhile."""
+    """A second measurement of this pair, with nothing else running on any node."""
     error: str | None = None
 
 

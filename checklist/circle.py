@@ -1,0 +1,47 @@
+"""Who is measured with whom: rounds of pairs in which no node is in two pairs."""
+
+from __future__ import annotations
+
+import random
+
+Pairs = tuple[tuple[int, int], ...]
+
+ALL_PAIRS_UP_TO = 32  # nodes; above, n - 1 rounds would take too long
+ROUNDS_ABOVE = 16  # so each node meets this many others; a slow node shows after two
+
+
+def rounds(nodes: int) -> tuple[Pairs, ...]:
+    """Every pair of ``nodes`` exactly once, by the circle method.
+
+    An even number gives n - 1 rounds of n / 2 pairs; an odd one n rounds in each of which one node rests.
+    """
+    if nodes < 2:
+        return ()
+    ring: list[int | None] = list(range(nodes))
+    if nodes % 2:
+        ring.append(None)  # whoever meets None rests
+    made = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        opposite = zip(ring[:half], reversed(ring[half:]), strict=True)
+        made.append(tuple((min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None))
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return tuple(made)
+
+
+def schedule(nodes: int, *, seed: int = 0, count: int | None = None) -> tuple[Pairs, ...]:
+    """The rounds to run: all of them up to 32 nodes, above that some of them over a shuffled ring.
+
+    No pair comes twice. ``count`` asks for that many rounds whatever the number of nodes. Every node makes
+    the same schedule from the same seed.
+    """
+    every = rounds(nodes)
+    wanted = count if count is not None else (len(every) if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE)
+    if wanted >= len(every):
+        return every
+    shuffle = random.Random(seed)
+    seats = shuffle.sample(range(nodes), nodes)
+    chosen = shuffle.sample(every, wanted)
+    return tuple(
+        tuple((min(seats[a], seats[b]), max(seats[a], seats[b])) for a, b in pairs) for pairs in chosen
+    )
