@@ -20,6 +20,7 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "weights",
     "master weights",
     "adapters",
+    "reference model",
     "gradients",
     "optimizer",
     "activations",

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from estimator import calibration, hardware, memory, models, throughput
-from estimator.assembly import SHARED_MEMORY_PER_GPU
 from estimator.calibration import Calibration, Correction
 from estimator.catalogue import Gpu, Instance
-from estimator.cli.options import PlaceOptions, SetupOptions, setup_from, tokens_of
+from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
+from estimator.cli.steps import setup_from
 from estimator.errors import UserError
 from estimator.places import RDMA_FABRICS
 from estimator.plan import MemoryEstimate
@@ -149,8 +149,7 @@ def answer_of(setup: Setup, site: Site) -> Answer:
         speed = Speed(None, "no GPU is named")
     hourly, basis = _price(site, setup)
     cost = throughput.cost(site.tokens or 0.0, speed, hourly)
-    per_node = min(setup.processes_per_node, setup.world_size)
-    shared = SHARED_MEMORY_PER_GPU * per_node
+    shared = memory.shared_memory_bytes(setup)
     if machine is not None and machine.ram_bytes is not None:
         shared = min(shared, machine.ram_bytes // 4)
     return Answer(

@@ -10,13 +10,16 @@ from estimator.setup import Checkpointing, LossKind, Precision, Quantization, St
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineDefaults:
-    """One engine's. Where the sharding has no processes to share with, nothing is sharded."""
+    """One engine's. On one process nothing is sharded."""
 
     precision: Precision
+    precision_unsharded: Precision | None = None  # where no process shares the states; None: the same
     sharding: StateSharding
     loss: LossKind = "plain"
     loss_chunks: int = 8
+    loss_positions: int | None = None  # tokens of a sequence in each chunk, where that is what is fixed
     checkpointing: Checkpointing = "none"
+    checkpointing_sharded: Checkpointing | None = None  # None: the same
     quantization: Quantization = "nf4"  # of qlora
     lora_rank: int = 8
     lora_targets: tuple[str, ...] | None = None  # None: every linear layer of the blocks
@@ -24,6 +27,15 @@ class EngineDefaults:
     document_mask: bool = False
     sequence_parallel: bool = True
     source: str
+
+    def precision_of(self, *, sharded: bool) -> Precision:
+        return self.precision if sharded else self.precision_unsharded or self.precision
+
+    def checkpointing_of(self, *, sharded: bool) -> Checkpointing:
+        return (self.checkpointing_sharded if sharded else None) or self.checkpointing
+
+    def chunks_of(self, seq_len: int) -> int:
+        return max(seq_len // self.loss_positions, 1) if self.loss_positions else self.loss_chunks
 
 
 ENGINES: dict[str, EngineDefaults] = {
@@ -44,14 +56,17 @@ ENGINES: dict[str, EngineDefaults] = {
     ),
     "torchtitan": EngineDefaults(
         precision="bf16-mixed",
+        precision_unsharded="bf16-autocast",
         sharding="fsdp",
         checkpointing="selective",
-        source="torchtitan, config/job_config.py",
+        source="torchtitan, config/job_config.py: mixed_precision_param, ActivationCheckpoint",
     ),
     "litgpt": EngineDefaults(
         precision="bf16",
         sharding="fsdp",
         loss="chunked",
+        loss_positions=128,
+        checkpointing_sharded="full",
         lora_targets=("q_proj", "v_proj"),
         fixed_length=False,
         source="litgpt, finetune/full.py and finetune/lora.py",
@@ -65,6 +80,7 @@ ENGINES: dict[str, EngineDefaults] = {
     ),
     "composer": EngineDefaults(
         precision="bf16-mixed",
+        precision_unsharded="bf16-autocast",
         sharding="fsdp",
         source="llm-foundry with Composer's FSDP FULL_SHARD and amp_bf16",
     ),

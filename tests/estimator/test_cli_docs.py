@@ -51,15 +51,19 @@ def defaults_table() -> str:
     for name, row in ENGINES.items():
         cells = (
             f"`{name}`",
-            row.precision,
+            _both(row.precision_of(sharded=False), row.precision),
             row.sharding,
             row.loss,
-            row.checkpointing,
+            _both(row.checkpointing, row.checkpointing_of(sharded=True)),
             "packed" if row.fixed_length else "varying",
             ", ".join(row.lora_targets) if row.lora_targets else "all linear layers",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _both(alone: str, shared: str) -> str:
+    return alone if alone == shared else f"{alone}; {shared} where sharded"
 
 
 def renewed(text: str) -> str:

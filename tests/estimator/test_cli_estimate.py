@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 from estimator import calibration, memory, models
 from estimator.cli.app import app
 from estimator.cli.defaults import ENGINES
-from estimator.cli.options import PlaceOptions, SetupOptions, setup_from, tokens_of
+from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
+from estimator.cli.steps import setup_from
 from estimator.errors import UserError
 from estimator.setup import Engine, Setup
 
@@ -51,6 +52,7 @@ CHANGES: dict[str, list[str]] = {
     "optimizer": ["--optimizer", "adamw8bit"],
     "optimizer_in_backward": ["--optimizer-in-backward"],
     "sharding": ["--gpus", "2", "--sharding", "zero2"],
+    "flat_parameters": ["--flat-parameters"],
     "shard": ["--gpus", "4", "--shard", "2"],
     "replicate": ["--gpus", "4", "--dp-replicate", "2"],
     "tensor": ["--gpus", "2", "--tp", "2"],
