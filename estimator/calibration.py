@@ -154,7 +154,7 @@ class Store:
     def read(self) -> Records:
         """All runs, the first of each name; damaged lines are told, not raised."""
         try:
-            with self.path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH):
+            with self.path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
                 text = file.read().decode(errors="replace")
         except FileNotFoundError:
             return Records((), ())
@@ -316,18 +316,34 @@ def default_path() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(descriptor: int, kind: int) -> Iterator[None]:
-    """The file's lock for as long as it takes to read it or to write a line."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process has held the file for {LOCK_SECONDS:g} s") from None
-            time.sleep(0.01)
+def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
+    """The file's lock for as long as it takes to read it or to write a line.
+
+    Where it is not ``needed``, a lock that can't be had is gone without: half a line is left out at worst.
+    """
+    try:
+        _lock(descriptor, kind)
+    except OSError:
+        if needed:
+            raise
     try:
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):  # closing the file gives the lock back as well
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not _has_locked(descriptor, kind):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another process has held the file for {LOCK_SECONDS:g} s")
+        time.sleep(0.01)
+
+
+def _has_locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

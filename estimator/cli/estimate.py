@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from estimator import calibration, models
+from estimator import calibration, memory, models
 from estimator.cli import diffusion_answer, output
 from estimator.cli.answer import Answer, answer, catalogue
 from estimator.cli.defaults import defaults
@@ -196,7 +196,7 @@ def _print_memory(console: Console, made: Answer, traced: ExactEstimate | None) 
     parts = dict(made.memory.categories)
     shown = dict(traced.categories) if traced else {}
     largest = max([*parts.values(), *shown.values()])
-    for name in dict.fromkeys([*parts, *shown]):
+    for name in dict.fromkeys([*parts, *(name for name, size in shown.items() if size)]):
         cells = [name, gib(parts.get(name, 0))]
         if traced is not None:
             cells.append(gib(shown[name]) if name in shown else "-")
@@ -208,21 +208,21 @@ def _print_memory(console: Console, made: Answer, traced: ExactEstimate | None) 
     if traced is not None:
         exact = ", ".join(f"{name} {version}" for name, version in traced.versions)
         console.print(
-            f"exact: {gib(traced.peak_bytes)} of live tensors at {traced.peak.name}, without runtime and "
-            f"fragmentation; traced in {traced.seconds:.0f} s ({exact})"
+            f"exact: {gib(traced.peak_bytes)} of live tensors at {traced.peak.name}, and by formula "
+            f"{gib(sum(memory.active(made.setup).values()))}; traced in {traced.seconds:.0f} s ({exact})"
         )
         for clause in traced.not_modelled:
             console.print(f"exact leaves out: {clause}")
 
 
 def _print_verdict(console: Console, made: Answer) -> None:
-    memory, gpu = made.memory, made.site.gpu
-    text = f"{gib(memory.likely_bytes)} likely, up to {gib(memory.upper_bytes)}"
-    if memory.capacity_bytes is not None:
-        text += f", of the {gpu.name if gpu else 'process'}'s {gib(memory.capacity_bytes)}"
-    verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[memory.fits]
+    found, gpu = made.memory, made.site.gpu
+    text = f"{gib(found.likely_bytes)} likely, up to {gib(found.upper_bytes)}"
+    if found.capacity_bytes is not None:
+        text += f", of the {gpu.name if gpu else 'process'}'s {gib(found.capacity_bytes)}"
+    verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[found.fits]
     console.print(f"[bold]{text}[/bold]{verdict}")
-    console.print(f"range {memory.basis}")
+    console.print(f"range {found.basis}")
 
 
 def _rest(made: Answer) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import multiprocessing
 import random
@@ -240,6 +241,21 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     records = Store(path).read()
     assert records.problems == ()
     assert len(records.finished) == 60
+
+
+def test_a_store_that_another_process_holds_is_read_all_the_same_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "LOCK_SECONDS", 0.05)
+    store = Store(tmp_path / "runs.jsonl")
+    store.add(finished("a"))
+    with store.path.open("rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert [run.run for run in store.read().finished] == ["a"]
+        with pytest.raises(TimeoutError, match="another process"):
+            store.add(finished("b"))
+    store.add(finished("b"))
+    assert [run.run for run in store.read().finished] == ["a", "b"]
 
 
 def test_the_store_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,3 +329,18 @@ def test_a_gpu_count_below_one_is_refused_before_anything_else() -> None:
 def test_options_of_a_place_have_no_setup_fields_in_them() -> None:
     place = {field.name for field in dataclasses.fields(PlaceOptions)}
     assert place & {field.name for field in dataclasses.fields(SetupOptions)} == set()
+
+
+def test_exact_mode_stands_beside_the_formulas() -> None:
+    found = answer("--model", "tiny-llama", "--seq-len", "128", "--exact")
+    assert found["exact"]["peak_bytes"] == sum(found["exact"]["categories"].values())
+    assert found["exact"]["categories"]["weights"] == found["memory"]["categories"]["weights"]
+    text = " ".join(run("--model", "tiny-llama", "--seq-len", "128", "--exact").output.split())
+    assert "category formula exact" in text
+    assert "torchtune 0.6" in text
+
+
+def test_what_exact_mode_can_not_trace_is_said_before_torch_is_loaded() -> None:
+    done = run("--model", "llama-8b", "--engine", "megatron", "--exact")
+    assert done.exit_code == 1
+    assert "Exact mode can't trace this" in done.stderr
