@@ -1,0 +1,243 @@
+"""From the bandwidths between pairs of nodes to the node, direction or link that is at fault.
+
+Two rules keep the bottleneck model (:mod:`checklist.bottleneck`) honest: a node is named only if two others,
+known to be well, saw it slow (else it may be the link, or the other one), and nobody is accused before the
+slow pairs were measured again with nothing else running (pairs of one round may share a switch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from checklist.bottleneck import TAU, WITNESSES, Bounds, Flags, Floats, localise
+from checklist.measurements import Pair
+
+RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
+CONTROLS = 2  # good pairs measured again too: alone must be compared with alone
+MOST_RERUNS = 96  # one direction of one pair each; they run one after another
+
+FaultKind = Literal["node", "transmit", "receive", "link"]
+Status = Literal["suspect", "confirmed", "cleared"]
+Why = Literal["two-nodes", "no-good-pair", "too-few-witnesses"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One slow thing. "transmit" and "receive" are one direction of a node, "node" is both."""
+
+    kind: FaultKind
+    node: int | None = None
+    src: int | None = None
+    dst: int | None = None
+    both_ways: bool = False
+    """Of a link: also from dst to src."""
+    ratio: float
+    """Measured over what is due: the reference, or of a link the lower of its ends' bounds."""
+    status: Status
+    """"confirmed": still slow when measured alone; "cleared": only slow together with other pairs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """What the pairs say. Only confirmed faults accuse anybody."""
+
+    nodes: int
+    reference_gbytes_per_s: float | None
+    basis: Literal["spec", "upper-quartile"]
+    transmit: tuple[float | None, ...]
+    """The best that each node sent to anybody, GB/s; None: not measured."""
+    receive: tuple[float | None, ...]
+    faults: tuple[Fault, ...]
+    undecided: tuple[tuple[int, int], ...]
+    """Slow pairs (src, dst) for which nobody can be named."""
+    why: Why | None
+    """Why nobody can be named for those."""
+    again: tuple[tuple[int, int], ...]
+    """Pairs (src, dst) to measure again, one at a time, before anyone is accused; () when that is done."""
+    crowded_rounds: tuple[int, ...]
+    """Rounds in which most pairs were slower than their ends can be: they share something."""
+
+    def with_status(self, status: Status) -> tuple[Fault, ...]:
+        """The faults in that state."""
+        return tuple(fault for fault in self.faults if fault.status == status)
+
+    @property
+    def bad_nodes(self) -> tuple[int, ...]:
+        """Nodes that are slow themselves, confirmed. The ends of a slow link are not among them."""
+        return tuple(sorted({f.node for f in self.with_status("confirmed") if f.node is not None}))
+
+
+def diagnose(
+    pairs: Iterable[Pair],
+    nodes: int,
+    *,
+    spec_gbytes_per_s: float | None = None,
+    tau: float = TAU,
+) -> Diagnosis:
+    """Names what is slow among ``nodes`` nodes, from pairs each measured in one direction.
+
+    A pair that failed (``gbytes_per_s`` None with an error) counts as 0; one that was not measured counts as
+    nothing. Call it with the first pass, measure ``again`` alone, and call it with both passes.
+
+    Parameters
+    ----------
+    spec_gbytes_per_s:
+        What one node's network should reach. None: the upper quartile of what the nodes reached; a cluster
+        that is slow as a whole can't be seen then.
+    """
+    measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
+    first = _best(pair for pair in measured if not pair.alone)
+    alone = {key: value for key, (value, _) in _best(pair for pair in measured if pair.alone).items()}
+    if not first:
+        return _nothing(nodes)
+    bounds = localise(nodes, first, spec_gbytes_per_s, tau)
+    wanted = _again(bounds)
+    slow = bounds.undecided
+    return Diagnosis(
+        nodes=nodes,
+        reference_gbytes_per_s=bounds.reference,
+        basis="spec" if spec_gbytes_per_s is not None else "upper-quartile",
+        transmit=_known(bounds.tx),
+        receive=_known(bounds.rx),
+        faults=_faults(bounds, alone, spec_gbytes_per_s, tau),
+        undecided=tuple(zip(bounds.src[slow].tolist(), bounds.dst[slow].tolist(), strict=True)),
+        why=_why(bounds, nodes) if slow.any() else None,
+        again=tuple(pair for pair in wanted if pair not in alone),
+        crowded_rounds=bounds.crowded,
+    )
+
+
+def _nothing(nodes: int) -> Diagnosis:
+    unknown = (None,) * nodes
+    return Diagnosis(
+        nodes=nodes,
+        reference_gbytes_per_s=None,
+        basis="upper-quartile",
+        transmit=unknown,
+        receive=unknown,
+        faults=(),
+        undecided=(),
+        why=None,
+        again=(),
+        crowded_rounds=(),
+    )
+
+
+def _best(pairs: Iterable[Pair]) -> dict[tuple[int, int], tuple[float, int]]:
+    """The best value of each ordered pair, and its round: whatever disturbs only makes it slower."""
+    best: dict[tuple[int, int], tuple[float, int]] = {}
+    for pair in pairs:
+        value = pair.gbytes_per_s or 0.0
+        key = (pair.src, pair.dst)
+        if key not in best or value > best[key][0]:
+            best[key] = (value, pair.round)
+    return best
+
+
+def _why(bounds: Bounds, nodes: int) -> Why:
+    if nodes == 2:
+        return "two-nodes"
+    good_pair = bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
+    return "too-few-witnesses" if good_pair.any() else "no-good-pair"
+
+
+def _again(bounds: Bounds) -> list[tuple[int, int]]:
+    """Ordered pairs to measure alone: the slow sides of nodes, then slow links, worst first; and controls."""
+    chosen: list[tuple[int, int]] = []
+    for node in np.flatnonzero(bounds.blamed_tx):
+        seen = (bounds.src == node) & bounds.good_rx[bounds.dst] & ~bounds.slow_link
+        chosen += _some(bounds, seen, RERUN_PARTNERS)
+    for node in np.flatnonzero(bounds.blamed_rx):
+        seen = (bounds.dst == node) & bounds.good_tx[bounds.src] & ~bounds.slow_link
+        chosen += _some(bounds, seen, RERUN_PARTNERS)
+    slow = np.flatnonzero(bounds.slow_link)
+    worst = slow[np.argsort(bounds.value[slow] / bounds.due[slow])]
+    chosen += zip(bounds.src[worst].tolist(), bounds.dst[worst].tolist(), strict=True)
+    if not chosen:
+        return []
+    well = bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
+    return list(dict.fromkeys([*_some(bounds, well, CONTROLS), *chosen]))[:MOST_RERUNS]
+
+
+def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
+    """The fastest few of the flagged samples, as ordered pairs."""
+    index = np.flatnonzero(among)
+    index = index[np.argsort(-bounds.value[index], kind="stable")][:count]
+    return list(zip(bounds.src[index].tolist(), bounds.dst[index].tolist(), strict=True))
+
+
+def _faults(
+    bounds: Bounds, alone: dict[tuple[int, int], float], spec: float | None, tau: float
+) -> tuple[Fault, ...]:
+    reference = _reference_alone(bounds, alone, spec)
+    sides: dict[tuple[int, Status], dict[str, float]] = {}
+    for side, blamed, bound in (
+        ("transmit", bounds.blamed_tx, bounds.tx),
+        ("receive", bounds.blamed_rx, bounds.rx),
+    ):
+        for node in np.flatnonzero(blamed).tolist():
+            if side == "transmit":
+                seen = [v for (i, j), v in alone.items() if i == node and bounds.good_rx[j]]
+            else:
+                seen = [v for (i, j), v in alone.items() if j == node and bounds.good_tx[i]]
+            # The first pass's ratio where there is no second: never a better one than was seen
+            ratio = max(seen) / reference if len(seen) >= WITNESSES else float(bound[node]) / bounds.reference
+            status = _status(ratio, tau, again=len(seen) >= WITNESSES)
+            sides.setdefault((node, status), {})[side] = ratio
+    return (*_nodes(sides), *_links(bounds, alone, reference, tau))
+
+
+def _reference_alone(bounds: Bounds, alone: dict[tuple[int, int], float], spec: float | None) -> float:
+    """What a good pair reaches with nothing else running."""
+    if spec is not None:
+        return spec
+    slow = set(zip(bounds.src[bounds.slow_link].tolist(), bounds.dst[bounds.slow_link].tolist(), strict=True))
+    controls = [
+        value
+        for (i, j), value in alone.items()
+        if bounds.good_tx[i] and bounds.good_rx[j] and (i, j) not in slow
+    ]
+    return max(controls, default=bounds.reference)
+
+
+def _status(ratio: float, tau: float, *, again: bool) -> Status:
+    if not again:
+        return "suspect"
+    return "confirmed" if ratio < tau else "cleared"
+
+
+def _nodes(sides: dict[tuple[int, Status], dict[str, float]]) -> list[Fault]:
+    faults = []
+    for (node, status), ratios in sides.items():
+        kind: Any = "node" if len(ratios) == 2 else next(iter(ratios))
+        faults.append(Fault(kind=kind, node=node, ratio=min(ratios.values()), status=status))
+    return faults
+
+
+def _links(bounds: Bounds, alone: dict[tuple[int, int], float], reference: float, tau: float) -> list[Fault]:
+    found: dict[tuple[int, int], tuple[float, Status]] = {}
+    for index in np.flatnonzero(bounds.slow_link).tolist():
+        pair = (int(bounds.src[index]), int(bounds.dst[index]))
+        ratio = float(bounds.value[index] / bounds.due[index])
+        if pair in alone:
+            ends = min(bounds.tx[pair[0]], bounds.rx[pair[1]]) / bounds.reference
+            ratio = alone[pair] / (min(1.0, float(ends)) * reference)
+        found[pair] = (ratio, _status(ratio, tau, again=pair in alone))
+    faults = []
+    for (i, j), (ratio, status) in found.items():
+        back = found.get((j, i))
+        if back is not None and back[1] == status:
+            if i < j:
+                both = min(ratio, back[0])
+                faults.append(Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status))
+        else:
+            faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status))
+    return faults
+
+
+def _known(values: Sequence[float] | Floats) -> tuple[float | None, ...]:
+    return tuple(None if np.isnan(value) else float(value) for value in values)

@@ -1,0 +1,48 @@
+"""A cluster with known faults, and what its pairs would measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from checklist.circle import schedule
+from checklist.measurements import Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """GB/s of one network card, and the shares of it that slow sides and links still have."""
+
+    nodes: int
+    speed: float = 24.0
+    transmit: Mapping[int, float] = field(default_factory=dict)
+    receive: Mapping[int, float] = field(default_factory=dict)
+    links: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    cut: frozenset[tuple[int, int]] = frozenset()
+
+    def truth(self, src: int, dst: int) -> float:
+        share = min(self.transmit.get(src, 1.0), self.receive.get(dst, 1.0), self.links.get((src, dst), 1.0))
+        return self.speed * share
+
+    def pair(self, src: int, dst: int, number: int, share: float = 1.0, *, alone: bool = False) -> Pair:
+        if (src, dst) in self.cut:
+            error = "no connection"
+            return Pair(src=src, dst=dst, round=number, gbytes_per_s=None, error=error, alone=alone)
+        value = self.truth(src, dst) * share
+        return Pair(src=src, dst=dst, round=number, gbytes_per_s=value, alone=alone)
+
+    def first_pass(self, seed: int = 0, crowded: float = 1.0) -> tuple[Pair, ...]:
+        """``crowded``: the share that is left of pairs between an even and an odd node."""
+        noise = np.random.default_rng(seed)
+        made = []
+        for number, pairs in enumerate(schedule(self.nodes)):
+            for a, b in pairs:
+                for src, dst in ((a, b), (b, a)):
+                    shared = crowded if (a + b) % 2 else 1.0
+                    made.append(self.pair(src, dst, number, shared * (1 - abs(noise.normal(0, 0.02)))))
+        return tuple(made)
+
+    def second_pass(self, again: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:
+        return tuple(self.pair(src, dst, 100 + n, alone=True) for n, (src, dst) in enumerate(again))
