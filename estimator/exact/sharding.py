@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from estimator.exact.built import Built
+from estimator.exact.support import FSDP
 from estimator.exact.tracker import Part, StepTracker
 from estimator.setup import Setup
 
@@ -39,7 +40,7 @@ class Meshes:
 @contextmanager
 def fake_processes(setup: Setup) -> Iterator[Meshes | None]:
     """Meshes of this process and others that answer nothing; None for a process alone."""
-    if not (setup.sharding == "fsdp" or setup.tensor > 1):
+    if not (setup.sharding in FSDP or setup.tensor > 1):
         yield None
         return
     shape = (setup.replicate, setup.shard, setup.tensor)
@@ -111,10 +112,12 @@ def shard(setup: Setup, built: Built, meshes: Meshes) -> None:
     options: dict[str, Any] = {"mesh": meshes.shard}
     if setup.precision == "bf16-mixed":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    eager = setup.engine == "torchtitan"
+    frees = setup.sharding == "fsdp"
+    keeps_last = setup.engine == "torchtitan"
     for block in built.blocks:
-        fully_shard(block, reshard_after_forward=not (eager and block is built.blocks[-1]), **options)
-    fully_shard(built.model, reshard_after_forward=None if eager else True, **options)
+        last = keeps_last and block is built.blocks[-1]
+        fully_shard(block, reshard_after_forward=frees and not last, **options)
+    fully_shard(built.model, reshard_after_forward=frees and not keeps_last, **options)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from estimator.setup import Setup
 
 TORCHTUNE_FAMILIES = ("llama", "mistral", "qwen2")
 ENGINES = ("torchtune", "torchtitan", "deepspeed", "transformers")
-OPTIMIZERS = ("adamw", "sgd")
+FSDP = ("fsdp", "shard_grad_op")  # the second leaves the weights gathered between forward and backward
 
 
 def check(setup: Setup) -> None:
@@ -77,7 +77,7 @@ def _untraceable_parts(setup: Setup) -> str | None:
         return "DoRA over 4-bit weights computes norms of weights that are not there"
     if setup.optimizer_in_backward and setup.world_size > 1:
         return "an optimizer in the backward pass is torchtune's on one device"
-    if setup.sharding == "fsdp" and setup.quantization != "none" and not torchtune_modules(setup):
+    if setup.sharding in FSDP and setup.quantization != "none" and not torchtune_modules(setup):
         return "4-bit weights are sharded by torchtune only"
     return None
 

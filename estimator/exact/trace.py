@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from estimator.exact import kernels, sharding, torchtune_models, transformers_models, zero
 from estimator.exact.built import Built
-from estimator.exact.support import torchtune_modules
+from estimator.exact.support import FSDP, torchtune_modules
 from estimator.exact.tracker import Part, StepTracker
 from estimator.setup import Setup
 
@@ -74,13 +74,13 @@ def _lay_out(setup: Setup, built: Built, meshes: sharding.Meshes | None) -> None
         sharding.split_tensors(setup, built, meshes)
     if setup.checkpointing != "none" and torchtune_modules(setup):
         torchtune_models.checkpoint_blocks(setup, built)
-    if meshes is not None and setup.sharding == "fsdp":
+    if meshes is not None and setup.sharding in FSDP:
         sharding.shard(setup, built, meshes)
 
 
 def _not_modelled(setup: Setup) -> list[str]:
     clauses = ["the CUDA context, NCCL's buffers and the allocator's fragmentation"]
-    if setup.sharding == "fsdp" or setup.tensor > 1:
+    if setup.sharding in FSDP or setup.tensor > 1:
         clauses.append("buffers that a second CUDA stream frees late")
     if setup.zero_stage is not None:
         clauses.append("DeepSpeed's buckets and gathered weights; its states are computed, not traced")
@@ -154,7 +154,7 @@ class Step:
         built.last_norm.register_forward_hook(self._loss_begins)
         for number, block in enumerate(built.blocks):
             block.register_forward_hook(self._block_done(number))
-        if self.setup.sharding != "fsdp":
+        if self.setup.sharding not in FSDP:
             for parameter in built.trained:
                 parameter.register_post_accumulate_grad_hook(self._gradient_done)  # type: ignore[no-untyped-call]
 

@@ -1,0 +1,142 @@
+"""Exact mode against published measurements of active memory.
+
+    python -m benchmarks.exact_anchors      # a minute, no GPU; writes benchmarks/results/exact_anchors.*
+
+Every published peak of active memory in estimator/data/measured.csv whose step exact mode traces. A trace
+knows the code that is installed; where the code that was measured is known to have kept other tensors, it is
+traced once more with that put in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.machine import describe
+from estimator import rows
+from estimator.exact.support import untraceable
+from estimator.plan import GIB
+from estimator.rows import Row
+
+MEASURED = Path(rows.__file__).parent / "data" / "measured.csv"
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    id: str
+    source: str
+    step: str
+    measured_gib: float
+    traced_gib: float
+    traced_as_it_was_gib: float | None
+    as_it_was: str
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        return (self.traced_as_it_was_gib or self.traced_gib) / self.measured_gib - 1
+
+
+@contextmanager
+def norm_of_torchtune_04() -> Iterator[None]:
+    """torchtune 0.4's RMSNorm (modules/rms_norm.py): the weight is applied in the input's type."""
+    import torch
+    from torchtune.modules import RMSNorm
+
+    def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        fp32 = x.float()
+        normed = (fp32 * torch.rsqrt(fp32.pow(2).mean(-1, keepdim=True) + norm.eps)).type_as(x)
+        return normed * norm.scale
+
+    with mock.patch.object(RMSNorm, "forward", forward):
+        yield
+
+
+@contextmanager
+def logits_alive() -> Iterator[None]:
+    """torchtitan's first train.py kept ``pred``, the fp32 logits, through the backward pass."""
+    from torch.nn import functional
+
+    held = []
+    plain = functional.cross_entropy
+
+    def cross_entropy(logits: Any, labels: Any) -> Any:
+        held[:] = [logits]
+        return plain(logits, labels)
+
+    with mock.patch.object(functional, "cross_entropy", cross_entropy):
+        yield
+
+
+def as_it_was(row: Row) -> tuple[str, Callable[[], Any]]:
+    """What the measured code did differently, in words and as a patch; nothing where nothing is known."""
+    if row.source.startswith("pytorch/torchtune@1814feb17"):
+        return "RMSNorm of torchtune 0.4", norm_of_torchtune_04
+    if row.source.startswith("pytorch/torchtitan@83c879f18"):
+        return "fp32 logits kept through the backward pass", logits_alive
+    return "", nullcontext
+
+
+def anchor(row: Row) -> Anchor:
+    from estimator.exact.trace import trace
+
+    setup, (words, patch) = row.setup, as_it_was(row)
+    assert setup is not None
+    assert row.gib is not None
+    now = trace(setup)
+    with patch():
+        then = trace(setup) if words else None
+    split = f"{setup.sharding} {setup.shard}" if setup.world_size > 1 else "one GPU"
+    split += f", tensor {setup.tensor}" if setup.tensor > 1 else ""
+    return Anchor(
+        id=row.id,
+        source=row.source,
+        step=f"{setup.model.name}, {setup.micro_batch} x {setup.seq_len}, {split}, checkpointing "
+        f"{setup.checkpointing}",
+        measured_gib=row.gib,
+        traced_gib=round(_peak(now), 2),
+        traced_as_it_was_gib=None if then is None else round(_peak(then), 2),
+        as_it_was=words,
+        seconds=round(now["seconds"], 1),
+    )
+
+
+def _peak(answer: dict[str, Any]) -> float:
+    return max(sum(parts.values()) for parts in answer["moments"].values()) / GIB
+
+
+def main() -> None:
+    found = [row for row in rows.read(MEASURED) if row.kind == "active" and row.gib and row.setup]
+    anchors = [anchor(row) for row in found if row.setup and untraceable(row.setup) is None]
+    machine = describe()
+    values = {"machine": machine, "anchors": [asdict(each) | {"error": each.error} for each in anchors]}
+    (RESULTS / "exact_anchors.json").write_text(json.dumps(values, indent=1) + "\n")
+    (RESULTS / "exact_anchors.md").write_text(page(anchors, machine["text"]))
+
+
+def page(anchors: list[Anchor], machine: str) -> str:
+    lines = [
+        "# Exact mode against published active memory",
+        "",
+        f"`python -m benchmarks.exact_anchors`, {machine}",
+        "",
+        "| row | step | measured, GiB | traced, GiB | as the code was, GiB | error | s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in anchors:
+        was = "" if each.traced_as_it_was_gib is None else f"{each.traced_as_it_was_gib} ({each.as_it_was})"
+        lines.append(
+            f"| {each.id} | {each.step} | {each.measured_gib} | {each.traced_gib} | {was} | "
+            f"{each.error:+.1%} | {each.seconds} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
