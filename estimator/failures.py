@@ -149,25 +149,45 @@ def _numbers(plan: Plan) -> str:
     return f"--nodes {plan.request.nodes} --gpus {plan.request.gpus_per_node}"
 
 
-def smaller(job: Job, fits: Callable[[Job], bool], *, cli: bool) -> Iterator[str]:
-    """Options that need less memory and would do.
+def smaller(job: Job, fits: Callable[[Job], bool], *, cli: bool) -> list[str]:
+    """Options that need less memory and would do; where no single one does, the first few together that do.
 
     ``cli``: as ``finetune plan`` names them; otherwise as the flow does.
     """
-    if job.activation_checkpointing is False and fits(replace(job, activation_checkpointing=None)):
-        yield "--checkpointing" if cli else "--set activation_checkpointing=true"
-    if (job.micro_batch or 1) > 1 and fits(replace(job, micro_batch=1)):
-        yield "--micro-batch 1"
-    if job.method == "full" and fits(replace(job, method="lora")):
-        yield "--method lora"
-    quantised = as_qlora(job)
-    if quantised is not None and fits(quantised):
-        switched = quantised.engine != job.engine
-        engine = f" --{'engine' if cli else 'launcher'} {quantised.engine}" if switched else ""
-        yield f"--method qlora{engine}"
+    singles = [option for option, change in _changes(job, cli=cli) if fits(change(job))]
     seq_len = _shorter(job, fits)
     if seq_len is not None:
-        yield f"--seq-len {seq_len}"
+        singles.append(f"--seq-len {seq_len}")
+    if singles:
+        return singles
+    options: list[str] = []
+    for option, change in _changes(job, cli=cli):
+        if option == "--method lora":
+            continue  # QLoRA, which comes next, needs less
+        job = change(job)
+        options.append(option)
+        if len(options) > 1 and fits(job):
+            return [" ".join(options)]
+    seq_len = _shorter(job, fits) if options else None
+    return [" ".join([*options, f"--seq-len {seq_len}"])] if seq_len is not None else []
+
+
+def _changes(job: Job, *, cli: bool) -> list[tuple[str, Callable[[Job], Job]]]:
+    """What would make the job smaller, as an option and as a change, from what costs least."""
+    found: list[tuple[str, Callable[[Job], Job]]] = []
+    if job.activation_checkpointing is False:
+        option = "--checkpointing" if cli else "--set activation_checkpointing=true"
+        found.append((option, lambda job: replace(job, activation_checkpointing=True)))
+    if (job.micro_batch or 1) > 1:
+        found.append(("--micro-batch 1", lambda job: replace(job, micro_batch=1)))
+    if job.method == "full":
+        found.append(("--method lora", lambda job: replace(job, method="lora")))
+    quantised = as_qlora(job)
+    if quantised is not None:
+        switched = quantised.engine != job.engine
+        engine = f" --{'engine' if cli else 'launcher'} {quantised.engine}" if switched else ""
+        found.append((f"--method qlora{engine}", lambda job: as_qlora(job) or job))
+    return found
 
 
 def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:

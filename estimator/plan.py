@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 SCHEMA_VERSION = 1
@@ -184,9 +185,8 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read :meth:`to_json`'s text; raises ValueError on another schema version or a wrong shape."""
-        from pydantic import TypeAdapter  # 0.1 s to import; most callers never read a Plan back
-
-        return TypeAdapter(cls).validate_json(text)
+        read: Plan = _reader().validate_json(text)
+        return read
 
     def with_override(self, override: Override, **request: Any) -> Plan:
         """The same plan with ``request`` fields replaced and the override noted."""
@@ -195,3 +195,10 @@ class Plan:
             request=dataclasses.replace(self.request, **request),
             overrides=(*self.overrides, override),
         )
+
+
+@lru_cache(maxsize=1)
+def _reader() -> Any:
+    from pydantic import TypeAdapter  # 0.1 s to import; most callers never read a Plan back
+
+    return TypeAdapter(Plan)

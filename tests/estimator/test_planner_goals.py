@@ -163,11 +163,14 @@ def test_the_method_left_open_is_full_training_where_that_fits() -> None:
     assert made.why[0].startswith("method full: the first of full, lora, qlora")
 
 
-@pytest.mark.parametrize(("gpu", "method"), [("L40S", "lora"), ("L4", "qlora")])
+@pytest.mark.parametrize(
+    ("model", "gpu", "method"), [("llama-8b", "L40S", "lora"), ("codestral", "L4", "qlora")]
+)
 def test_on_one_gpu_the_method_left_open_is_the_first_that_fits_and_says_by_how_much_others_do_not(
-    gpu: str, method: str
+    model: str, gpu: str, method: str
 ) -> None:
-    ranked = plans(replace(LORA, method="auto"), Target(kind="catalogue", gpu=gpu, nodes=1, gpus=1), Goals())
+    job = replace(LORA, model=find(model), method="auto")
+    ranked = plans(job, Target(kind="catalogue", gpu=gpu, nodes=1, gpus=1))
     assert {made.method for made in ranked.plans} == {method}
     assert ranked.rejected[0].what.startswith(f"full on 1x {gpu}")
     assert ranked.rejected[0].reason.endswith("% over")
@@ -190,14 +193,22 @@ def test_experts_and_deepspeed_are_not_offered_qlora() -> None:
 
 def test_what_nothing_fits_is_offered_what_would() -> None:
     target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=1)
+    large = replace(LORA, model=find("codestral"))
     with pytest.raises(CannotFit) as caught:
-        plans(replace(LORA, micro_batch=4, activation_checkpointing=False), target)
+        plans(large, target)
     offered = caught.value.suggestions
-    assert any("--gpu" in option for option in offered)
-    assert any("--instance-type" in option for option in offered)
+    assert "--method qlora" in offered
+    for option in ("--instance-type", "--gpus", "--gpu "):
+        assert any(option in line for line in offered)
+
+
+def test_where_no_single_change_helps_several_together_are_offered() -> None:
+    target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=1)
+    job = replace(LORA, seq_len=16384, micro_batch=4, activation_checkpointing=False)
     with pytest.raises(CannotFit) as caught:
-        plans(replace(LORA, micro_batch=2), target)
-    assert "--method qlora" in caught.value.suggestions
+        plans(job, target)
+    together = [option for option in caught.value.suggestions if option.startswith("--checkpointing --micro")]
+    assert len(together) == 1
 
 
 # The order itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,15 +15,16 @@ from estimator.plan import LearningRate, MemoryEstimate, Override, Prediction, R
 WORDS = st.text(max_size=20)
 COUNTS = st.integers(1, 2**40)
 FIGURES = st.floats(0, 1e15, allow_nan=False)
-MEMORIES = st.builds(
+PLAIN = st.builds(
     MemoryEstimate,
     categories=st.lists(st.tuples(WORDS, COUNTS), max_size=4).map(tuple),
     upper_bytes=COUNTS,
     capacity_bytes=st.none() | COUNTS,
     host_bytes=COUNTS,
     basis=WORDS,
-    uncorrected=st.none() | st.tuples(COUNTS, COUNTS),
+    uncorrected=st.none(),
 )
+MEMORIES = PLAIN | st.builds(replace, PLAIN, uncorrected=PLAIN)
 PLANS = st.builds(
     Plan,
     model=WORDS,

@@ -60,6 +60,8 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
     search = Search(job, "bf16" if engine == "torchtune" else "bf16-mixed", "cuda")
     whole = search.whole_states()
     for ladder in search.ladders(nodes, per_node):
+        if ladder.spread.expert > 1:
+            continue
         layout = search.rungs(ladder)[0]
         own = sum(dict(memory.states(search.setup(layout))).values())
         assert own * nodes * per_node >= 0.999 * whole
