@@ -293,7 +293,7 @@ def write_table(data: Sequence[Point], values: Array, ranges: tuple[float, float
     lines: list[list[str]] = []
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]
-        source = _sources(evidence) if spec.fitted else spec.source
+        source = spec.source or _sources(evidence) or "its prior; no published run shows it"
         lines.append(
             [spec.name, spec.scope, f"{value:.4g}", str(len(evidence)), source, spec.meaning_in_words]
         )

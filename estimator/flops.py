@@ -23,9 +23,10 @@ ATTENTION_BACKWARD = 2.5
 SELECTIVE_PRODUCTS = 0.5
 # Bytes that the kernels between the products read and write in one eager bf16 forward pass, for each token
 # and unit of width, counted from their definitions: an RMSNorm in fp32 (casts, square, mean, scale, weight),
-# torch's LayerNorm (one kernel, fp32 results under autocast, cast back), a residual sum, the copy that lays
-# queries, keys and values out for attention, the rotary embedding of queries and keys, SiLU times gate, GELU.
-NORM_BYTES, LAYER_NORM_BYTES = 24, 12
+# torch's LayerNorm (one kernel, fp32 results under autocast, cast back) with the dropout that goes with it in
+# GPT-2's kind of models (even at 0 it copies and writes a mask), a residual sum, the copy that lays queries,
+# keys and values out for attention, the rotary embedding of queries and keys, SiLU times gate, GELU.
+NORM_BYTES, LAYER_NORM_BYTES = 24, 12 + 5
 RESIDUAL_BYTES, SPLIT_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 6, 4, 12, 10, 4
 SCORE_BYTES = 16  # attention without a fused kernel: scores, mask and softmax for each pair of tokens
 ROUTED_BYTES = 12  # a token's copies to and from its experts

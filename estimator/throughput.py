@@ -193,6 +193,8 @@ def launch_seconds(setup: Setup, table: Efficiency) -> float:
     each = table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
     if setup.model.experts:
         each += table.of("launch of experts", setup.engine)
+    if setup.adapters:
+        each += table.of("launch of adapters", setup.engine)
     if setup.tensor > 1:
         each += table.of("launch of tensor", kernels(setup))
     return work(setup).layers * each
