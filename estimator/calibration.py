@@ -1,33 +1,38 @@
 """Calibration: what finished runs have measured, and how that corrects the next estimate.
 
-Each finished run leaves one line in a local file: what was predicted before any correction, and what was
-measured. Runs of the same engine, method and GPU, predicted by the formulas as they are today, make a
-:class:`Correction`. To change the file's place, set ``FINETUNE_CALIBRATION``.
+Each finished run leaves a line in a local file (estimator/finished.py): what was predicted before any
+correction, and what was measured. Runs of one engine, method and GPU that today's formulas predicted make a
+:class:`Correction`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
-import json
 import math
-import os
 import statistics
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from estimator.errors import UserError
+from estimator.finished import VARIABLE, Finished, Records, Store
 from estimator.plan import MemoryEstimate
 from estimator.setup import Engine, Setup
 
-VARIABLE = "FINETUNE_CALIBRATION"
-SCHEMA_VERSION = 1
-LOCK_SECONDS = 5.0  # a writer holds the lock for one line; a longer wait is a file system without locks
+__all__ = [
+    "VARIABLE",
+    "Calibration",
+    "Correction",
+    "Finished",
+    "Records",
+    "Store",
+    "apply",
+    "correction",
+    "formulas",
+    "load",
+    "method_of",
+]
 
 # The formulas' own evidence counts as this many runs. A choice: one run moves an estimate by a third of what
 # it found, three runs by 60 %, twenty by 91 %.
@@ -35,80 +40,10 @@ PRIOR_RUNS = 2
 # The largest of n ratios covers the next run's with probability n / (n + 1), if runs are alike. The upper
 # bound promises 95 %, so this many runs can set it alone; fewer can only raise it.
 RUNS_FOR_A_BOUND = 19
-# A prediction is never that far off; such a pair measures two different things (a wrong process, a crash).
-LARGEST_RATIO = 10.0
-
 # Taken from first where runs need less than predicted: their sizes are empirical. The others are arithmetic
 # on shapes and types.
 UNCERTAIN = ("fragmentation", "activations", "communication buffers", "optimizer temporaries", "runtime")
 ADDED = "calibration"  # the category of what runs need beyond the formulas
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    """One finished run: predicted and measured peak of its largest process, in bytes."""
-
-    engine: str
-    method: str  # "full", "lora", "qlora", "dora", "qdora"
-    gpu: str  # the GPU table's name, else the driver's; "cpu"
-    model: str
-    setup: str  # a line for people: processes, sharding, batch, length, precision
-    formulas: str  # :func:`formulas` when it was predicted
-    predicted_bytes: int  # likely, before any correction
-    predicted_upper_bytes: int  # upper bound, before any correction
-    measured_bytes: int  # comparable with the prediction: the whole process
-    measured_kind: str  # how ``measured_bytes`` was found
-    predicted_categories: tuple[tuple[str, int], ...] = ()
-    reserved_bytes: int | None = None  # torch's peaks; None on a CPU
-    allocated_bytes: int | None = None
-    torch: str | None = None
-    date: str  # ISO 8601, UTC
-    run: str  # names the run, so that it is not counted twice
-    schema: int = SCHEMA_VERSION
-
-    def __post_init__(self) -> None:
-        for name in ("engine", "method", "gpu", "formulas", "run"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise UserError(f"{name} = {value!r} must be a name.")
-        for name in ("predicted_bytes", "predicted_upper_bytes", "measured_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"{name} = {value!r} must be a whole number of bytes above 0.")
-        if not 1 / LARGEST_RATIO <= self.ratio <= LARGEST_RATIO:
-            raise UserError(
-                f"{self.measured_bytes} bytes measured and {self.predicted_bytes} predicted are more than "
-                f"{LARGEST_RATIO:g} times apart.",
-                "One of the two is not of this run's process.",
-            )
-
-    @property
-    def ratio(self) -> float:
-        """Measured over predicted."""
-        return self.measured_bytes / self.predicted_bytes
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> Finished:
-        """Read :meth:`to_json`'s text; raises UserError with what is wrong with it."""
-        try:
-            values = json.loads(text)
-        except ValueError:
-            raise UserError("it is not JSON") from None
-        if not isinstance(values, dict):
-            raise UserError("it is not a record")
-        if values.get("schema") != SCHEMA_VERSION:
-            raise UserError(f"its schema is {values.get('schema')!r}, this version reads {SCHEMA_VERSION}")
-        known = {field.name for field in dataclasses.fields(cls)}
-        if set(values) - known:
-            raise UserError(f"it has unknown fields: {', '.join(sorted(set(values) - known))}")
-        try:
-            categories = tuple((str(name), int(size)) for name, size in values["predicted_categories"])
-            return cls(**{**values, "predicted_categories": categories})
-        except (TypeError, ValueError, KeyError) as error:
-            raise UserError(f"a field is missing or wrong: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,56 +59,6 @@ class Correction:
     def basis(self) -> str:
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         return f"calibrated on {runs}: x{self.factor:.2f}, at most x{self.largest_ratio:.2f} measured"
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """What a store holds, and a line for each of its lines that can't be used."""
-
-    finished: tuple[Finished, ...]
-    problems: tuple[str, ...]
-
-
-class Store:
-    """Finished runs in a file of JSON lines, which several processes may add to at a time."""
-
-    def __init__(self, path: Path | str | None = None) -> None:
-        self.path = Path(path).expanduser() if path else default_path()
-
-    def add(self, finished: Finished) -> None:
-        """Append one run; raises OSError where the file can't be written or locked."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = finished.to_json() + "\n"
-        with self.path.open("a+b") as file, _locked(file.fileno(), fcntl.LOCK_EX):
-            size = os.fstat(file.fileno()).st_size
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = "\n" + line  # a writer was killed in the middle of its line
-            os.write(file.fileno(), line.encode())
-            os.fsync(file.fileno())
-
-    def read(self) -> Records:
-        """All runs, the first of each name; damaged lines are told, not raised."""
-        try:
-            with self.path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return Records((), ())
-        except OSError as error:
-            return Records((), (f"{self.path} can't be read: {error.strerror or error}.",))
-        finished: dict[str, Finished] = {}
-        problems = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                found = Finished.from_json(line)
-            except UserError as error:
-                problems.append(
-                    f"{self.path}, line {number}, is left out: {error.problem.removesuffix('.')}."
-                )
-                continue
-            finished.setdefault(found.run, found)
-        return Records(tuple(finished.values()), tuple(problems))
 
 
 class Calibration:
@@ -303,47 +188,3 @@ def formulas(engine: Engine, method: str) -> str:
         )
         sizes.append(memory.estimate(setup).likely_bytes)
     return hashlib.sha256(repr(sizes).encode()).hexdigest()[:12]
-
-
-def default_path() -> Path:
-    """``FINETUNE_CALIBRATION``, else calibration.jsonl in the user's data folder (XDG)."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Path(given).expanduser()
-    data = os.environ.get("XDG_DATA_HOME")
-    root = Path(data) if data and Path(data).is_absolute() else Path.home() / ".local" / "share"
-    return root / "metaflow-finetune" / "calibration.jsonl"
-
-
-@contextlib.contextmanager
-def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
-    """The file's lock for as long as it takes to read it or to write a line.
-
-    Where it is not ``needed``, a lock that can't be had is gone without: half a line is left out at worst.
-    """
-    try:
-        _lock(descriptor, kind)
-    except OSError:
-        if needed:
-            raise
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # closing the file gives the lock back as well
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _lock(descriptor: int, kind: int) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while not _has_locked(descriptor, kind):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"another process has held the file for {LOCK_SECONDS:g} s")
-        time.sleep(0.01)
-
-
-def _has_locked(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

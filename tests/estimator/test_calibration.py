@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from estimator import calibration, memory, models
+from estimator import finished as finished_runs
 from estimator.calibration import Calibration, Correction, Finished, Store, apply, formulas
 from estimator.errors import UserError
 from estimator.plan import GIB, MemoryEstimate
@@ -246,7 +247,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
 def test_a_store_that_another_process_holds_is_read_all_the_same_and_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(finished_runs, "LOCK_SECONDS", 0.05)
     store = Store(tmp_path / "runs.jsonl")
     store.add(finished("a"))
     with store.path.open("rb") as holder:

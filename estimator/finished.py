@@ -1,0 +1,183 @@
+"""The store of finished runs: what was predicted and what was measured, a line of JSON for each run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from estimator.errors import UserError
+
+VARIABLE = "FINETUNE_CALIBRATION"
+SCHEMA_VERSION = 1
+LOCK_SECONDS = 5.0  # a writer holds the lock for one line; a longer wait is a file system without locks
+
+# A prediction is never that far off; such a pair measures two different things (a wrong process, a crash).
+LARGEST_RATIO = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """One finished run: predicted and measured peak of its largest process, in bytes."""
+
+    engine: str
+    method: str  # "full", "lora", "qlora", "dora", "qdora"
+    gpu: str  # the GPU table's name, else the driver's; "cpu"
+    model: str
+    setup: str  # a line for people: processes, sharding, batch, length, precision
+    formulas: str  # estimator.calibration.formulas() when it was predicted
+    predicted_bytes: int  # likely, before any correction
+    predicted_upper_bytes: int  # upper bound, before any correction
+    measured_bytes: int  # comparable with the prediction: the whole process
+    measured_kind: str  # how ``measured_bytes`` was found
+    predicted_categories: tuple[tuple[str, int], ...] = ()
+    reserved_bytes: int | None = None  # torch's peaks; None on a CPU
+    allocated_bytes: int | None = None
+    torch: str | None = None
+    date: str  # ISO 8601, UTC
+    run: str  # names the run, so that it is not counted twice
+    schema: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        for name in ("engine", "method", "gpu", "formulas", "run"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise UserError(f"{name} = {value!r} must be a name.")
+        for name in ("predicted_bytes", "predicted_upper_bytes", "measured_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"{name} = {value!r} must be a whole number of bytes above 0.")
+        if not 1 / LARGEST_RATIO <= self.ratio <= LARGEST_RATIO:
+            raise UserError(
+                f"{self.measured_bytes} bytes measured and {self.predicted_bytes} predicted are more than "
+                f"{LARGEST_RATIO:g} times apart.",
+                "One of the two is not of this run's process.",
+            )
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.measured_bytes / self.predicted_bytes
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Finished:
+        """Read :meth:`to_json`'s text; raises UserError with what is wrong with it."""
+        try:
+            values = json.loads(text)
+        except ValueError:
+            raise UserError("it is not JSON") from None
+        if not isinstance(values, dict):
+            raise UserError("it is not a record")
+        if values.get("schema") != SCHEMA_VERSION:
+            raise UserError(f"its schema is {values.get('schema')!r}, this version reads {SCHEMA_VERSION}")
+        known = {field.name for field in dataclasses.fields(cls)}
+        if set(values) - known:
+            raise UserError(f"it has unknown fields: {', '.join(sorted(set(values) - known))}")
+        try:
+            categories = tuple((str(name), int(size)) for name, size in values["predicted_categories"])
+            return cls(**{**values, "predicted_categories": categories})
+        except (TypeError, ValueError, KeyError) as error:
+            raise UserError(f"a field is missing or wrong: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What a store holds, and a line for each of its lines that can't be used."""
+
+    finished: tuple[Finished, ...]
+    problems: tuple[str, ...]
+
+
+class Store:
+    """Finished runs in a file of JSON lines, which several processes may add to at a time."""
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = Path(path).expanduser() if path else default_path()
+
+    def add(self, finished: Finished) -> None:
+        """Append one run; raises OSError where the file can't be written or locked."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = finished.to_json() + "\n"
+        with self.path.open("a+b") as file, _locked(file.fileno(), fcntl.LOCK_EX):
+            size = os.fstat(file.fileno()).st_size
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                line = "\n" + line  # a writer was killed in the middle of its line
+            os.write(file.fileno(), line.encode())
+            os.fsync(file.fileno())
+
+    def read(self) -> Records:
+        """All runs, the first of each name; damaged lines are told, not raised."""
+        try:
+            with self.path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
+                text = file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return Records((), ())
+        except OSError as error:
+            return Records((), (f"{self.path} can't be read: {error.strerror or error}.",))
+        finished: dict[str, Finished] = {}
+        problems = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                found = Finished.from_json(line)
+            except UserError as error:
+                problems.append(
+                    f"{self.path}, line {number}, is left out: {error.problem.removesuffix('.')}."
+                )
+                continue
+            finished.setdefault(found.run, found)
+        return Records(tuple(finished.values()), tuple(problems))
+
+
+def default_path() -> Path:
+    """``FINETUNE_CALIBRATION``, else calibration.jsonl in the user's data folder (XDG)."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    data = os.environ.get("XDG_DATA_HOME")
+    root = Path(data) if data and Path(data).is_absolute() else Path.home() / ".local" / "share"
+    return root / "metaflow-finetune" / "calibration.jsonl"
+
+
+@contextlib.contextmanager
+def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
+    """The file's lock for as long as it takes to read it or to write a line.
+
+    Where it is not ``needed``, a lock that can't be had is gone without: half a line is left out at worst.
+    """
+    try:
+        _lock(descriptor, kind)
+    except OSError:
+        if needed:
+            raise
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # closing the file gives the lock back as well
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not _has_locked(descriptor, kind):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another process has held the file for {LOCK_SECONDS:g} s")
+        time.sleep(0.01)
+
+
+def _has_locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
