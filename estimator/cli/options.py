@@ -44,6 +44,10 @@ class SetupOptions:
         ),
     ]  # fmt: skip
     engine: Annotated[str, Option(help=_one_of(tuple(ENGINES)), rich_help_panel=_WHAT)] = "torchtune"
+    engine_version: Annotated[
+        str, Option(help="Of an older engine whose code differs, such as torchtitan 2024-05.",
+                    rich_help_panel=_WHAT)
+    ] = ""  # fmt: skip
     method: Annotated[str, Option(help=_one_of(METHODS), rich_help_panel=_WHAT)] = "full"
     task: Annotated[str, Option(help=_one_of(get_args(fields.Task)), rich_help_panel=_WHAT)] = "sft"
     lora_rank: Annotated[int | None, Option("--lora-rank", "--rank", rich_help_panel=_WHAT)] = None

@@ -7,6 +7,7 @@ from typing import Any
 from estimator.cli.defaults import EngineDefaults, defaults
 from estimator.cli.options import DEFAULT_SEQ_LEN, METHODS, SetupOptions
 from estimator.errors import UserError
+from estimator.memory import implementations
 from estimator.model_spec import ModelSpec
 from estimator.setup import Setup
 
@@ -26,6 +27,7 @@ def setup_from(wanted: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     setup = Setup(
         model=model,
         engine=wanted.engine,  # type: ignore[arg-type]
+        engine_version=_version(wanted),
         method=method,  # type: ignore[arg-type]
         task=wanted.task,  # type: ignore[arg-type]
         lora_rank=_or(wanted.lora_rank, engine.lora_rank),
@@ -78,6 +80,16 @@ def _or(value: Any, otherwise: Any) -> Any:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _version(wanted: SetupOptions) -> str:
+    known = [version for engine, version in implementations.table() if engine == wanted.engine and version]
+    if wanted.engine_version and wanted.engine_version not in known:
+        raise UserError(
+            f"--engine-version {wanted.engine_version} of {wanted.engine} is not known.",
+            f"Choose one of {', '.join(known)}, or leave it out." if known else "Leave it out.",
+        )
+    return wanted.engine_version
 
 
 def _method(wanted: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:

@@ -40,6 +40,7 @@ def setup(gpus: int = 1, **values: Any) -> Setup:
 CHANGES: dict[str, list[str]] = {
     "model": ["--model", "llama-3.2-1b"],
     "engine": ["--engine", "litgpt"],
+    "engine_version": ["--engine", "torchtitan", "--engine-version", "2024-05"],
     "method": ["--method", "lora"],
     "task": ["--task", "dpo"],
     "lora_rank": ["--lora-rank", "64"],
@@ -208,6 +209,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--lora-rank", "0", "--method", "lora"], "lora_rank = 0 must be a whole number above 0"),
     (["--gpu", "H1000"], "There is no GPU 'H1000'"),
     (["--engine", "tune"], "--engine tune is not known"),
+    (["--engine-version", "0.1"], "--engine-version 0.1 of torchtune is not known"),
     (["--method", "lorra"], "--method lorra is not known"),
     (["--optimizer", "adam"], "optimizer = 'adam' is not known"),
     (["--quantization", "nf4"], "quantization nf4 freezes the weights"),
