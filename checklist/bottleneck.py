@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 TAU = 0.8  # below this share of what is due a side or a link is slow; simulated in benchmarks/diagnosis.py
 WITNESSES = 2  # well partners that must see a node slow before it is named
-ROUND_SAMPLES = 16  # values of a round from which on its median says how crowded it was
+ROUND_SAMPLES = 8  # values of a round from which on its median says how crowded it was
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -65,7 +65,8 @@ def localise(
     crowding, crowded = _crowding(value, ability, rounds, tau)
     due = ability * crowding
     slow_link = value < tau * due
-    explained = blamed_tx[src] | blamed_rx[dst] | slow_link
+    # Between two ends that are well, the link's own rule has spoken
+    explained = blamed_tx[src] | blamed_rx[dst] | slow_link | (good_tx[src] & good_rx[dst])
     undecided = (value < tau * reference * crowding) & ~explained
     return Bounds(
         src,

@@ -7,6 +7,7 @@ slow pairs were measured again with nothing else running (pairs of one round may
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,8 +18,10 @@ from checklist.bottleneck import TAU, WITNESSES, Bounds, Flags, Floats, localise
 from checklist.measurements import Pair
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
+RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
 CONTROLS = 2  # good pairs measured again too: alone must be compared with alone
-MOST_RERUNS = 96  # one direction of one pair each; they run one after another
+PASSES = RERUNS + 1  # of pairs alone; the last is for suspects that others hid
+MOST_RERUNS = 96  # in one pass, one direction of one pair each; they run one after another
 
 FaultKind = Literal["node", "transmit", "receive", "link"]
 Status = Literal["suspect", "confirmed", "cleared"]
@@ -57,7 +60,7 @@ class Diagnosis:
     why: Why | None
     """Why nobody can be named for those."""
     again: tuple[tuple[int, int], ...]
-    """Pairs (src, dst) to measure again, one at a time, before anyone is accused; () when that is done."""
+    """Pairs (src, dst) to measure again, one at a time, before anyone is accused; () when that is settled."""
     crowded_rounds: tuple[int, ...]
     """Rounds in which most pairs were slower than their ends can be: they share something."""
 
@@ -81,7 +84,8 @@ def diagnose(
     """Names what is slow among ``nodes`` nodes, from pairs each measured in one direction.
 
     A pair that failed (``gbytes_per_s`` None with an error) counts as 0; one that was not measured counts as
-    nothing. Call it with the first pass, measure ``again`` alone, and call it with both passes.
+    nothing. Call it with the first pass, measure ``again`` alone, call it with both, and so on, until
+    ``again`` is empty or PASSES were made; what is suspect then stays so.
 
     Parameters
     ----------
@@ -91,11 +95,11 @@ def diagnose(
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
     first = _best(pair for pair in measured if not pair.alone)
-    alone = {key: value for key, (value, _) in _best(pair for pair in measured if pair.alone).items()}
+    alone = _Alone([pair for pair in measured if pair.alone])
     if not first:
         return _nothing(nodes)
     bounds = localise(nodes, first, spec_gbytes_per_s, tau)
-    wanted = _again(bounds)
+    faults = _faults(bounds, alone, _reference_alone(bounds, alone, spec_gbytes_per_s), tau)
     slow = bounds.undecided
     return Diagnosis(
         nodes=nodes,
@@ -103,12 +107,28 @@ def diagnose(
         basis="spec" if spec_gbytes_per_s is not None else "upper-quartile",
         transmit=_known(bounds.tx),
         receive=_known(bounds.rx),
-        faults=_faults(bounds, alone, spec_gbytes_per_s, tau),
+        faults=tuple(faults),
         undecided=tuple(zip(bounds.src[slow].tolist(), bounds.dst[slow].tolist(), strict=True)),
         why=_why(bounds, nodes) if slow.any() else None,
-        again=tuple(pair for pair in wanted if pair not in alone),
+        again=tuple(_again(bounds, faults)),
         crowded_rounds=bounds.crowded,
     )
+
+
+class _Alone:
+    """The second pass: the best of each ordered pair, and how often it was measured."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.best = {key: value for key, (value, _) in _best(pairs).items()}
+        self.times = Counter((pair.src, pair.dst) for pair in pairs)
+
+    def reached(self, pairs: Iterable[tuple[int, int]]) -> float | None:
+        """The best of those pairs; None where none was measured."""
+        return max((self.best[pair] for pair in pairs if pair in self.best), default=None)
+
+    def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
+        """Whether so many of those pairs were measured often enough to accuse somebody."""
+        return sum(self.times[pair] >= RERUNS for pair in pairs) >= needed
 
 
 def _nothing(nodes: int) -> Diagnosis:
@@ -145,22 +165,35 @@ def _why(bounds: Bounds, nodes: int) -> Why:
     return "too-few-witnesses" if good_pair.any() else "no-good-pair"
 
 
-def _again(bounds: Bounds) -> list[tuple[int, int]]:
-    """Ordered pairs to measure alone: the slow sides of nodes, then slow links, worst first; and controls."""
+def _again(bounds: Bounds, faults: list[Fault]) -> list[tuple[int, int]]:
+    """Ordered pairs to measure alone for what is suspect: nodes, then links, worst first; and controls."""
     chosen: list[tuple[int, int]] = []
-    for node in np.flatnonzero(bounds.blamed_tx):
-        seen = (bounds.src == node) & bounds.good_rx[bounds.dst] & ~bounds.slow_link
-        chosen += _some(bounds, seen, RERUN_PARTNERS)
-    for node in np.flatnonzero(bounds.blamed_rx):
-        seen = (bounds.dst == node) & bounds.good_tx[bounds.src] & ~bounds.slow_link
-        chosen += _some(bounds, seen, RERUN_PARTNERS)
-    slow = np.flatnonzero(bounds.slow_link)
-    worst = slow[np.argsort(bounds.value[slow] / bounds.due[slow])]
-    chosen += zip(bounds.src[worst].tolist(), bounds.dst[worst].tolist(), strict=True)
+    for fault in sorted(faults, key=lambda fault: (fault.node is None, fault.ratio)):
+        if fault.status != "suspect":
+            continue
+        if fault.node is None:
+            there = (int(fault.src or 0), int(fault.dst or 0))
+            chosen += [there, there[::-1]] if fault.both_ways else [there]
+        if fault.kind in ("node", "transmit"):
+            chosen += _witnessed(bounds, fault.node, sends=True)
+        if fault.kind in ("node", "receive"):
+            chosen += _witnessed(bounds, fault.node, sends=False)
     if not chosen:
         return []
-    well = bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
-    return list(dict.fromkeys([*_some(bounds, well, CONTROLS), *chosen]))[:MOST_RERUNS]
+    controls = _some(bounds, _well(bounds), CONTROLS)
+    return list(dict.fromkeys([*controls, *chosen]))[:MOST_RERUNS]
+
+
+def _well(bounds: Bounds) -> Flags:
+    """Samples between two ends that are well, over a link that is."""
+    return bounds.good_tx[bounds.src] & bounds.good_rx[bounds.dst] & ~bounds.slow_link
+
+
+def _witnessed(bounds: Bounds, node: int | None, *, sends: bool) -> list[tuple[int, int]]:
+    """A few pairs that show how a node sends or receives: with others that are well, over links that are."""
+    own = bounds.src == node if sends else bounds.dst == node
+    others = bounds.good_rx[bounds.dst] if sends else bounds.good_tx[bounds.src]
+    return _some(bounds, own & others & ~bounds.slow_link, RERUN_PARTNERS)
 
 
 def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
@@ -170,44 +203,36 @@ def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
     return list(zip(bounds.src[index].tolist(), bounds.dst[index].tolist(), strict=True))
 
 
-def _faults(
-    bounds: Bounds, alone: dict[tuple[int, int], float], spec: float | None, tau: float
-) -> tuple[Fault, ...]:
-    reference = _reference_alone(bounds, alone, spec)
+def _reference_alone(bounds: Bounds, alone: _Alone, spec: float | None) -> float:
+    """What a good pair reaches with nothing else running."""
+    if spec is not None:
+        return spec
+    well = _well(bounds)
+    controls = zip(bounds.src[well].tolist(), bounds.dst[well].tolist(), strict=True)
+    return alone.reached(controls) or bounds.reference
+
+
+def _faults(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:
     sides: dict[tuple[int, Status], dict[str, float]] = {}
     for side, blamed, bound in (
         ("transmit", bounds.blamed_tx, bounds.tx),
         ("receive", bounds.blamed_rx, bounds.rx),
     ):
         for node in np.flatnonzero(blamed).tolist():
-            if side == "transmit":
-                seen = [v for (i, j), v in alone.items() if i == node and bounds.good_rx[j]]
-            else:
-                seen = [v for (i, j), v in alone.items() if j == node and bounds.good_tx[i]]
-            # The first pass's ratio where there is no second: never a better one than was seen
-            ratio = max(seen) / reference if len(seen) >= WITNESSES else float(bound[node]) / bounds.reference
-            status = _status(ratio, tau, again=len(seen) >= WITNESSES)
-            sides.setdefault((node, status), {})[side] = ratio
-    return (*_nodes(sides), *_links(bounds, alone, reference, tau))
+            seen = _witnessed(bounds, node, sends=side == "transmit")
+            reached = alone.reached(seen)
+            ratio = bound[node] / bounds.reference if reached is None else reached / reference
+            settled = alone.settled(seen, min(WITNESSES, len(seen)))
+            status = _status(float(ratio), tau, measured=reached is not None, settled=settled)
+            sides.setdefault((node, status), {})[side] = float(ratio)
+    return [*_nodes(sides), *_links(bounds, alone, reference, tau)]
 
 
-def _reference_alone(bounds: Bounds, alone: dict[tuple[int, int], float], spec: float | None) -> float:
-    """What a good pair reaches with nothing else running."""
-    if spec is not None:
-        return spec
-    slow = set(zip(bounds.src[bounds.slow_link].tolist(), bounds.dst[bounds.slow_link].tolist(), strict=True))
-    controls = [
-        value
-        for (i, j), value in alone.items()
-        if bounds.good_tx[i] and bounds.good_rx[j] and (i, j) not in slow
-    ]
-    return max(controls, default=bounds.reference)
-
-
-def _status(ratio: float, tau: float, *, again: bool) -> Status:
-    if not again:
-        return "suspect"
-    return "confirmed" if ratio < tau else "cleared"
+def _status(ratio: float, tau: float, *, measured: bool, settled: bool) -> Status:
+    """``measured``: alone, at all; ``settled``: often enough to accuse somebody."""
+    if measured and ratio >= tau:
+        return "cleared"
+    return "confirmed" if settled else "suspect"
 
 
 def _nodes(sides: dict[tuple[int, Status], dict[str, float]]) -> list[Fault]:
@@ -218,24 +243,25 @@ def _nodes(sides: dict[tuple[int, Status], dict[str, float]]) -> list[Fault]:
     return faults
 
 
-def _links(bounds: Bounds, alone: dict[tuple[int, int], float], reference: float, tau: float) -> list[Fault]:
+def _links(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:
     found: dict[tuple[int, int], tuple[float, Status]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():
         pair = (int(bounds.src[index]), int(bounds.dst[index]))
+        reached = alone.reached([pair])
         ratio = float(bounds.value[index] / bounds.due[index])
-        if pair in alone:
+        if reached is not None:
             ends = min(bounds.tx[pair[0]], bounds.rx[pair[1]]) / bounds.reference
-            ratio = alone[pair] / (min(1.0, float(ends)) * reference)
-        found[pair] = (ratio, _status(ratio, tau, again=pair in alone))
+            ratio = reached / (min(1.0, float(ends)) * reference)
+        settled = alone.settled([pair], 1)
+        found[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled))
     faults = []
     for (i, j), (ratio, status) in found.items():
         back = found.get((j, i))
-        if back is not None and back[1] == status:
-            if i < j:
-                both = min(ratio, back[0])
-                faults.append(Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status))
-        else:
+        if back is None or back[1] != status:
             faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status))
+        elif i < j:
+            both = min(ratio, back[0])
+            faults.append(Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status))
     return faults
 
 

@@ -173,7 +173,7 @@ class Pair:
     src: int
     dst: int
     round: int
-    """Pairs of one round ran at the same time."""
+    """Measurements of one number ran at the same time; the two directions of a pair have two numbers."""
     gbytes_per_s: float | None
     """Of the best repetition; None: it failed, see error."""
     gbytes_per_s_p95: float | None = None

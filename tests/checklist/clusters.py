@@ -39,9 +39,10 @@ class Cluster:
         made = []
         for number, pairs in enumerate(schedule(self.nodes)):
             for a, b in pairs:
-                for src, dst in ((a, b), (b, a)):
+                for way, (src, dst) in enumerate(((a, b), (b, a))):
                     shared = crowded if (a + b) % 2 else 1.0
-                    made.append(self.pair(src, dst, number, shared * (1 - abs(noise.normal(0, 0.02)))))
+                    share = shared * (1 - abs(noise.normal(0, 0.02)))
+                    made.append(self.pair(src, dst, 2 * number + way, share))
         return tuple(made)
 
     def second_pass(self, again: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:

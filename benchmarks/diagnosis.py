@@ -1,0 +1,308 @@
+"""How often the diagnosis names the right node, direction or link, and how often an innocent one.
+
+    python -m benchmarks.diagnosis    # a few minutes; writes benchmarks/results/diagnosis.*
+
+Simulated clusters go through the very functions that a run uses: the rounds of pairs, the first diagnosis,
+the second pass of the suspects, the final diagnosis. Nothing here was measured on a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import describe
+from checklist.circle import ALL_PAIRS_UP_TO, ROUNDS_ABOVE, schedule
+from checklist.diagnosis import PASSES, Diagnosis, diagnose
+from checklist.measurements import Pair
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python -m benchmarks.diagnosis"
+NODES = (3, 4, 6, 8, 16, 32, 64, 256, 1024)
+KINDS = ("node", "transmit", "receive", "link")
+CASES = ("none", *KINDS, "two")
+NOISES = ("independent", "shared spine", "other jobs")
+LEFT = 0.6  # of a faulty side's or link's bandwidth
+SPREAD = 0.05  # each repetition loses |N(0, 1)| times this
+REPETITIONS = 5  # the best counts
+POD = 4  # nodes for each switch in clusters up to 16 nodes; above, a quarter of them
+VISITS = 0.02  # how often another job's traffic passes through one measurement, alone or not
+CROWDED = 0.3  # how often a round finds the spine crowded
+CROWDED_LEFT = (0.4, 1.0)  # what is left then: of all pairs of a round alike, or of the one measurement
+
+Name = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A cluster's sides and links, as shares of the reference, and the names of what is wrong."""
+
+    transmit: np.ndarray
+    receive: np.ndarray
+    links: dict[tuple[int, int], float]
+    names: frozenset[Name]
+
+
+@dataclass
+class Tally:
+    """What came of the trials of one case."""
+
+    trials: int = 0
+    exact: int = 0
+    """Every fault named as what it is, and nothing else."""
+    found: int = 0
+    faults: int = 0
+    unseen_links: int = 0
+    """Slow links between nodes that the rounds have not paired."""
+    accused_wrongly: int = 0
+    """Trials with at least one confirmed fault that isn't one."""
+    suspected_wrongly: int = 0
+    """Trials in which the first pass alone would have accused somebody innocent."""
+    undecided: int = 0
+    """Trials in which slow pairs were left without a name."""
+    again: list[int] = field(default_factory=list)
+    wrong: Counter[str] = field(default_factory=Counter)
+
+
+def draw(random: np.random.Generator, nodes: int, case: str) -> Truth:
+    """Faults of different nodes; with too few nodes links may touch a slow one."""
+    kinds = {"none": (), "two": tuple(random.choice(KINDS, 2))}.get(case, (case,))
+    free = list(random.permutation(nodes))
+    transmit, receive = np.ones(nodes), np.ones(nodes)
+    links: dict[tuple[int, int], float] = {}
+    names: set[Name] = set()
+    for kind in sorted(kinds, key=lambda name: name == "link"):
+        if kind == "link":
+            ends = [free.pop() if free else None for _ in range(2)]
+            others = [node for node in random.permutation(nodes) if node not in ends]
+            a, b = sorted(int(end if end is not None else others.pop()) for end in ends)
+            links[a, b] = links[b, a] = LEFT
+            names.add(("link", a, b))
+            continue
+        node = int(free.pop())
+        if kind in ("node", "transmit"):
+            transmit[node] = LEFT
+        if kind in ("node", "receive"):
+            receive[node] = LEFT
+        names.add((kind, node))
+    return Truth(transmit, receive, links, frozenset(names))
+
+
+def measure(
+    random: np.random.Generator,
+    truth: Truth,
+    rounds: Iterable[tuple[int, Iterable[tuple[int, int]]]],
+    noise: str,
+) -> list[Pair]:
+    """What the pairs of each round would show; ``rounds`` are (number, ordered pairs)."""
+    nodes = len(truth.transmit)
+    pod = POD if nodes <= 4 * POD else nodes // 4
+    made: list[Pair] = []
+    for number, pairs in rounds:
+        ends = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+        src, dst = ends[:, 0], ends[:, 1]
+        value = np.minimum(truth.transmit[src], truth.receive[dst])
+        for index, pair in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+            if pair in truth.links:
+                value[index] = min(value[index], truth.links[pair])
+        lost = np.abs(random.normal(0, SPREAD, (REPETITIONS, len(value)))).min(axis=0)
+        value = value * np.clip(1 - lost, 0.01, None)
+        if noise == "shared spine" and random.random() < CROWDED:
+            value = np.where(src // pod != dst // pod, value * random.uniform(*CROWDED_LEFT), value)
+        if noise == "other jobs":
+            left = random.uniform(*CROWDED_LEFT, len(value))
+            value = np.where(random.random(len(value)) < VISITS, value * left, value)
+        made += [
+            Pair(src=s, dst=d, round=number, gbytes_per_s=v)
+            for s, d, v in zip(src.tolist(), dst.tolist(), value.tolist(), strict=True)
+        ]
+    return made
+
+
+def examine(
+    random: np.random.Generator, truth: Truth, noise: str, seed: int, spec: float | None = None
+) -> tuple[Diagnosis, Diagnosis, int, set[tuple[int, int]]]:
+    """The first diagnosis, the last one, measurements alone, and the pairs that met."""
+    nodes = len(truth.transmit)
+    plan = schedule(nodes, seed=seed)
+    there = [(2 * number, pairs) for number, pairs in enumerate(plan)]
+    back = [(2 * number + 1, [(b, a) for a, b in pairs]) for number, pairs in enumerate(plan)]
+    measured = measure(random, truth, [*there, *back], noise)
+    before = found = diagnose(measured, nodes, spec_gbytes_per_s=spec)
+    again = 0
+    # A pair that runs by itself has the spine for itself, but not for itself alone what other jobs share
+    noise_alone = "independent" if noise == "shared spine" else noise
+    for _ in range(PASSES):
+        if not found.again:
+            break
+        alone = measure(random, truth, [(n, [pair]) for n, pair in enumerate(found.again)], noise_alone)
+        measured += [
+            Pair(src=pair.src, dst=pair.dst, round=pair.round, gbytes_per_s=pair.gbytes_per_s, alone=True)
+            for pair in alone
+        ]
+        again += len(alone)
+        found = diagnose(measured, nodes, spec_gbytes_per_s=spec)
+    return before, found, again, {pair for pairs in plan for pair in pairs}
+
+
+def names(found: Diagnosis, *statuses: str) -> set[Name]:
+    return {
+        (fault.kind, fault.node)
+        if fault.node is not None
+        else ("link", *sorted((int(fault.src or 0), int(fault.dst or 0))))
+        for fault in found.faults
+        if fault.status in statuses
+    }
+
+
+def tally(nodes: int, case: str, noise: str, trials: int, spec: float | None = None) -> Tally:
+    count = Tally()
+    for trial in range(trials):
+        random = np.random.default_rng([nodes, CASES.index(case), NOISES.index(noise), trial])
+        truth = draw(random, nodes, case)
+        before, after, again, paired = examine(random, truth, noise, trial, spec)
+        accused = names(after, "confirmed")
+        count.trials += 1
+        count.exact += accused == truth.names
+        count.faults += len(truth.names)
+        count.found += len(accused & truth.names)
+        count.unseen_links += sum(name[0] == "link" and name[1:] not in paired for name in truth.names)
+        count.accused_wrongly += bool(accused - truth.names)
+        count.suspected_wrongly += bool(names(before, "suspect") - truth.names)
+        count.undecided += bool(after.undecided)
+        count.again.append(again)
+        count.wrong.update(str(name[0]) for name in accused - truth.names)
+    return count
+
+
+def trials_for(nodes: int, share: float) -> int:
+    """Fewer of the large clusters, which take longer; at least 20."""
+    wanted = 400 if nodes <= 16 else 200 if nodes <= 64 else 100 if nodes <= 256 else 50
+    return max(20, round(wanted * share))
+
+
+def run(share: float, sizes: Iterable[int]) -> list[dict[str, Any]]:
+    rows = []
+    for nodes in sizes:
+        cases: list[tuple[str, float | None]] = [(case, None) for case in CASES]
+        if nodes == 3:
+            cases.append(("two", 1.0))
+        for noise in NOISES:
+            for case, spec in cases:
+                count = tally(nodes, case, noise, trials_for(nodes, share), spec)
+                rows.append(_row(nodes, noise, case, spec, count))
+                print(rows[-1], flush=True)
+    return rows
+
+
+def _row(nodes: int, noise: str, case: str, spec: float | None, count: Tally) -> dict[str, Any]:
+    seen = count.faults - count.unseen_links
+    return {
+        "nodes": nodes,
+        "noise": noise,
+        "faults": case,
+        "reference_known": spec is not None,
+        "trials": count.trials,
+        "exact": count.exact / count.trials,
+        "found": count.found / count.faults if count.faults else None,
+        "found_of_measured": count.found / seen if seen else None,
+        "false_alarms": count.accused_wrongly / count.trials,
+        "false_alarms_without_second_pass": count.suspected_wrongly / count.trials,
+        "left_undecided": count.undecided / count.trials,
+        "reruns_median": float(np.median(count.again)),
+        "reruns_most": max(count.again),
+        "wrongly_named": dict(count.wrong),
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    return "\n".join(
+        [
+            "# Who is at fault, simulated",
+            "",
+            f"`{COMMAND}` {report['machine']['text']}; {report['seconds']:.0f} s.",
+            "",
+            f"A faulty side or link keeps {LEFT:.0%} of its bandwidth. Noise: the best of {REPETITIONS}",
+            f"repetitions, each of which loses |N(0, 1)| x {SPREAD:.0%}. *Shared spine*: in {CROWDED:.0%} of the",
+            f"rounds all pairs between groups (of {POD} nodes, above {4 * POD} nodes of a quarter of them)",
+            f"keep only one share of {CROWDED_LEFT[0]:.0%} to {CROWDED_LEFT[1]:.0%}. *Other jobs*: {VISITS:.0%}",
+            "of all measurements, also those alone, keep only such a share, each its own. Up to",
+            f"{ALL_PAIRS_UP_TO} nodes every pair is measured, above that {ROUNDS_ABOVE} rounds: a slow link",
+            "between nodes that never met can't be found. *Two*: faults of random kinds at different nodes,",
+            "as far as there are enough. No reference is given but where it says so.",
+            "",
+            "## Named exactly",
+            "",
+            "Share of the trials in which everything wrong was named as what it is, and nothing else.",
+            "*Link, if measured*: the found share of the slow links between nodes that met.",
+            "",
+            *_table(report["rows"], "exact"),
+            "",
+            "## False alarms",
+            "",
+            "Share of the trials in which something innocent was accused. *One pass*: the worst column, had",
+            "nothing been measured again alone. *Re-run*: measurements alone without a fault, median and most.",
+            "",
+            *_table(report["rows"], "false_alarms"),
+            "",
+            "Three nodes with two faults often look like one other fault: two slow links that share a node",
+            "are that node's, whoever looks. Two slow ones of three set the reference themselves; with a known",
+            f"reference {_three(report['rows'])} of such trials end with slow pairs and nobody named.",
+            "",
+        ]
+    )
+
+
+def _table(rows: list[dict[str, Any]], value: str) -> list[str]:
+    exact = value == "exact"
+    extra = ["link, if measured"] if exact else ["one pass", "re-run"]
+    heads = ["nodes", "noise", "trials", *CASES, *extra]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for nodes, noise in dict.fromkeys((row["nodes"], row["noise"]) for row in rows):
+        mine = {
+            row["faults"]: row
+            for row in rows
+            if (row["nodes"], row["noise"], row["reference_known"]) == (nodes, noise, False)
+        }
+        cells = [nodes, noise, mine["none"]["trials"], *(_percent(mine[case][value]) for case in CASES)]
+        if exact:
+            cells.append(_percent(mine["link"]["found_of_measured"]))
+        else:
+            cells.append(_percent(max(row["false_alarms_without_second_pass"] for row in mine.values())))
+            cells.append(f"{mine['none']['reruns_median']:.0f}, {mine['none']['reruns_most']}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def _three(rows: list[dict[str, Any]]) -> str:
+    known = [row["left_undecided"] for row in rows if row["reference_known"]]
+    return _percent(sum(known) / len(known)) if known else "(not run)"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--share", type=float, default=1.0, help="of the trials; at least 20 each are made")
+    parser.add_argument("--nodes", type=int, nargs="*", default=NODES)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of diagnosis.json and diagnosis.md")
+    chosen = parser.parse_args()
+    start = time.perf_counter()
+    rows = run(chosen.share, chosen.nodes)
+    report = {"command": COMMAND, "machine": describe(), "seconds": time.perf_counter() - start, "rows": rows}
+    (chosen.out / "diagnosis.json").write_text(json.dumps(report, indent=1) + "\n")
+    (chosen.out / "diagnosis.md").write_text(markdown(report))
+
+
+if __name__ == "__main__":
+    main()
