@@ -41,6 +41,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
     return Setup(
         model=model,
         engine=engine,
+        engine_version=row_words.version_of(cells.text("framework"), engine),
         method=method,
         task=task,
         lora_rank=cells.whole("lora_rank") or (8 if method == "full" else _RANK.get(engine, 8)),
@@ -53,6 +54,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         optimizer_in_backward=bool(cells.flag("opt_in_bwd")),
         seq_len=seq_len,
         fixed_length=row_words.fixed_length(cells.text("packing")),
+        longest_once="longest-first" in cells.text("packing").lower(),
         checkpointing=checkpointing or _CHECKPOINTING.get(engine, "none"),
         activation_offload=bool(cells.flag("act_offload")),
         compile=bool(cells.flag("compile")),
@@ -133,6 +135,7 @@ def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None
         "sharding": sharding,
         "shard": shard,
         "replicate": replicate,
+        "flat_parameters": "FSDP1" in cells.text("framework"),
         "tensor": tensor,
         "sequence_parallel": flag is None or flag > 0,
         "context": context,
@@ -169,7 +172,8 @@ def _data_parallel(
             rest if distributed else 1,
             1 if distributed else rest,
         )
-    fsdp: StateSharding = "shard_grad_op" if stage in (1, 2) else "fsdp"
+    gathered = stage in (1, 2) or re.search(r"reshard\w* ?= ?(False|never)", cells.text("notes"))
+    fsdp: StateSharding = "shard_grad_op" if gathered else "fsdp"
     if shard is None:
         sharded = stage is not None and stage > 0 and rest > 1
         if sharded:

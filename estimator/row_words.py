@@ -55,6 +55,12 @@ def engine_of(framework: str) -> Engine:
     raise Unclaimed(f"framework {framework!r} is not claimed")
 
 
+def version_of(framework: str, engine: Engine) -> str:
+    """A row of ``data/implementations.csv``: torchtitan had FSDP1 and FSDP2 side by side in spring 2024 alone."""
+    early = engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2"))
+    return "2024-05" if early else ""
+
+
 # Methods that begin like a claimed one and are another.
 _OTHER_METHODS = ("adalora", "lora-fa", "lorafa", "longlora", "weights only", "model init only", "galore")
 

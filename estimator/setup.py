@@ -39,6 +39,7 @@ class Setup:
 
     model: ModelSpec
     engine: Engine = "torchtune"
+    engine_version: str = ""  # a row of data/implementations.csv where the engine's code was another; "" is today's
     method: Method = "full"
     task: Task = "sft"
     lora_rank: int = 8
@@ -55,6 +56,7 @@ class Setup:
     sharding: StateSharding = "none"
     shard: int = 1  # processes that share one copy of the states (with context parallel: both together)
     replicate: int = 1  # such groups (DDP, HYBRID_SHARD)
+    flat_parameters: bool = False  # FSDP1 instead of FSDP2, where the engine has both
     tensor: int = 1
     sequence_parallel: bool = True  # norms and residuals sharded as well where tensor > 1
     context: int = 1

@@ -59,13 +59,14 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
     held = _held(found, residual)
     runtime = runtime_bytes(setup)
     parts = found.categories | {"fragmentation": held - found.active, "runtime": runtime}
-    upper = int(held * residual.upper) + runtime
+    width = residual.upper_for(setup.engine)
+    upper = int(held * width) + runtime
     return MemoryEstimate(
         categories=tuple((name, parts[name]) for name in CATEGORIES if parts.get(name)),
         upper_bytes=upper,
         capacity_bytes=capacity_bytes,
         host_bytes=upper * setup.processes_per_node if setup.device == "cpu" else host_bytes(setup),
-        basis=f"+{residual.upper - 1:.0%}: {residual.basis}",
+        basis=f"+{width - 1:.0%}: {residual.basis}",
     )
 
 
@@ -77,8 +78,9 @@ def range_of(setup: Setup, kind: str) -> Range:
     found, residual = peak(setup), residual_of(setup, kind)
     likely = int(found.active * residual.factor) if kind in LIVE else _held(found, residual)
     outside = runtime_bytes(setup) if kind == "process" else 0
-    basis = f"+{residual.upper - 1:.0%}: {residual.basis}"
-    return Range(likely + outside, int(likely * residual.upper) + outside, basis)
+    width = residual.upper_for(setup.engine)
+    basis = f"+{width - 1:.0%}: {residual.basis}"
+    return Range(likely + outside, int(likely * width) + outside, basis)
 
 
 def _held(found: Peak, residual: Residual) -> int:

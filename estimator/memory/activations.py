@@ -41,7 +41,7 @@ def _fp8_eager(setup: Setup) -> float:
 
 def _around(setup: Setup) -> float:
     """Norms, attention and their inputs."""
-    model, code, size = setup.model, implementations.of(setup.engine), computing(setup)
+    model, code, size = setup.model, implementations.of(setup), computing(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
     norm = _norm_bytes(setup)
@@ -62,7 +62,7 @@ def _around(setup: Setup) -> float:
 
 def _norm_bytes(setup: Setup) -> int:
     """One norm's kept bytes an element."""
-    code = implementations.of(setup.engine)
+    code = implementations.of(setup)
     if setup.model.norm == "layer":
         return computing(setup)  # torch's own kernel reads its input again
     if setup.precision == "fp32" or setup.precision.endswith("autocast"):
@@ -152,7 +152,7 @@ def _adapter_inputs(setup: Setup) -> float:
     (peft/tuners/lora/layer.py, _cast_input_dtype). DoRA keeps both results to scale them
     (peft/tuners/lora/dora.py).
     """
-    model, code = setup.model, implementations.of(setup.engine)
+    model, code = setup.model, implementations.of(setup)
     shapes, size = model.linear_shapes, computing(setup)
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
     seen: set[str] = set()
@@ -223,17 +223,17 @@ def selective_bytes(setup: Setup) -> float:
         width = model.experts_per_token * model.ffn + model.shared_ffn
     kept = (model.q_dim + model.v_dim + width + model.attention_out_dim) * size / setup.tensor
     kept += 4 * model.heads / setup.tensor + model.hidden * size
-    if setup.tensor > 1:
+    if setup.tensor > 1 and implementations.of(setup).scattered_kept:
         kept += 2 * model.hidden * size / setup.tensor
     return kept + _fp8_eager(setup)
 
 
 def backward_bytes(setup: Setup) -> float:
     """Gradients that are alive while one block's backward pass runs, for one token: two of the MLP's width
-    and two of the hidden size."""
+    and two of the hidden size, which tensor parallel has whole before they are reduced."""
     model, size = setup.model, computing(setup)
     width = max(model.ffn * max(model.experts_per_token, 1), model.q_dim)
-    return (2 * size * width + 2 * size * model.hidden) / setup.tensor
+    return 2 * size * width / setup.tensor + 2 * size * model.hidden / _gathered(setup)
 
 
 def last_bytes(setup: Setup) -> float:

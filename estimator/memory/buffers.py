@@ -14,6 +14,7 @@ from estimator.memory.states import (
     computing,
     divisor,
     flat,
+    fsdp1,
     gradient_size,
     offloads_states,
     share,
@@ -31,6 +32,11 @@ ZERO3_SUB_GROUP = 1_000_000_000
 # Megatron-Core's buckets of its distributed optimizer: the larger of 40 M parameters and 1 M a process
 # (megatron/core/distributed/distributed_data_parallel_config.py).
 MEGATRON_BUCKET = 40_000_000
+
+# Blocks whose weights are gathered at a time: the one that computes and the one that is fetched; FSDP1 frees
+# two more late, as its rate limiter allows two all-gathers in flight
+# (torch/distributed/fsdp/_limiter_utils.py).
+BLOCKS_FSDP2, BLOCKS_FSDP1 = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +77,21 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     Zhao et al. 2023 (arXiv:2304.11277), section 3.3; torch.distributed.fsdp.fully_shard, which never reshards
     the root. Without resharding, and in a pipeline, all blocks stay gathered (torchtitan, apply_fsdp).
     """
-    code, size = implementations.of(setup.engine), computing(setup)
+    code, size = implementations.of(setup), computing(setup)
     block = _block_bytes(setup, part)
     root = part.own_head if code.root_stays == "head" else part.own_head + part.embedding
     if code.root_stays == "head" and setup.model.tied_embeddings:
         root = max(part.embedding, part.head)
     whole = setup.sharding == "shard_grad_op" or setup.pipeline > 1
-    gathered = size * root + (block * part.layers if whole else 2 * block)
+    in_flight = BLOCKS_FSDP1 if fsdp1(setup) else BLOCKS_FSDP2
+    gathered = size * root + (block * part.layers if whole else min(in_flight, part.layers) * block)
+    if setup.tensor > 1:
+        gathered += int(code.kept_unsharded * part.parameters)
     reduce_size = gradient_size(setup)
     if flat(setup):
         own = size * part.block
-        return Buffers(gathered, gathered + own, 2 * own if setup.accumulation == 1 else own, own)
+        reduced = 0 if setup.accumulation > 1 else 2 * own
+        return Buffers(gathered, gathered + own, reduced, 0)
     if setup.adapters:
         inner = share(trained, max(part.layers, 1))
         return Buffers(gathered, gathered + size * inner, 2 * reduce_size * inner, 0)

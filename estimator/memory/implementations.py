@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.setup import Setup
+
 TABLE = Path(__file__).parent.parent / "data" / "implementations.csv"
 
 
@@ -19,6 +21,7 @@ class Implementation:
     """One row. Bytes are for each element, where the model computes in 16 bits."""
 
     engine: str
+    version: str  # "" is today's
     norm_input: int  # RMSNorm's input as it keeps it: 4 an fp32 copy, 2 the 16-bit input itself
     norm_output: int  # its result before the weight, which only a trained weight needs
     expand_kv: str  # keys and values repeated for all query heads: "always", "padded" (with a mask), "never"
@@ -26,22 +29,26 @@ class Implementation:
     lora_dropout: bool  # adapters drop out a part of their input: a mask and a copy for each
     adapter_bytes: int  # of an adapter's weight and input; 0: as the model computes
     plain_loss: int  # bytes a logit of cross-entropy over all logits, at its largest moment
+    whole_logits: bool  # tensor parallel gathers the logits on each process
     root_stays: str  # what FSDP leaves gathered all the time: "all" outside the blocks, or "head"
     flat_gradients: bool  # FSDP1's flat parameters: frozen weights beside trained ones get gradients too
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
+    scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give
+    kept_unsharded: float  # bytes a parameter that FSDP leaves gathered under tensor parallel: a defect
     source: str
 
 
 @lru_cache(maxsize=1)
-def table() -> dict[str, Implementation]:
+def table() -> dict[tuple[str, str], Implementation]:
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [_row(row) for row in csv.DictReader(file)]
-    return {row.engine: row for row in rows}
+    return {(row.engine, row.version): row for row in rows}
 
 
 def _row(row: dict[str, str]) -> Implementation:
     return Implementation(
         engine=row["engine"],
+        version=row["version"],
         norm_input=int(row["norm_input"]),
         norm_output=int(row["norm_output"]),
         expand_kv=row["expand_kv"],
@@ -49,12 +56,17 @@ def _row(row: dict[str, str]) -> Implementation:
         lora_dropout=row["lora_dropout"] == "1",
         adapter_bytes=int(row["adapter_bytes"]),
         plain_loss=int(row["plain_loss"]),
+        whole_logits=row["whole_logits"] == "1",
         root_stays=row["root_stays"],
         flat_gradients=row["flat_gradients"] == "1",
         compiled_loss=row["compiled_loss"] == "1",
+        scattered_kept=row["scattered_kept"] == "1",
+        kept_unsharded=float(row["kept_unsharded"]),
         source=row["source"],
     )
 
 
-def of(engine: str) -> Implementation:
-    return table()[engine]
+def of(setup: Setup) -> Implementation:
+    """The row of a setup's engine, of the version that it names where the table has that."""
+    rows = table()
+    return rows.get((setup.engine, setup.engine_version)) or rows[setup.engine, ""]

@@ -43,10 +43,10 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     model, size = setup.model, computing(setup)
     if not part.head or not part.last:
         return Logits(0, 0, 0)
-    code = implementations.of(setup.engine)
-    elements = tokens * -(
-        -model.vocab // setup.tensor
-    )  # torch's loss_parallel, Megatron's vocabulary parallel
+    code = implementations.of(setup)
+    # torch's loss_parallel and Megatron's cross-entropy leave them divided over the vocabulary
+    divided = 1 if code.whole_logits else setup.tensor
+    elements = tokens * -(-model.vocab // divided)
     head = 0 if setup.adapters else part.head
     if setup.loss == "fused":
         piece = max(1, tokens * model.hidden // model.vocab)
@@ -60,7 +60,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     if setup.engine == "litgpt":
         return Logits(LITGPT_FULL * elements, 0, 0)
     if setup.loss == "plain":
-        return Logits(code.plain_loss * elements, 0, (14 - code.plain_loss) * elements)
+        freed = 0 if code.plain_loss == 14 else 2  # 14: the caller still holds the 16-bit logits
+        return Logits(code.plain_loss * elements, 0, freed * elements)
     if setup.compile and code.compiled_loss:
         return Logits(2 * size * elements, 0, 0)
     if setup.compile:

@@ -65,7 +65,7 @@ def peak(setup: Setup) -> Peak:
 def _stage_peak(setup: Setup, part: Part, stage: str) -> Peak:
     always = states(setup, stage)
     gradients = always.pop("gradients")
-    logits = loss_bytes(setup, part, micro_batch_tokens(setup))
+    logits = loss_bytes(setup, part, setup.tokens)
     moments = _moments(setup, part, gradients, logits)
     largest = max(moments, key=lambda moment: moment.total)
     always["NF4 overhead"] = scale_bytes(setup, part)
@@ -92,11 +92,11 @@ def _unfitting_block(setup: Setup) -> int:
     """A recomputed block's tensors of many sizes, for which the freed logits are no place that fits."""
     if not checkpointed(setup) or setup.compile or setup.device == "cpu":
         return 0
-    return int(micro_batch_tokens(setup) * block_bytes(setup))
+    return int(setup.tokens * block_bytes(setup))
 
 
 def _moments(setup: Setup, part: Part, gradients: int, logits: Logits) -> list[Moment]:
-    tokens = micro_batch_tokens(setup)
+    tokens = setup.tokens
     found = buffers(setup, part)
     kept, block, boundary = _activations(setup, part, tokens)
     last = int(tokens * last_bytes(setup)) if part.last else 0
@@ -172,15 +172,6 @@ def checkpointed(setup: Setup) -> bool:
     return setup.checkpointing == "full"
 
 
-def micro_batch_tokens(setup: Setup) -> int:
-    """Tokens of one forward pass. A pipeline whose accumulation is not given cuts its batch into
-    sequences.
-    """
-    if setup.pipeline > 1 and setup.accumulation == 1:
-        return max(setup.tokens // setup.micro_batch, 1)
-    return setup.tokens
-
-
 def in_flight(setup: Setup, part: Part) -> float:
     """Forward passes whose activations a stage holds at a time, each of all of its layers.
 
@@ -192,7 +183,7 @@ def in_flight(setup: Setup, part: Part) -> float:
     p = setup.pipeline
     if p == 1:
         return 1.0
-    micro_batches = setup.accumulation if setup.accumulation > 1 else setup.micro_batch
+    micro_batches = setup.accumulation
     if setup.schedule == "afab":
         return float(micro_batches)
     if setup.schedule == "zero-bubble":
@@ -227,8 +218,7 @@ def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
     (torch/distributed/pipelining/stage.py, output_chunks)."""
     if setup.pipeline == 1 or not part.last or setup.engine == "megatron":
         return 0
-    count = setup.accumulation if setup.accumulation > 1 else setup.micro_batch
-    return count * tokens * -(-setup.model.vocab // setup.tensor) * computing(setup)
+    return setup.accumulation * tokens * -(-setup.model.vocab // setup.tensor) * computing(setup)
 
 
 def stale_bytes(setup: Setup, part: Part) -> int:

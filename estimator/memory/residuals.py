@@ -25,9 +25,15 @@ class Residual:
     name: str
     factor: float  # likely over the formulas' sum
     upper: float  # upper bound over likely
+    elsewhere: float  # the same for engines that none of the runs used
     runs: int
     sources: int
+    engines: tuple[str, ...]
     basis: str
+
+    def upper_for(self, engine: str) -> float:
+        """Upper bound over likely for one engine."""
+        return self.upper if engine in self.engines else self.elsewhere
 
 
 @lru_cache(maxsize=1)
@@ -39,8 +45,10 @@ def table() -> dict[tuple[str, str], Residual]:
                 name=row["class"],
                 factor=float(row["factor"]),
                 upper=float(row["upper"]),
+                elsewhere=float(row["elsewhere"]),
                 runs=int(row["runs"]),
                 sources=int(row["sources"]),
+                engines=tuple(row["engines"].split()),
                 basis=row["basis"],
             )
             for row in csv.DictReader(file)

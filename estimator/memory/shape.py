@@ -76,7 +76,8 @@ class Part:
     block_linear: int
     blocks: int  # all blocks of the stage
     blocks_linear: int
-    experts_held: float  # share of the experts' weights that this rank holds where nothing else divides them
+    experts: int  # of ``blocks``, in experts
+    expert_ways: int  # processes that can share this rank's experts further
     embedding: int
     head: int  # the output head's weights, also where they are the embedding's
     own_head: int  # where they are a matrix of their own on this stage
@@ -104,7 +105,8 @@ def part_of(setup: Setup, stage: str) -> Part:
     first, last = stage in ("only", "first"), stage in ("only", "last")
     layers = -(-shape.layers // setup.pipeline)
     dense = min(shape.dense_layers, layers) if first else max(shape.dense_layers - shape.layers + layers, 0)
-    expert_share = t * setup.expert
+    ranks = setup.shard * setup.replicate * t  # that hold this stage's layers between them
+    expert_share = min(t * setup.expert, ranks)
     around = shape.around - shape.around_linear + -(-shape.around_linear // t)
     dense_mlp = -(-shape.mlp // t)
     experts = -(-shape.experts // expert_share)
@@ -127,7 +129,8 @@ def part_of(setup: Setup, stage: str) -> Part:
         block_linear=block_linear,
         blocks=layers * around + dense * dense_mlp + with_experts * experts,
         blocks_linear=blocks_linear,
-        experts_held=1 / setup.expert,
+        experts=with_experts * experts,
+        expert_ways=max(setup.shard * t // expert_share, 1),
         embedding=-(-shape.embedding // t) if first else 0,
         head=-(-setup.model.vocab * setup.model.hidden // t) if has_head else 0,
         own_head=-(-own // t) if has_head else 0,

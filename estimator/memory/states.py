@@ -41,17 +41,18 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     result = {"weights": 0, "master weights": 0, "reference model": 0, "adapters": 0}
     base = base_bytes(setup, part, weight)
     if not (offloads_weights(setup)):
-        result["weights"] = share(base, divisor(setup, "weights"))
+        result["weights"] = shared(setup, part, base, "weights")
         if setup.adapters:
             result["adapters"] = share(trained * adapter_size(setup), divisor(setup, "weights"))
         if (
             setup.task == "dpo" and not setup.adapters
         ):  # a frozen copy; ORPO has none, adapters are switched off
-            result["reference model"] = share(part.parameters * computing(setup), divisor(setup, "weights"))
+            copy = part.parameters * computing(setup)
+            result["reference model"] = shared(setup, part, copy, "weights")
     result["gradients"] = 0 if offloads_gradients(setup) else gradient_bytes(setup, part)
     if not offloads_states(setup):
-        result["master weights"] = share(trained * master, divisor(setup, "optimizer"))
-        result["optimizer"] = share(int(trained * moments), divisor(setup, "optimizer"))
+        result["master weights"] = shared(setup, part, trained * master, "optimizer")
+        result["optimizer"] = shared(setup, part, int(trained * moments), "optimizer")
     else:
         result["optimizer"] = 0
     return result
@@ -64,7 +65,7 @@ def computing(setup: Setup) -> int:
 
 def adapter_size(setup: Setup) -> int:
     """Bytes of one adapter weight."""
-    own = implementations.of(setup.engine).adapter_bytes
+    own = implementations.of(setup).adapter_bytes
     return own or _weight_size(setup)
 
 
@@ -163,7 +164,7 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     if flat(setup):
         whole = part.blocks if setup.adapters else part.parameters
         return whole * size if setup.accumulation > 1 else share(whole * size, setup.shard)
-    kept = share(trained * size, divisor(setup, "gradients"))
+    kept = shared(setup, part, trained * size, "gradients")
     if setup.engine == "litgpt" and setup.quantization != "none":
         kept += part.embedding * size  # StableEmbedding trains, though no optimizer has it
     if unreduced(setup):
@@ -173,13 +174,19 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
 
 def unreduced(setup: Setup) -> bool:
     """Whether whole gradients pile up over a pipeline's micro batches."""
-    return setup.pipeline > 1 and setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
+    many = setup.pipeline > 1 and setup.accumulation > 1
+    return many and setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
 
 
 def flat(setup: Setup) -> bool:
     """Whether FSDP1's flat parameters hold this engine's gradients."""
+    return fsdp1(setup) and implementations.of(setup).flat_gradients
+
+
+def fsdp1(setup: Setup) -> bool:
+    """Whether FSDP1 shares the states."""
     wraps = setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
-    return wraps and implementations.of(setup.engine).flat_gradients
+    return wraps and (setup.flat_parameters or implementations.of(setup).flat_gradients)
 
 
 def gradient_size(setup: Setup) -> int:
@@ -203,6 +210,19 @@ def divisor(setup: Setup, what: str) -> int:
     if what == "weights" and setup.sharding == "shard_grad_op":
         return setup.shard  # between steps; gathered from the forward pass to the end of the backward pass
     return setup.shard if setup.sharding in shared else 1
+
+
+def shared(setup: Setup, part: Part, total: int, what: str) -> int:
+    """One process's part of bytes that are spread evenly over a stage's weights.
+
+    Processes that hold different experts share the rest of the weights alone (DeepSpeed-MoE,
+    arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do alike).
+    """
+    among = divisor(setup, what)
+    if setup.adapters or part.expert_ways >= among or not part.experts:
+        return share(total, among)
+    experts = total * part.experts // part.parameters
+    return share(total - experts, among) + share(experts, part.expert_ways)
 
 
 def offloads_states(setup: Setup) -> bool:

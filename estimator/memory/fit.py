@@ -1,0 +1,301 @@
+"""Fits ``data/residuals.csv`` to published measurements: ``python -m estimator.memory.fit``.
+
+Two numbers for each class of runs, no more: a factor on the formulas' sum and the upper bound over that.
+Scores are printed and written twice: on the rows that the numbers come from, and with each source left out
+of the fit in turn, so that no row of a publication helps to predict another of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from estimator import rows
+from estimator.memory.moments import peak
+from estimator.memory.residuals import LIVE, TABLE, Residual, class_of, table
+from estimator.plan import GIB
+
+Scores = dict[str, dict[str, float]]  # by group of rows
+
+MEASURED = TABLE.with_name("measured.csv")
+RESULTS = TABLE.parent.parent.parent / "benchmarks" / "results"
+
+# The likely value is what this share of a class's runs stay below: a run that needs more than predicted costs
+# more than one that needs less.
+LEAN = 0.8
+COVERED = 0.95  # of runs, by the upper bound
+GIVEN = ("cpu", "DeepSpeed")  # rows that no scored run fits; written by hand
+FEW = 5  # runs of quality A; a class with fewer takes those of quality B as well
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measurement and the formulas' sum for it, in GiB."""
+
+    id: str
+    source: str
+    engine: str
+    method: str
+    quality: str
+    counter: str
+    name: str  # of the class
+    measured: float
+    formulas: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.formulas
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    run: Run
+    likely: float
+    upper: float
+
+    @property
+    def error(self) -> float:
+        return self.likely / self.run.measured - 1
+
+
+def runs_of(path: Path = MEASURED) -> list[Run]:
+    """The runs of a table whose memory can be scored."""
+    found = []
+    for row in rows.read(path):
+        if row.memory_skip or row.setup is None or row.gib is None or row.kind in (None, "process"):
+            continue
+        largest = peak(row.setup)
+        counter = "live" if row.kind in LIVE else "held"
+        formulas = largest.active + (largest.beside if counter == "held" else 0)
+        found.append(
+            Run(
+                id=row.id,
+                source=row.source,
+                engine=row.setup.engine,
+                method=row.method,
+                quality=row.quality,
+                counter=counter,
+                name=class_of(row.setup, counter),
+                measured=row.gib,
+                formulas=formulas / GIB,
+            )
+        )
+    return found
+
+
+def fit(runs: Iterable[Run], given: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
+    """Factor and upper bound of each class; a class without runs takes what all runs of its counter say.
+
+    The bound has what sources differ by once; twice where one source alone speaks for the class, and for
+    engines that none of its runs used.
+    """
+    sound, old = list(runs), list(given)
+    width = _width(sound, old)
+    result = {}
+    for row in old:
+        key = (row.counter, row.name)
+        if row.name in GIVEN:
+            result[key] = row
+            continue
+        own, factor = _own(sound, key), _factor(sound, key)
+        ratios = [run.ratio / factor for run in own]
+        sources = len({run.source for run in own})
+        upper = max(width if sources > 1 else width**2, _covering(ratios))
+        result[key] = Residual(
+            counter=row.counter,
+            name=row.name,
+            factor=factor,
+            upper=round(upper, 2),
+            elsewhere=round(max(upper, width**2), 2),
+            runs=len(own),
+            sources=sources,
+            engines=tuple(sorted({run.engine for run in own})),
+            basis=_basis(own, sound),
+        )
+    return result
+
+
+def _width(sound: list[Run], given: list[Residual]) -> float:
+    """The upper bound over the likely value that all classes have at least.
+
+    Sources differ more than classes do, and the next run is of another source. So: of every run of quality
+    A, its measurement over what the other sources' runs predict for it; the value that covers the next such
+    ratio with a chance of ``COVERED``.
+    """
+    names = {(row.counter, row.name) for row in given if row.name not in GIVEN}
+    ratios = []
+    for source in {run.source for run in sound}:
+        others = [run for run in sound if run.source != source]
+        factors = {key: _factor(others, key) for key in names}
+        ratios += [
+            run.ratio / factors[run.counter, run.name]
+            for run in sound
+            if run.source == source and run.quality == "A" and (run.counter, run.name) in factors
+        ]
+    return _covering(ratios)
+
+
+def _covering(ratios: list[float]) -> float:
+    """The k-th smallest of n covers the next with a chance of k / (n + 1), if runs are alike."""
+    ordered = sorted(ratios)
+    place = math.ceil(COVERED * (len(ordered) + 1))
+    return ordered[min(place, len(ordered)) - 1] if ordered else 1.0
+
+
+def _factor(sound: list[Run], key: tuple[str, str]) -> float:
+    """A class whose runs come from one source alone takes the factor of all classes: a source's own habits
+    would pass for the class's."""
+    own = _own(sound, key)
+    if len({run.source for run in own}) < 2:
+        own = [run for run in sound if run.counter == key[0] and run.quality == "A"]
+    if not own:
+        return 1.0
+    return max(round(_quantile(sorted(run.ratio for run in own), LEAN), 2), 1.0)
+
+
+def _own(sound: list[Run], key: tuple[str, str]) -> list[Run]:
+    runs = [run for run in sound if (run.counter, run.name) == key]
+    best = [run for run in runs if run.quality == "A"]
+    return best if len(best) >= FEW else [run for run in runs if run.quality in ("A", "B")]
+
+
+def _basis(own: list[Run], sound: list[Run]) -> str:
+    if not own:
+        return f"no published run of this kind; {len(sound)} of other kinds"
+    sources = len({run.source for run in own})
+    return f"{len(own)} published runs of {sources} source" + ("s" if sources > 1 else "")
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    """Linear between the two nearest."""
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def predict(runs: Iterable[Run], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
+    found = []
+    for run in runs:
+        residual = residuals[run.counter, run.name]
+        likely = run.formulas * residual.factor
+        found.append(Prediction(run, likely, likely * residual.upper_for(run.engine)))
+    return found
+
+
+def held_out(runs: list[Run], given: list[Residual]) -> list[Prediction]:
+    """Each source's runs as the fit to all other sources predicts them."""
+    found = []
+    for source in sorted({run.source for run in runs}):
+        others = fit([run for run in runs if run.source != source], given)
+        found += predict([run for run in runs if run.source == source], others)
+    return found
+
+
+def score(predictions: list[Prediction]) -> dict[str, float]:
+    """The figures that ``finetune compare`` prints, as fractions."""
+    errors = [each.error for each in predictions]
+    size = sorted(abs(error) for error in errors)
+    return {
+        "rows": len(errors),
+        "median_abs_error": round(statistics.median(size), 4),
+        "p95_abs_error": round(_quantile(size, 0.95), 4),
+        "bias": round(statistics.median(errors), 4),
+        "under_by_3pct": round(sum(error < -0.03 for error in errors) / len(errors), 4),
+        "upper_covers": round(sum(each.upper >= each.run.measured for each in predictions) / len(errors), 4),
+    }
+
+
+def main() -> None:
+    given = list(table().values())
+    runs = runs_of()
+    residuals = fit(runs, given)
+    _write(residuals.values())
+    scored = {run.id for run in runs if run.quality == "A"}
+    inside = [each for each in predict(runs, residuals) if each.run.id in scored]
+    outside = [each for each in held_out(runs, given) if each.run.id in scored]
+    scores, held_scores, worst = _scores(inside), _scores(outside), _worst(inside)
+    report = {
+        "quality": "A",
+        "lean": LEAN,
+        "in_sample": scores,
+        "held_out_by_source": held_scores,
+        "worst": worst,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "estimator_fit.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    text = _markdown(scores, held_scores, worst)
+    (RESULTS / "estimator_fit.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _scores(predictions: list[Prediction]) -> Scores:
+    groups: dict[str, list[Prediction]] = {"all": predictions}
+    for each in predictions:
+        groups.setdefault(f"class: {each.run.counter}, {each.run.name}", []).append(each)
+        groups.setdefault(f"method: {each.run.method}", []).append(each)
+        groups.setdefault(f"source: {each.run.source}", []).append(each)
+    return {name: score(group) for name, group in groups.items()}
+
+
+def _worst(predictions: list[Prediction]) -> list[dict[str, Any]]:
+    ordered = sorted(predictions, key=lambda each: -abs(each.error))[:12]
+    return [
+        {
+            "id": each.run.id,
+            "source": each.run.source,
+            "measured_gib": each.run.measured,
+            "predicted_gib": round(each.likely, 2),
+            "error": round(each.error, 3),
+        }
+        for each in ordered
+    ]
+
+
+def _markdown(inside: Scores, outside: Scores, worst: list[dict[str, Any]]) -> str:
+    lines = [
+        "# How far the memory formulas are off",
+        "",
+        "Rows of quality A of `estimator/data/measured.csv`; written by `python -m estimator.memory.fit`.",
+        "Each cell: on the rows that the numbers are fitted to / with the row's whole source left out.",
+        "",
+        "| group | rows | median error | 95 % below | median, signed | under by 3 % | upper covers |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, own in inside.items():
+        other = outside[name]
+        cells = [
+            f"{own[key]:.1%} / {other[key]:.1%}"
+            for key in ("median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "upper_covers")
+        ]
+        lines.append(f"| {name} | {own['rows']} | " + " | ".join(cells) + " |")
+    lines += ["", "The rows that are furthest off, in sample:", ""]
+    lines += ["| row | source | measured, GiB | predicted | error |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for row in worst:
+        lines.append(
+            f"| {row['id']} | {row['source']} | {row['measured_gib']} | {row['predicted_gib']} | "
+            f"{row['error']:+.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _write(residuals: Iterable[Residual]) -> None:
+    with TABLE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ["counter", "class", "factor", "upper", "elsewhere", "runs", "sources", "engines", "basis"]
+        )
+        for row in residuals:
+            numbers = [row.factor, row.upper, row.elsewhere, row.runs, row.sources]
+            writer.writerow([row.counter, row.name, *numbers, " ".join(row.engines), row.basis])
+
+
+if __name__ == "__main__":
+    main()
