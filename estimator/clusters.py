@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -50,6 +51,7 @@ class Survey:
         """All shapes of one machine type, until larger ones can only be worse."""
         search = self.search(place)
         capacity = place.gpu.vram_bytes
+        cheapest = math.inf
         for nodes, count in place.shapes(self.target, self.goals):
             if not search.reaches(nodes, count):
                 self.indivisible.add(nodes * count)
@@ -69,16 +71,28 @@ class Survey:
                 self.found.append(best)
             else:
                 self.beyond.append((best, missed))
-            if self._enough(place, nodes, count, missed):
+            cost = best.usd_per_token if best.usd_per_token is not None else math.inf
+            if self._enough(place, nodes, count, missed, cheaper=cost < cheapest):
                 break
+            cheapest = min(cheapest, cost)
 
-    def _enough(self, place: Place, nodes: int, count: int, missed: Rejection | None) -> bool:
-        """Whether more of these machines can't be better: they cost as much a token, or more."""
+    def _enough(
+        self, place: Place, nodes: int, count: int, missed: Rejection | None, *, cheaper: bool
+    ) -> bool:
+        """Whether more of these machines can't be better."""
         if nodes == 1 and count < place.gpus:
             return False
-        if missed is not None:
-            return missed.kind in ("price", "speed")
-        return self.goals.deadline_hours is not None or not self.goals.open_ended
+        if missed is not None and missed.kind not in ("price", "speed"):
+            return False
+        if missed is None and self.goals.by_speed:
+            return False
+        # One node more may need no checkpointing, or no pipeline; beyond the cheapest it only communicates
+        # more. A flow without goals takes the first that fits.
+        return not (self.thorough and cheaper)
+
+    @property
+    def thorough(self) -> bool:
+        return self.target.kind == "catalogue" or self.goals != Goals()
 
 
 def survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:

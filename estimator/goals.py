@@ -69,11 +69,6 @@ class Goals:
         return None
 
     @property
-    def open_ended(self) -> bool:
-        """Whether more nodes than the fewest that fit may be better."""
-        return self.deadline_hours is not None or self.budget_usd is not None or self.prefer == "speed"
-
-    @property
     def by_speed(self) -> bool:
         """Whether the fastest comes first: within a budget, or as preferred where there is no deadline."""
         return self.deadline_hours is None and (self.budget_usd is not None or self.prefer == "speed")

@@ -18,6 +18,9 @@ from estimator.plan import Schedule, Sharding
 # publish (405B: 8 stages; DeepSeek-V3: 16 stages, 64 experts over 8 nodes); they bound the search.
 MOST_STAGES = 16
 MOST_EXPERT_PARALLEL = 64
+# Fewer tokens of a sequence on a GPU than its FLOP/s over its link's bytes a second don't hide the ring's
+# exchange (Liu et al. 2023, Ring Attention, arXiv:2310.01889, section 3); 312e12 / 300e9 of an A100's NVLink
+SHORTEST_PIECE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +47,16 @@ class Spread:
         return "interleaved" if self.virtual_stages > 1 else "1f1b"
 
     def makes_needless(self, other: Spread, nodes: int) -> bool:
-        """Whether ``other`` only divides the model further than this one, which fits already.
+        """Whether ``other`` divides the model further than this one, which fits already.
 
         That costs communication or idle stages and gains nothing. Over several nodes, tensor parallel may
-        gain: the states that cross the network shrink with it.
+        gain, as the states that cross the network shrink with it: there only the same degree of it compares.
         """
-        same = (self.sharding, self.replicate, self.virtual_stages, self.expert)
-        if same != (other.sharding, other.replicate, other.virtual_stages, other.expert):
+        if (self.replicate, self.expert) != (other.replicate, other.expert):
             return False
-        tensor = self.tensor <= other.tensor if nodes == 1 else self.tensor == other.tensor
-        return tensor and self.context <= other.context and self.pipeline <= other.pipeline
+        if nodes > 1 and self.tensor != other.tensor:
+            return False
+        return self.model_parallel < other.model_parallel
 
 
 def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
@@ -113,7 +116,11 @@ def _tensor(job: Job, per_node: int) -> list[int]:
 def _context(job: Job, world: int) -> list[int]:
     if job.context_parallel:
         return [job.context_parallel]
-    return [degree for degree in _powers(world) if divides_sequence(job.seq_len, degree)]
+    return [
+        degree
+        for degree in _powers(world)
+        if degree == 1 or (divides_sequence(job.seq_len, degree) and job.seq_len // degree >= SHORTEST_PIECE)
+    ]
 
 
 def _pipeline(job: Job, world: int) -> list[int]:

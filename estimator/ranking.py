@@ -87,12 +87,12 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
 
 
 def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
-    """The nearest, one for each GPU type and count."""
+    """The nearest, one for each GPU type."""
     nearest: dict[str, Rejection] = {}
     for miss in sorted(misses, key=lambda miss: miss.over):
         kind: RejectionKind = "host memory" if miss.where == "host memory" else "memory"
         rejection = Rejection(what=miss.what, reason=miss.reason, kind=kind, over=miss.over)
-        nearest.setdefault(miss.what.split(" (")[0], rejection)
+        nearest.setdefault(miss.what.split(" (")[0].partition("x ")[2], rejection)
     return list(nearest.values())[:most]
 
 

@@ -125,7 +125,8 @@ class Search:
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
         self._ladders: dict[tuple[int, int], list[Ladder]] = {}
-        self._rungs: dict[Ladder, tuple[Layout, ...]] = {}
+        self._sizes: dict[Ladder, list[int]] = {}
+        self._layouts: dict[tuple[Ladder, int], Layout] = {}
         self._needs: dict[tuple[int, int, str | None], int] = {}
         self._whole: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
@@ -152,11 +153,18 @@ class Search:
         """The layout that needs least, as a miss."""
         key = (nodes, processes, self._measured_on(gpu))
         if key not in self._needs:
-            ladders = self.ladders(nodes, processes)
-            if len(ladders) > MOST_WEIGHED:  # of many products, those with the smallest states
-                ladders = sorted(ladders, key=lambda ladder: (self._least(ladder), not ladder.checkpointing))
-            lean = (self.estimate(self.rungs(ladder)[0], gpu) for ladder in ladders[:MOST_WEIGHED])
-            self._needs[key] = min(estimate.upper_bytes for estimate in lean)
+            # Of many products those with the smallest states, and then the smallest activations
+            lean = sorted(
+                self.ladders(nodes, processes),
+                key=lambda ladder: (
+                    self._least(ladder),
+                    not ladder.checkpointing,
+                    -ladder.spread.model_parallel,
+                ),
+            )
+            estimates = [self.estimate(self.rung(ladder), gpu) for ladder in lean[:MOST_WEIGHED]]
+            share = -(-self.whole_states() // (nodes * processes))
+            self._needs[key] = max(min(estimate.upper_bytes for estimate in estimates), share)
         return Miss(what=what, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
@@ -192,38 +200,51 @@ class Search:
         """Of each kind of layout, those worth weighing that fit."""
         key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:
-            layouts: list[Layout] = []
-            fitted: list[Ladder] = []
             possible = self.whole_states() <= capacity * nodes * processes
-            for ladder in self.ladders(nodes, processes) if possible else ():
-                if any(
-                    other.checkpointing == ladder.checkpointing
-                    and other.spread.makes_needless(ladder.spread, nodes)
-                    for other in fitted
-                ):
-                    continue
-                found = self._fitting_of(ladder, capacity, gpu)
-                if found:
-                    fitted.append(ladder)
-                    layouts += found
-            self._fitting[key] = layouts
+            ladders = self.ladders(nodes, processes) if possible else []
+            failed: set[Spread] = set()
+            found: list[Layout] = []
+            # With checkpointing first: what fails with it can only fail without
+            for checkpointing in (True, False):
+                same = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
+                found = [*self._climb(same, capacity, gpu, failed), *found]
+            self._fitting[key] = found
         return self._fitting[key]
+
+    def _climb(
+        self, ladders: list[Ladder], capacity: int, gpu: Gpu | None, failed: set[Spread]
+    ) -> list[Layout]:
+        """The layouts of these ladders that fit, without trying those that can't or needn't."""
+        layouts: list[Layout] = []
+        fitted: list[Spread] = []
+        for ladder in ladders:
+            way = ladder.spread
+            if way in failed or (way.virtual_stages > 1 and replace(way, virtual_stages=1) in failed):
+                failed.add(way)  # more stages in flight keep more activations
+                continue
+            if any(other.makes_needless(way, ladder.nodes) for other in fitted):
+                continue
+            found = self._fitting_of(ladder, capacity, gpu)
+            if found:
+                fitted.append(way)
+                layouts += found
+            else:
+                failed.add(way)
+        return layouts
 
     def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
         """The largest micro batch that fits; of a pipeline all, as the fewest idle stages may win."""
-        if self._least(ladder) > capacity:
+        if self._least(ladder) > capacity or not self._fits(self.rung(ladder), capacity, gpu):
             return ()
-        rungs = self.rungs(ladder)
-        if not self._fits(rungs[0], capacity, gpu):
-            return ()
-        low, high = 0, len(rungs)  # memory never falls when the batch grows
+        low, high = 0, len(self.sizes(ladder))  # memory never falls when the batch grows
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(rungs[middle], capacity, gpu):
+            if self._fits(self.rung(ladder, middle), capacity, gpu):
                 low = middle
             else:
                 high = middle
-        return rungs[: low + 1] if ladder.spread.pipeline > 1 else (rungs[low],)
+        first = 0 if ladder.spread.pipeline > 1 else low
+        return [self.rung(ladder, step) for step in range(first, low + 1)]
 
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
         return self.estimate(layout, gpu).upper_bytes <= capacity
@@ -232,9 +253,12 @@ class Search:
         """The states alone: what no setting of the same spread can go below."""
         if self.evidence.calibration is not None:
             return 0  # runs may have shown less than the formulas say
-        key = (ladder.nodes, ladder.processes, ladder.spread)
+        way, world = ladder.spread, ladder.nodes * ladder.processes
+        if way.sharding in ("fsdp", "none"):  # all states, in equal parts
+            return self.whole_states() * way.replicate // world
+        key = (ladder.nodes, ladder.processes, way)
         if key not in self._states:
-            setup = self.setup(self.rungs(ladder)[0])
+            setup = self.setup(self.rung(ladder))
             self._states[key] = sum(dict(memory.states(setup)).values())
         return self._states[key]
 
@@ -259,37 +283,37 @@ class Search:
                 for checkpointing in ((False, True) if wanted is None else (wanted,))
                 for way in ways
             )
-            self._ladders[key] = [ladder for ladder in found if self._sizes(ladder)]
+            self._ladders[key] = [ladder for ladder in found if self.sizes(ladder)]
         return self._ladders[key]
 
-    def rungs(self, ladder: Ladder) -> tuple[Layout, ...]:
-        """A ladder's layouts, from the smallest micro batch up."""
-        if ladder not in self._rungs:
-            each = self._each(ladder)
-            self._rungs[ladder] = tuple(
-                self._layout(
-                    ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, each // size
-                )
-                for size in self._sizes(ladder)
+    def rung(self, ladder: Ladder, step: int = 0) -> Layout:
+        """The layout with the smallest micro batch but ``step``."""
+        key = (ladder, step)
+        if key not in self._layouts:
+            size, each = self.sizes(ladder)[step], self._each(ladder)
+            self._layouts[key] = self._layout(
+                ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, each // size
             )
-        return self._rungs[ladder]
+        return self._layouts[key]
+
+    def sizes(self, ladder: Ladder) -> list[int]:
+        """Micro batches, from the smallest up."""
+        if ladder not in self._sizes:
+            each, way = self._each(ladder), ladder.spread
+            if self.job.micro_batch:
+                sizes = [self.job.micro_batch]
+            else:
+                most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
+                sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
+            if way.virtual_stages > 1:  # interleaving goes round by round
+                sizes = [size for size in sizes if each // size % way.pipeline == 0]
+            self._sizes[ladder] = sizes
+        return self._sizes[ladder]
 
     def _each(self, ladder: Ladder) -> int:
         """Sequences of one step for each data parallel process."""
         data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
         return self.job.global_batch // data_parallel
-
-    def _sizes(self, ladder: Ladder) -> list[int]:
-        """Micro batches, from the smallest up."""
-        each, way = self._each(ladder), ladder.spread
-        if self.job.micro_batch:
-            sizes = [self.job.micro_batch]
-        else:
-            most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
-            sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
-        if way.virtual_stages > 1:  # interleaving goes round by round
-            sizes = [size for size in sizes if each // size % way.pipeline == 0]
-        return sizes
 
     def _layout(
         self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch: int, passes: int

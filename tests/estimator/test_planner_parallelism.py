@@ -33,8 +33,9 @@ def test_every_spread_uses_all_processes_reaches_the_batch_and_keeps_tensor_para
 ) -> None:
     job = job_of(model, engine, global_batch=batch)
     nodes, per_node = world
-    for ladder in Search(job, "bf16-mixed", "cuda").ladders(nodes, per_node):
-        for layout in Search(job, "bf16-mixed", "cuda").rungs(ladder):
+    search = Search(job, "bf16-mixed", "cuda")
+    for ladder in search.ladders(nodes, per_node):
+        for layout in (search.rung(ladder, step) for step in range(len(search.sizes(ladder)))):
             setup = setup_of(job, layout)  # which refuses degrees that divide nothing
             assert setup.world_size == nodes * per_node
             assert layout.global_batch == batch
@@ -62,7 +63,7 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
     for ladder in search.ladders(nodes, per_node):
         if ladder.spread.expert > 1:
             continue
-        layout = search.rungs(ladder)[0]
+        layout = search.rung(ladder)
         own = sum(dict(memory.states(search.setup(layout))).values())
         assert own * nodes * per_node >= 0.999 * whole
         assert search.estimate(layout).upper_bytes >= own
@@ -78,6 +79,7 @@ def test_less_division_of_the_model_makes_more_of_it_needless_on_one_node() -> N
     plain, tensor = Spread(sharding="fsdp"), Spread(sharding="fsdp", tensor=2)
     deep = Spread(sharding="fsdp", tensor=2, pipeline=2)
     assert plain.makes_needless(tensor, nodes=1)
+    assert not tensor.makes_needless(Spread(sharding="fsdp", pipeline=2), nodes=1)
     assert tensor.makes_needless(deep, nodes=2)
     assert not plain.makes_needless(tensor, nodes=2)
     assert not deep.makes_needless(plain, nodes=1)
