@@ -300,7 +300,9 @@ def write_table(data: Sequence[Point], values: Array, ranges: tuple[float, float
     runs: dict[str, list[Point]] = {}
     for point in data:
         method = "adapters" if point.setup.adapters else "full training"
-        runs.setdefault(f"{point.gpu.architecture} {kernels(point.setup)} {method}", []).append(point)
+        architecture = point.gpu.architecture or ""
+        for scope in (architecture, point.gpu.name, f"{architecture} {kernels(point.setup)} {method}"):
+            runs.setdefault(scope, []).append(point)
     for scope, evidence in sorted(runs.items()):
         lines.append(
             ["runs", scope, "1", str(len(evidence)), _sources(evidence), "published runs of this kind"]

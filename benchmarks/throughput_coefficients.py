@@ -55,12 +55,9 @@ SPECS = (
     Spec("products", "GB300 (per GPU)", 0.70, 0.3),
     # Narrow: only RTX 4090s were published, some of them doubtful, and it stands for L4 and L40S too
     Spec("products", "Ada Lovelace", 0.80, 0.08),
-    _fixed(
-        "products",
-        "CDNA3",
-        0.51,
-        "stas00/ml-engineering@744d01e: 668 of 1300 TFLOP/s is the most that any shape reaches (MAMF)",
-    ),
+    # No shape reaches more than 0.51 (MAMF, stas00/ml-engineering@744d01e); fits elsewhere lie 10 to 20 %
+    # below that figure
+    Spec("products", "CDNA3", 0.42, 0.15),
     Spec("attention", "*", 0.60, 0.3),
     Spec("attention", "Ampere", 0.60, 0.3),
     Spec("attention", "Hopper", 0.45, 0.3),

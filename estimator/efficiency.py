@@ -100,13 +100,14 @@ def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
     exact = table.table.get(("runs", f"{gpu.architecture} {kind} {method}"))
     if exact is not None:
         runs = f"{exact.rows} published runs of {method} with {kind} kernels"
-        return f"{text}, after {runs} on {gpu.architecture} ({exact.source})"
-    near = sum(
-        found.rows
-        for (name, scope), found in table.table.items()
-        if name == "runs" and scope.startswith(f"{gpu.architecture} ")
-    )
-    return (
-        f"{text}, after {near} published runs on {gpu.architecture}; "
-        f"interpolated, as none of them is {method} with {kind} kernels"
-    )
+        text += f", after {runs} on {gpu.architecture} ({exact.source})"
+    else:
+        of_architecture = table.table.get(("runs", gpu.architecture or ""))
+        count = of_architecture.rows if of_architecture is not None else 0
+        text += (
+            f", after {count} published runs on {gpu.architecture}; "
+            f"interpolated, as none of them is {method} with {kind} kernels"
+        )
+    if ("runs", gpu.name) not in table.table:
+        text += f"; none on the {gpu.name} itself"
+    return text

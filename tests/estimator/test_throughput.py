@@ -141,7 +141,9 @@ def test_the_basis_names_published_runs_and_says_when_it_is_interpolated() -> No
     known = throughput.speed(Setup(model=LLAMA, compile=True), A100).basis
     assert "torchtune" in known
     assert "interpolated" not in known
+    assert "itself" not in known
     assert "interpolated" in throughput.speed(Setup(model=LLAMA, compile=True, method="lora"), H100).basis
+    assert "none on the L40S itself" in throughput.speed(Setup(model=LLAMA), hardware.gpu("L40S")).basis
 
 
 def test_a_speed_is_the_sum_of_its_parts_within_its_range() -> None:
