@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from estimator.errors import UserError
 from estimator.places import RDMA_FABRICS
 from estimator.plan import MemoryEstimate
 from estimator.setup import Setup
-from estimator.throughput import Speed
+from estimator.throughput import MeasuredBandwidth, Speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,7 @@ class Site:
     instance_given: bool  # by the user, or found by GPU and number
     network_gbps: float | None
     rdma: bool
+    busbw: MeasuredBandwidth | None
     tokens: float | None
     calibration: Calibration | None
     problems: tuple[str, ...]  # what could not be used, a line each
@@ -144,7 +146,7 @@ def answer_of(setup: Setup, site: Site) -> Answer:
     estimate = memory.estimate(setup, capacity_bytes=capacity)
     name = gpu.name if gpu else None
     found = site.calibration.of(setup, name) if site.calibration else None
-    speed = throughput.speed(setup, gpu, network_gbps=site.network_gbps, rdma=site.rdma)
+    speed = throughput.speed(setup, gpu, network_gbps=site.network_gbps, rdma=site.rdma, busbw=site.busbw)
     if gpu is None and setup.device == "cuda":
         speed = Speed(None, "no GPU is named")
     hourly, basis = _price(site, setup)
@@ -174,6 +176,9 @@ def site_of(where: PlaceOptions, setup: Setup, item: Instance | None) -> Site:
     """
     if where.network_gbps is not None and where.network_gbps <= 0:
         raise UserError(f"--network-gbps {where.network_gbps:g} must be above 0.")
+    named = where.gpu or where.instance_type
+    if named and setup.device == "cpu":
+        raise UserError(f"--device cpu and {named} contradict each other.", "Leave one of them out.")
     gpu = hardware.gpu(where.gpu) if where.gpu else None
     if item is not None:
         if gpu is not None and gpu.name != item.gpu:
@@ -202,9 +207,25 @@ def site_of(where: PlaceOptions, setup: Setup, item: Instance | None) -> Site:
         instance_given=item is not None,
         network_gbps=network,
         rdma=rdma,
+        busbw=_bandwidth(where),
         tokens=tokens_of(where.tokens) if where.tokens else None,
         calibration=known,
         problems=problems,
+    )
+
+
+def _bandwidth(where: PlaceOptions) -> MeasuredBandwidth | None:
+    measured = {"--busbw-intra": where.busbw_intra, "--busbw-inter": where.busbw_inter}
+    for name, value in measured.items():
+        if value is not None and value <= 0:
+            raise UserError(f"{name} {value:g} must be above 0 GB/s.")
+    if not any(measured.values()):
+        return None
+    return MeasuredBandwidth(
+        intra_node_gbytes_per_s=where.busbw_intra,
+        inter_node_gbytes_per_s=where.busbw_inter,
+        source="given by --busbw-intra and --busbw-inter",
+        date=datetime.date.today().isoformat(),
     )
 
 

@@ -50,7 +50,9 @@ class SetupOptions:
     ] = ""  # fmt: skip
     method: Annotated[str, Option(help=_one_of(METHODS), rich_help_panel=_WHAT)] = "full"
     task: Annotated[str, Option(help=_one_of(get_args(fields.Task)), rich_help_panel=_WHAT)] = "sft"
-    lora_rank: Annotated[int | None, Option("--lora-rank", "--rank", rich_help_panel=_WHAT)] = None
+    lora_rank: Annotated[
+        int | None, Option("--lora-rank", "--rank", help="Of the adapters.", rich_help_panel=_WHAT)
+    ] = None
     lora_targets: Annotated[
         str | None,
         Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT),
@@ -94,7 +96,12 @@ class SetupOptions:
     dp_replicate: Annotated[int | None, Option(help="Such groups.", rich_help_panel=_SPREAD)] = None
     tp: Annotated[int, Option(help="Tensor parallel.", rich_help_panel=_SPREAD)] = 1
     sequence_parallel: Annotated[
-        bool | None, Option("--sequence-parallel/--no-sequence-parallel", rich_help_panel=_SPREAD)
+        bool | None,
+        Option(
+            "--sequence-parallel/--no-sequence-parallel",
+            help="Beside tensor parallel.",
+            rich_help_panel=_SPREAD,
+        ),
     ] = None
     cp: Annotated[int, Option(help="Context parallel.", rich_help_panel=_SPREAD)] = 1
     pp: Annotated[int, Option(help="Pipeline parallel.", rich_help_panel=_SPREAD)] = 1
@@ -136,16 +143,21 @@ class SetupOptions:
         str | None,
         Option(help=_one_of(get_args(fields.Checkpointing), "Of activations:"), rich_help_panel=_MEMORY),
     ] = None
-    activation_offload: Annotated[bool, Option("--activation-offload", rich_help_panel=_MEMORY)] = False
-    compile: Annotated[bool, Option("--compile", rich_help_panel=_MEMORY)] = False
+    activation_offload: Annotated[
+        bool, Option("--activation-offload", help="Activations wait in host memory.", rich_help_panel=_MEMORY)
+    ] = False
+    compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_MEMORY)] = False
     loss: Annotated[str | None, Option(help=_one_of(get_args(fields.LossKind)), rich_help_panel=_MEMORY)] = (
         None
     )
-    loss_chunks: Annotated[int | None, Option(rich_help_panel=_MEMORY)] = None
+    loss_chunks: Annotated[int | None, Option(help="Of the chunked loss.", rich_help_panel=_MEMORY)] = None
     attention: Annotated[str, Option(help="flash, or math (keeps all scores).", rich_help_panel=_MEMORY)] = (
         "flash"
     )
-    optimizer_in_backward: Annotated[bool, Option("--optimizer-in-backward", rich_help_panel=_MEMORY)] = False
+    optimizer_in_backward: Annotated[
+        bool,
+        Option("--optimizer-in-backward", help="Each gradient is used at once.", rich_help_panel=_MEMORY),
+    ] = False
     offload: Annotated[str, Option(help="none, optimizer, all.", rich_help_panel=_MEMORY)] = "none"
     offload_to: Annotated[str, Option(help="cpu, nvme.", rich_help_panel=_MEMORY)] = "cpu"
     keep_checkpoints: Annotated[int, Option(help="Kept on disk.", rich_help_panel=_MEMORY)] = 2
@@ -168,6 +180,12 @@ class PlaceOptions:
     rdma: Annotated[
         bool | None,
         Option("--rdma/--no-rdma", help="InfiniBand, EFA or RoCE.", rich_help_panel=_PLACE),
+    ] = None
+    busbw_intra: Annotated[
+        float | None, Option(help="Measured bus bandwidth inside a machine, GB/s.", rich_help_panel=_PLACE)
+    ] = None
+    busbw_inter: Annotated[
+        float | None, Option(help="Measured bus bandwidth over several, GB/s.", rich_help_panel=_PLACE)
     ] = None
     tokens: Annotated[
         str | None,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from estimator.cli import app as program
-from estimator.cli.app import COMMANDS, app
+from estimator.cli.app import COMMANDS, app, load
 from estimator.errors import CannotFit, UserError
 from tests.decorators.flows.plans import make_plan
 
@@ -65,6 +65,12 @@ def test_every_command_explains_itself(name: str) -> None:
     assert done.exit_code == 0, done.output
     assert f"finetune {name}" in done.output
     assert "Stands for" not in done.output
+
+
+@pytest.mark.parametrize("name", ["estimate", "explain"])
+def test_every_option_says_what_it_is_for(name: str) -> None:
+    silent = [option.name for option in load(name).params if not getattr(option, "help", "")]
+    assert silent == []
 
 
 def test_the_version_is_the_packages() -> None:

@@ -219,8 +219,10 @@ WRONG: list[tuple[list[str], str]] = [
     (["--instance-type", "p5.48xlarges"], "There is no instance type 'p5.48xlarges'"),
     (["--instance-type", "p5.48xlarge", "--gpu", "L4"], "is not the GPU of --instance-type"),
     (["--instance-type", "p5.48xlarge", "--gpus", "16"], "--gpus 16: p5.48xlarge has 8"),
+    (["--device", "cpu", "--gpu", "L4"], "--device cpu and L4 contradict each other"),
     (["--tokens", "many"], "--tokens many is not a number of tokens"),
     (["--tokens", "-1"], "--tokens -1 is not a number of tokens"),
+    (["--busbw-intra", "-5"], "--busbw-intra -5 must be above 0"),
     (["--network-gbps", "0"], "--network-gbps 0 must be above 0"),
     (["--gpus", "8", "--shard", "3"], "--shard 3 x --dp-replicate"),
     (["--ep", "2", "--gpus", "2"], "expert parallel 2 does not divide the 0 experts"),
@@ -346,3 +348,25 @@ def test_what_exact_mode_can_not_trace_is_said_before_torch_is_loaded() -> None:
     done = run("--model", "llama-8b", "--engine", "megatron", "--exact")
     assert done.exit_code == 1
     assert "Exact mode can't trace this" in done.stderr
+
+
+def test_the_layout_and_the_step_are_said_in_words() -> None:
+    words = ("--model", "llama-70b", "--gpus", "8", "--nodes", "4", "--tp", "2", "--pp", "2", "--cp", "2")
+    text = " ".join(run(*words, "--dp-replicate", "2", "--seq-len", "262144").output.split())
+    assert "32 process(es), 4 node(s) of 8x GPU, fsdp 4, replicas 2, tensor parallel 2" in text
+    assert "context parallel 2, pipeline 2, schedule 1f1b" in text
+    assert "longer than the 131,072 tokens that llama-70b was made for" in text
+
+
+def test_on_a_cpu_processes_are_counted_instead_of_gpus() -> None:
+    text = run("--model", "tiny-llama", "--device", "cpu", "--gpus", "2").output
+    assert "2x CPU" in text
+    assert "Memory of one process" in text
+    assert "precision fp32" in text
+
+
+def test_measured_bandwidth_replaces_the_data_sheets() -> None:
+    words = ("--model", "llama-70b", "--gpus", "8", "--gpu", "H100 SXM")
+    slow = answer(*words, "--busbw-intra", "2")["speed"]
+    assert slow["tokens_per_second"] < answer(*words)["speed"]["tokens_per_second"]
+    assert "as measured" in slow["basis"]
