@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from estimator import Plan
 from estimator.cli.app import app
+from estimator.plan import GIB
+from estimator.search import Miss
 
 
 def run(text: str) -> Result:
@@ -99,3 +103,26 @@ def test_planning_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+
+
+@pytest.mark.parametrize("line", re.findall(r"`finetune (plan .*?)`", DOCUMENT))
+def test_the_commands_of_the_document_work(
+    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    result = CliRunner().invoke(app, shlex.split(line), prog_name="finetune")
+    if "--from-cluster" in line:
+        assert "There is no kubeconfig" in result.stderr
+    elif "--hardware" in line:
+        assert "mine.csv can't be read" in result.stderr
+    else:
+        assert result.exit_code == 0, result.stderr
+
+
+def test_the_document_names_every_rejection_it_shows_as_the_code_words_it() -> None:
+    shown = re.findall(r"needs [\d.]+ GiB, has [\d.]+ GiB: [\d.]+ % over", DOCUMENT)
+    miss = Miss(what="1x L4", needs=int(23.86 * GIB), has=int(22.352 * GIB))
+    assert shown == [miss.reason]
