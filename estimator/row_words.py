@@ -56,7 +56,7 @@ def engine_of(framework: str) -> Engine:
 
 
 def version_of(framework: str, engine: Engine) -> str:
-    """A row of ``data/implementations.csv``: torchtitan had FSDP1 and FSDP2 side by side in spring 2024 alone."""
+    """A row of ``data/implementations.csv``: torchtitan had both FSDPs in spring 2024 alone."""
     early = engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2"))
     return "2024-05" if early else ""
 

@@ -39,7 +39,7 @@ class Setup:
 
     model: ModelSpec
     engine: Engine = "torchtune"
-    engine_version: str = ""  # a row of data/implementations.csv where the engine's code was another; "" is today's
+    engine_version: str = ""  # of data/implementations.csv, where the code was another; "" is today's
     method: Method = "full"
     task: Task = "sft"
     lora_rank: int = 8

@@ -8,6 +8,7 @@ size, f MLP width, q and kv the widths of all query and all key heads.
 from __future__ import annotations
 
 from estimator.memory import implementations
+from estimator.memory.shape import shape_of
 from estimator.memory.states import computing
 from estimator.models import ModelSpec
 from estimator.setup import Setup
@@ -19,6 +20,10 @@ COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 8, 6
 # float8 products that are not compiled keep each product's input in several types. Bytes an element beyond
 # bf16, from torchtitan@2271b6386: the same run eager and compiled.
 FP8_EAGER_BYTES = 3.5
+
+# Their scores are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
+# arXiv:2408.00118, section 2).
+SOFT_CAPPED = ("gemma2",)
 
 
 def block_bytes(setup: Setup) -> float:
@@ -95,10 +100,13 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
         if expanded:
             keys, values = max(model.q_dim, keys), max(out, values)
         kept = size * (model.q_dim + keys + values + out)
+    if code.result_copied and not setup.adapters:
+        kept += size * out
     kept += 4 * model.heads
-    if setup.attention == "math":
-        # scores, their fp32 softmax and its 16-bit copy for each pair of positions
-        kept += model.heads * setup.seq_len * (size + 4)
+    capped = model.family in SOFT_CAPPED
+    if setup.attention == "math" or capped:
+        # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
+        kept += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
     return kept / setup.tensor
 
 
@@ -153,8 +161,9 @@ def _adapter_inputs(setup: Setup) -> float:
     (peft/tuners/lora/dora.py).
     """
     model, code = setup.model, implementations.of(setup)
-    shapes, size = model.linear_shapes, computing(setup)
+    shapes, size = shape_of(model).linear_shapes, computing(setup)
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
+    all_of_qkv = {"q_proj", "k_proj", "v_proj"} <= set(setup.lora_targets)
     seen: set[str] = set()
     kept = 0.0
     for target in setup.lora_targets:
@@ -162,7 +171,7 @@ def _adapter_inputs(setup: Setup) -> float:
             continue
         out, into = shapes[target]
         source = _SOURCE.get(target, target)
-        own = 0 if source == "attention" else size  # attention's result is kept already
+        own = 0 if source == "attention" and not code.result_copied else size
         together = source if not code.lora_dropout or (code.joined_qkv and source == "norm1") else target
         if cast:
             own = cast
@@ -171,10 +180,9 @@ def _adapter_inputs(setup: Setup) -> float:
         elif code.lora_dropout:
             own = 1 + size
         seen.add(together)
-        if code.joined_qkv and source == "norm1":
-            own_result = size * out  # before it is put beside the others
-        else:
-            own_result = 4 * size * out if setup.method == "dora" else 0
+        own_result = 4 * size * out if setup.method == "dora" else 0
+        if code.joined_qkv and source == "norm1" and not all_of_qkv:
+            own_result += size * out  # before it is put beside the others
         kept += _routed(model, target) * (own * into + own_result + (cast or size) * setup.lora_rank)
     return kept / setup.tensor
 
@@ -200,7 +208,7 @@ def _routed(model: ModelSpec, target: str) -> int:
 
 def _input_widths(model: ModelSpec) -> int:
     """Widths of the inputs of a block's linear layers, together."""
-    return sum(into for _, into in model.linear_shapes.values())
+    return sum(into for _, into in shape_of(model).linear_shapes.values())
 
 
 def boundary_bytes(setup: Setup) -> float:

@@ -26,6 +26,7 @@ class Implementation:
     norm_output: int  # its result before the weight, which only a trained weight needs
     expand_kv: str  # keys and values repeated for all query heads: "always", "padded" (with a mask), "never"
     joined_qkv: bool  # q, k and v are views of one projection, which v keeps alive
+    result_copied: bool  # attention's result lies by head and is copied for the output projection
     lora_dropout: bool  # adapters drop out a part of their input: a mask and a copy for each
     adapter_bytes: int  # of an adapter's weight and input; 0: as the model computes
     plain_loss: int  # bytes a logit of cross-entropy over all logits, at its largest moment
@@ -53,6 +54,7 @@ def _row(row: dict[str, str]) -> Implementation:
         norm_output=int(row["norm_output"]),
         expand_kv=row["expand_kv"],
         joined_qkv=row["joined_qkv"] == "1",
+        result_copied=row["result_copied"] == "1",
         lora_dropout=row["lora_dropout"] == "1",
         adapter_bytes=int(row["adapter_bytes"]),
         plain_loss=int(row["plain_loss"]),

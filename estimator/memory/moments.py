@@ -66,13 +66,14 @@ def _stage_peak(setup: Setup, part: Part, stage: str) -> Peak:
     always = states(setup, stage)
     gradients = always.pop("gradients")
     logits = loss_bytes(setup, part, setup.tokens)
-    moments = _moments(setup, part, gradients, logits)
+    whole = block_bytes(setup)
+    moments = _moments(setup, part, gradients, logits, whole)
     largest = max(moments, key=lambda moment: moment.total)
     always["NF4 overhead"] = scale_bytes(setup, part)
     joined = {name: always.get(name, 0) + largest.parts.get(name, 0) for name in (always | largest.parts)}
     return Peak(
         categories={name: size for name, size in joined.items() if size},
-        beside=_beside(moments, largest) + logits.unfitting + _unfitting_block(setup),
+        beside=_beside(moments, largest) + logits.unfitting + int(setup.tokens * _unfitting(setup, whole)),
     )
 
 
@@ -88,17 +89,18 @@ def _beside(moments: list[Moment], largest: Moment) -> int:
     return max(own + other - largest.total, 0)
 
 
-def _unfitting_block(setup: Setup) -> int:
-    """A recomputed block's tensors of many sizes, for which the freed logits are no place that fits."""
+def _unfitting(setup: Setup, whole: float) -> float:
+    """A recomputed block's tensors of many sizes, for which the freed logits are no place that fits; for one
+    token."""
     if not checkpointed(setup) or setup.compile or setup.device == "cpu":
-        return 0
-    return int(setup.tokens * block_bytes(setup))
+        return 0.0
+    return whole
 
 
-def _moments(setup: Setup, part: Part, gradients: int, logits: Logits) -> list[Moment]:
+def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: float) -> list[Moment]:
     tokens = setup.tokens
     found = buffers(setup, part)
-    kept, block, boundary = _activations(setup, part, tokens)
+    kept, block, boundary = _activations(setup, part, whole)
     last = int(tokens * last_bytes(setup)) if part.last else 0
     held = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
@@ -144,9 +146,9 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits) -> list[M
     ]
 
 
-def _activations(setup: Setup, part: Part, tokens: int) -> tuple[int, int, int]:
+def _activations(setup: Setup, part: Part, whole: float) -> tuple[int, int, int]:
     """All that is kept for the backward pass; one block while its backward pass runs; one block's input."""
-    whole = block_bytes(setup)
+    tokens = setup.tokens
     boundary = boundary_bytes(setup)
     passes = in_flight(setup, part)
     block = int(tokens * (whole + backward_bytes(setup)))
@@ -231,8 +233,7 @@ def stale_bytes(setup: Setup, part: Part) -> int:
     if setup.engine != "litgpt" or setup.quantization == "none":
         return 0
     model = setup.model
+    # the inputs of attention, of its output projection, of the MLP and of its last product
     inputs = (2 * model.hidden + model.attention_out_dim + model.ffn) * computing(setup)
-    own = model.hidden + (model.hidden if setup.adapters else 0) + model.ffn  # norms' results and the product
-    this_step = own * computing(setup)
     last_step = 0 if setup.longest_once else LENGTH_BEFORE_THE_LONGEST * inputs
-    return int(setup.tokens * part.layers * (this_step + last_step))
+    return int(setup.tokens * part.layers * (inputs + last_step))

@@ -25,6 +25,10 @@ class Shape:
     embedding: int  # tokens, positions, token types
     head: int  # 0 where it is the embedding
     norm: int
+    linear_shapes: dict[str, tuple[int, int]]
+    adapters: dict[
+        tuple[object, ...], int
+    ]  # adapter weights by rank, targets and method, as they are asked for
 
 
 _SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a ModelSpec takes longer than this
@@ -61,7 +65,19 @@ def _count(m: ModelSpec) -> Shape:
         embedding=parameters.embeddings(m),
         head=parameters.head(m),
         norm=parameters.norm(m) if m.causal else 0,
+        linear_shapes=m.linear_shapes,
+        adapters={},
     )
+
+
+def adapter_parameters(setup: Setup) -> int:
+    """``Setup.adapter_parameters``, counted once for each rank and choice of targets."""
+    known = shape_of(setup.model).adapters
+    key = (setup.lora_rank, setup.lora_targets, setup.method)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = setup.adapter_parameters
+    return found
 
 
 @dataclass(frozen=True, slots=True)

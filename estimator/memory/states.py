@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.memory import implementations
-from estimator.memory.shape import Part, part_of, stages
+from estimator.memory.shape import Part, adapter_parameters, part_of, stages
 from estimator.setup import Setup
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
@@ -98,15 +98,16 @@ def _moments(setup: Setup, size: int) -> float:
     """
     if setup.optimizer.startswith("paged") or (setup.engine == "litgpt" and setup.quantization != "none"):
         return 0.0
-    hidden = setup.model.hidden
-    outside = setup.model.embedding_parameters / setup.model.parameters
+    if setup.optimizer == "adamw":
+        return 2.0 * size
+    if setup.optimizer == "muon":
+        outside = 0.0 if setup.adapters else setup.model.embedding_parameters / setup.model.parameters
+        return (1 + outside) * size
     return {
-        "adamw": 2.0 * size,
         "adamw8bit": EIGHT_BIT_STATES,
         "adamw4bit": FOUR_BIT_STATES,
-        "adafactor": 2 * 4 / hidden,
+        "adafactor": 2 * 4 / setup.model.hidden,
         "sgd": 1.0 * size,
-        "muon": (1 + (0 if setup.adapters else outside)) * size,
     }[setup.optimizer]
 
 
@@ -114,7 +115,7 @@ def trained_parameters(setup: Setup, part: Part) -> int:
     """Trained parameters of one rank, before data parallel processes share them."""
     if not setup.adapters:
         return part.parameters
-    inner = setup.adapter_parameters * part.layers // setup.model.layers
+    inner = adapter_parameters(setup) * part.layers // setup.model.layers
     # one of an adapter's two matrices is divided as the matrix that it adapts is
     divided = -(-inner * (setup.tensor + 1) // (2 * setup.tensor))
     outer = setup.trained_module_parameters if part.first or part.last else 0
