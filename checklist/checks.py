@@ -124,6 +124,7 @@ LOCALS: dict[str, LocalKind] = {
     kind.name: kind
     for kind in (
         LocalKind(name="gemm_bf16", check="gemm", unit="TFLOPS", tells="bf16 matrix product"),
+        LocalKind(name="gemm_fp8", check="gemm", unit="TFLOPS", tells="fp8 matrix product"),
         LocalKind(name="gemm_fp32", check="gemm", unit="TFLOPS", tells="fp32 matrix product"),
         LocalKind(name="hbm_copy", check="hbm", unit="GB/s", tells="copy within the device, read plus write"),
         LocalKind(

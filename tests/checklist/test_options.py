@@ -1,0 +1,95 @@
+"""What can't be is refused in two lines, before anything is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from checklist import checks
+from checklist.options import EFFORTS, Options, names
+from estimator.errors import UserError
+
+
+def test_without_options_it_is_the_quick_profile_on_two_nodes_with_all_checks() -> None:
+    options = Options()
+    assert (options.profile, options.nodes) == ("quick", 2)
+    assert options.checks == tuple(checks.CHECKS.values())
+    assert options.phases == ("facts", "mesh", "node", "world", "pairs")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem", "advice"),
+    [
+        ({"profile": "quik"}, "There is no profile 'quik'.", "Did you mean quick?"),
+        ({"nodes": 0}, "--nodes 0 is not possible.", "from 1 to"),
+        ({"nodes": -2}, "--nodes -2 is not possible.", "from 1 to"),
+        ({"gpus_per_node": 0}, "--gpus-per-node 0 is not possible.", "from 1 up"),
+        ({"only": ("mehs",)}, "There is no check 'mehs'.", "Did you mean mesh?"),
+        ({"skip": ("everything",)}, "There is no check 'everything'.", "Checks: ranks, gpus,"),
+        ({"only": ("mesh",), "skip": ("mesh",)}, "No check is left to do.", "--skip"),
+        ({"device": "gpu"}, "There is no device 'gpu'.", "It takes auto, cpu, cuda."),
+        ({"time_limits_s": {"mesh": 0}}, "A time limit of 0 s for phase mesh is not possible.", "above 0"),
+        ({"time_limits_s": {"word": 3}}, "There is no phase 'word'.", "Did you mean world?"),
+        ({"op_limit_s": float("nan")}, "A time limit of nan s for an operation is not possible.", "above 0"),
+    ],
+)
+def test_what_is_not_possible_is_said_in_two_lines(values: dict[str, Any], problem: str, advice: str) -> None:
+    with pytest.raises(UserError) as error:
+        Options(**values)
+    assert error.value.problem == problem
+    assert advice in error.value.advice
+
+
+def test_only_some_checks_need_only_their_phases() -> None:
+    options = Options(only=("pairs",))
+    assert [check.name for check in options.checks] == ["pairs", "hangs"]
+    assert options.phases == ("facts", "pairs")
+
+
+def test_hangs_are_watched_for_even_if_they_are_skipped() -> None:
+    assert "hangs" in {check.name for check in Options(skip=("hangs", "storage")).checks}
+
+
+def test_more_gpus_than_there_are_is_refused_with_the_number_there_is() -> None:
+    with pytest.raises(UserError, match="--gpus-per-node 8 is more than the 4 of this machine"):
+        Options(gpus_per_node=8).processes_per_node(4)
+    with pytest.raises(UserError, match="There is no GPU on this machine"):
+        Options(device="cuda").processes_per_node(0)
+
+
+def test_processes_follow_the_gpus_and_on_cpus_the_wish() -> None:
+    assert Options().processes_per_node(8) == 8
+    assert Options().processes_per_node(0) == 1
+    assert Options(gpus_per_node=3).processes_per_node(0) == 3
+    assert Options(device="cpu").processes_per_node(8) == 1
+
+
+def test_a_deeper_profile_does_more_and_waits_longer() -> None:
+    quick, standard, deep = EFFORTS.values()
+    for less, more in ((quick, standard), (standard, deep)):
+        assert less.largest_cuda <= more.largest_cuda
+        assert less.iterations < more.iterations
+        assert less.op_limit_s < more.op_limit_s
+    assert Options().limit_s("mesh") == 60
+    assert Options(time_limits_s={"mesh": 5}).limit_s("mesh") == 5
+    assert Options(nodes=32).limit_s("pairs") > Options(nodes=4).limit_s("pairs")
+
+
+def test_names_are_taken_as_people_give_them() -> None:
+    assert names("mesh, pairs,") == ("mesh", "pairs")
+    assert names(["mesh,gemm", "pairs"]) == ("mesh", "gemm", "pairs")
+    assert names("") == ()
+
+
+def test_only_the_same_check_asked_as_hard_clears_a_verdict() -> None:
+    gemm, mesh = checks.find("gemm"), checks.find("mesh")
+    assert checks.clears(gemm, "deep", gemm, "standard")
+    assert checks.clears(gemm, "standard", gemm, "standard")
+    assert not checks.clears(gemm, "quick", gemm, "standard")
+    assert not checks.clears(mesh, "deep", gemm, "quick")
+    assert checks.clears(mesh, "quick", mesh, "deep"), "a profile doesn't change what the mesh asks"
+
+
+def test_every_figure_of_a_rank_belongs_to_a_check() -> None:
+    assert {kind.check for kind in checks.LOCALS.values()} <= set(checks.CHECKS)
