@@ -10,6 +10,7 @@ import ast
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -247,7 +248,7 @@ def shell_lines() -> list[tuple[str, str]]:
     ]
     for path in DOCUMENTS:
         prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
-        inline = re.findall(r"`(python flows/finetune_flow\.py [^`]*)`", prose)
+        inline = re.findall(r"`(python flows/finetune_flow\.py [^`]*|finetune [a-z]+ -[^`]*)`", prose)
         found += [(str(path.relative_to(ROOT)), command) for command in inline]
     return found
 
@@ -263,6 +264,17 @@ def flow_commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+def estimator_commands() -> list[tuple[str, list[str]]]:
+    """(where, words after finetune), but for those of two pages whose own tests run them."""
+    elsewhere = ("docs/command-line.md", "docs/hardware.md")
+    found = []
+    for where, line in shell_lines():
+        words = shlex.split(line.partition(" >")[0])
+        if words[0].removeprefix(".venv/bin/") == "finetune" and not where.startswith(elsewhere):
+            found.append((where, words[1:]))
+    return found
+
+
 @cache
 def help_text(*words: str) -> str:
     command = [sys.executable, str(FLOW), *words, "--help"]
@@ -272,7 +284,7 @@ def help_text(*words: str) -> str:
 
 def planned(parameters: dict[str, Any], backend: str) -> str:
     """What ``--plan-only`` prints for these parameters."""
-    values = {"settings": settings.parse_yaml(""), **parameters, "plan_only": True}
+    values = {"settings": settings.parse_yaml(""), **parameters, "plan_only": True, "no_calibration": True}
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         planning.plan_from_parameters(values, backend)  # type: ignore[arg-type]
@@ -360,8 +372,30 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     assert answer.startswith("Plan: ") or "These would work:" in answer, f"{where}: {answer}"
 
 
+def test_every_command_of_the_estimator_runs(place: Path) -> None:
+    """Those that name a cluster or a file of the reader's are only read; they end with one clear line."""
+    commands = estimator_commands()
+    assert len(commands) > 10
+    (place / "estimator").symlink_to(ROOT / "estimator")
+    for where, words in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "estimator.cli.app", *words],
+            cwd=place,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "KUBECONFIG": str(place / "none")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said = f"{where}: finetune {shlex.join(words)}: {done.stderr}"
+        theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
+        assert done.returncode in ((0, 1) if theirs else (0,)), said
+        assert "Traceback" not in done.stderr, said
+
+
 def test_other_shell_lines_are_of_known_programs() -> None:
-    known = r"(python3|pip|python|source|export|git|aws|ruff|mypy|\.venv/bin/[\w-]+) "
+    programs = r"python3|pip|python|finetune|source|export|git|aws|ruff|mypy|\.venv/bin/[\w-]+"
+    known = rf"(FINETUNE_\w+=\S+ )?({programs}) "
     for where, line in shell_lines():
         for part in line.split("&&"):
             assert re.match(known, part.strip() + " "), f"{where}: {line}"
