@@ -2,9 +2,9 @@
 
     python -m benchmarks.exact_anchors      # a minute, no GPU; writes benchmarks/results/exact_anchors.*
 
-Every published peak of active memory in estimator/data/measured.csv whose step exact mode traces. A trace
-knows the code that is installed; where the code that was measured is known to have kept other tensors, it is
-traced once more with that put in.
+Every published peak of active memory of quality A in estimator/data/measured.csv that exact mode traces. A
+trace knows the code that is installed; where the code that was measured is known to have kept other tensors,
+it is traced once more with that put in.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def logits_alive() -> Iterator[None]:
 
 def as_it_was(row: Row) -> tuple[str, Callable[[], Any]]:
     """What the measured code did differently, in words and as a patch; nothing where nothing is known."""
-    if row.source.startswith("pytorch/torchtune@1814feb17"):
+    assert row.setup is not None
+    if row.source.startswith("pytorch/torchtune@1814feb17") and not row.setup.compile:
         return "RMSNorm of torchtune 0.4", norm_of_torchtune_04
     if row.source.startswith("pytorch/torchtitan@83c879f18"):
         return "fp32 logits kept through the backward pass", logits_alive
@@ -94,11 +95,13 @@ def anchor(row: Row) -> Anchor:
         then = trace(setup) if words else None
     split = f"{setup.sharding} {setup.shard}" if setup.world_size > 1 else "one GPU"
     split += f", tensor {setup.tensor}" if setup.tensor > 1 else ""
+    kind = f"{setup.method}{'' if setup.quantization == 'none' else ' ' + setup.quantization}"
+    extra = ", compiled" if setup.compile else ""
     return Anchor(
         id=row.id,
         source=row.source,
-        step=f"{setup.model.name}, {setup.micro_batch} x {setup.seq_len}, {split}, checkpointing "
-        f"{setup.checkpointing}",
+        step=f"{setup.model.name} {kind}, {setup.micro_batch} x {setup.seq_len}, {split}, checkpointing "
+        f"{setup.checkpointing}, {setup.loss} loss{extra}",
         measured_gib=row.gib,
         traced_gib=round(_peak(now), 2),
         traced_as_it_was_gib=None if then is None else round(_peak(then), 2),
@@ -112,7 +115,7 @@ def _peak(answer: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    found = [row for row in rows.read(MEASURED) if row.kind == "active" and row.gib and row.setup]
+    found = [row for row in rows.read(MEASURED) if row.kind == "active" and row.gib and row.quality == "A"]
     anchors = [anchor(row) for row in found if row.setup and untraceable(row.setup) is None]
     machine = describe()
     values = {"machine": machine, "anchors": [asdict(each) | {"error": each.error} for each in anchors]}

@@ -85,7 +85,9 @@ def _unpacked(packed: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Ten
 def as_on_gpu(setup: Setup) -> Iterator[None]:
     """torch's functions changed so that fake CPU tensors save what the setup's device would save."""
     with ExitStack() as stack:
-        if setup.device == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+        # A compiler takes the norm apart, and on the GPU too there is no kernel of its own then
+        fused = hasattr(torch.ops.aten, "_fused_rms_norm_backward") and not setup.compile
+        if setup.device == "cuda" and fused:
             plain = torch.nn.functional.rms_norm
             stack.enter_context(mock.patch.object(torch.nn.functional, "rms_norm", _rms_norm(plain)))
         if setup.device == "cpu":  # a step count is a number there, and a fake tensor has none
@@ -101,10 +103,17 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
                 target = f"torchtune.modules.peft.{module}"
                 stack.enter_context(mock.patch(f"{target}.to_nf4", to_nf4))
                 stack.enter_context(mock.patch(f"{target}.linear_nf4", linear_nf4))
+            stack.enter_context(mock.patch("torch.utils.swap_tensors", _take_place))
             target = "torchtune.modules.low_precision.nf4_linear"
             stack.enter_context(mock.patch(f"{target}.to_nf4", to_nf4))
             stack.enter_context(mock.patch(f"{target}.linear_nf4", linear_nf4))
         yield
+
+
+def _take_place(old: torch.Tensor, new: torch.Tensor) -> None:
+    """torch.utils.swap_tensors, which refuses fake tensors, as far as a new weight needs it."""
+    old.requires_grad_(False)
+    old.data = new.data
 
 
 def _rms_norm(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -33,6 +33,8 @@ def untraceable(setup: Setup) -> str | None:
     for name, value in (("context", setup.context), ("pipeline", setup.pipeline), ("expert", setup.expert)):
         if value > 1:
             return f"{name} parallel {value} has no fake counterpart"
+    if setup.flat_parameters:
+        return "FSDP1's flat parameters have no fake counterpart; FSDP2 is traced"
     if setup.tensor > 1 and not torchtune_modules(setup):
         return "tensor parallel is traced with torchtune's modules only"
     if setup.tensor > model.kv_heads:
@@ -41,8 +43,10 @@ def untraceable(setup: Setup) -> str | None:
         return f"fp8 ({setup.fp8}) kernels have no fake counterpart"
     if setup.quantization == "int8":
         return "int8 weights have no fake counterpart"
-    if setup.compile:
-        return "compiled code keeps what the compiler's partitioner decides"
+    if setup.compile and not (torchtune_modules(setup) and setup.tensor == 1):
+        return "compiled code is traced for torchtune's modules without tensor parallel"
+    if setup.compile and (setup.checkpointing == "selective" or setup.method == "dora"):
+        return "compiled code is traced without selective checkpointing and without DoRA"
     if setup.offload != "none" and setup.zero_stage is None:
         return "offload is known for DeepSpeed only"
     if setup.activation_offload:

@@ -69,9 +69,11 @@ def _sizes(built: Built) -> dict[str, int]:
 
 
 def _lay_out(setup: Setup, built: Built, meshes: sharding.Meshes | None) -> None:
-    """Tensor parallel, then checkpointing, then FSDP2, in the order of the recipes."""
+    """Tensor parallel, compiling, checkpointing, FSDP2, in the order of the recipes."""
     if meshes is not None and setup.tensor > 1:
         sharding.split_tensors(setup, built, meshes)
+    if setup.compile:
+        torchtune_models.compile_blocks(setup, built)
     if setup.checkpointing != "none" and torchtune_modules(setup):
         torchtune_models.checkpoint_blocks(setup, built)
     if meshes is not None and setup.sharding in FSDP:
@@ -86,6 +88,10 @@ def _not_modelled(setup: Setup) -> list[str]:
         clauses.append("DeepSpeed's buckets and gathered weights; its states are computed, not traced")
     elif not zero.optimizer_traced(setup):
         clauses.append(f"the step of {setup.optimizer}, whose states are computed")
+    if setup.engine_version:
+        clauses.append(f"{setup.engine} {setup.engine_version}: the installed code is traced")
+    if setup.compile:
+        clauses.append("what Inductor fuses otherwise than one kernel for all between two matrix products")
     if setup.quantization != "none":
         clauses.append("4-bit kernels: stand-ins of the same sizes are traced")
     if setup.engine == "torchtitan":
@@ -164,8 +170,9 @@ class Step:
             return
         self.tracker.mark(parameter.grad, Part.GRADIENTS)
         if self.setup.optimizer_in_backward:
-            with self.tracker.during(Part.OPTIMIZER_TEMPORARIES):
-                self._steps[parameter].step()
+            if parameter in self._steps:  # else its kernel needs a GPU
+                with self.tracker.during(Part.OPTIMIZER_TEMPORARIES):
+                    self._steps[parameter].step()
             parameter.grad = None
 
     def _loss_begins(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:

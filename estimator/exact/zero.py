@@ -8,6 +8,7 @@ from __future__ import annotations
 from estimator.setup import Setup
 
 TRACED_OPTIMIZERS = ("adamw", "sgd")
+WEIGHTS = ("weights", "adapters", "NF4 overhead")
 MOMENTS = {"adamw": 2, "sgd": 1}
 
 
@@ -25,7 +26,7 @@ def with_states(
 ) -> tuple[dict[str, dict[str, int]], dict[str, int], tuple[str, ...]]:
     """Moments and states with what was not traced put in, and the names of those categories."""
     if setup.zero_stage is not None:
-        computed = partitions(setup, sizes)
+        computed = partitions(setup, states, sizes)
     elif not optimizer_traced(setup):
         computed = {"optimizer": _formula(setup)}
     else:
@@ -38,7 +39,7 @@ def _filled(parts: dict[str, int], computed: dict[str, int]) -> dict[str, int]:
     return {name: size for name, size in (parts | computed).items() if size}
 
 
-def partitions(setup: Setup, sizes: dict[str, int]) -> dict[str, int]:
+def partitions(setup: Setup, whole: dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
     """ZeRO's share of the states in one process.
 
     16-bit weights and gradients, an fp32 copy of what is trained and its fp32 moments; stage 1 divides the
@@ -47,14 +48,12 @@ def partitions(setup: Setup, sizes: dict[str, int]) -> dict[str, int]:
     """
     stage, n = setup.zero_stage or 0, setup.shard
     size = 4 if setup.precision == "fp32" else 2
-    trained, frozen = sizes["trained"], sizes["all"] - sizes["trained"]
-    full = setup.method == "full"
+    trained = sizes["trained"]
     split = {
         name: n if stage >= least else 1 for name, least in (("optimizer", 1), ("grads", 2), ("weights", 3))
     }
     states = {
-        "weights": size * (trained if full else frozen) // split["weights"],
-        "adapters": 0 if full else size * trained // split["weights"],
+        **{name: whole[name] // split["weights"] for name in WEIGHTS if name in whole},
         "gradients": size * trained // split["grads"],
         "master weights": 0 if size == 4 and stage == 0 else 4 * trained // split["optimizer"],
         "optimizer": 4 * MOMENTS.get(setup.optimizer, 2) * trained // split["optimizer"],

@@ -79,7 +79,8 @@ def test_a_models_own_mistake_comes_back_as_it_was_said() -> None:
     [
         (replace(TORCHTUNE, engine="litgpt"), "not of litgpt"),
         (replace(TORCHTUNE, model=MIXTRAL), "torchtune's mixtral models"),
-        (replace(TORCHTUNE, compile=True), "partitioner"),
+        (replace(TRANSFORMERS, compile=True), "compiled code"),
+        (replace(TORCHTUNE, sharding="fsdp", shard=2, flat_parameters=True), "FSDP1"),
         (replace(TORCHTUNE, task="dpo"), "not dpo"),
         (replace(TORCHTUNE, pipeline=2), "pipeline parallel 2"),
         (replace(TORCHTUNE, context=2), "context parallel 2"),

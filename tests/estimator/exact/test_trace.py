@@ -128,6 +128,30 @@ def test_a_block_of_transformers_keeps_16h_and_keys_and_values_unrepeated() -> N
     assert kept(TRANSFORMERS) == 16 * H + 4 * Q + 4 * KV + 8 * F + LSE + ROOTS
 
 
+def test_a_compiled_block_keeps_8h_8q_and_6f() -> None:
+    assert kept(replace(TORCHTUNE, compile=True)) == 8 * H + 8 * Q + 6 * F + LSE + ROOTS
+
+
+def test_a_compiled_loss_keeps_no_fp32_copies_of_the_chunks() -> None:
+    eager, compiled = (moment(traced(replace(TORCHTUNE, compile=flag)), "loss") for flag in (False, True))
+    logits = TORCHTUNE.tokens * LLAMA.vocab
+    assert eager["logits and loss"] > 6 * logits
+    assert compiled["logits and loss"] < 2.2 * logits
+
+
+def test_compiling_changes_no_state() -> None:
+    for setup in (TORCHTUNE, replace(TORCHTUNE, method="lora", **fsdp(8))):
+        assert traced(replace(setup, compile=True)).states == traced(setup).states
+
+
+def test_weights_stay_gathered_where_only_gradients_and_optimizer_are_sharded() -> None:
+    gathered, freed = (
+        moment(traced(replace(TORCHTITAN, sharding=sharding, shard=8)), "loss")["communication buffers"]
+        for sharding in ("shard_grad_op", "fsdp")
+    )
+    assert gathered - freed == 2 * (LLAMA.layers - 1) * LLAMA.layer_parameters  # the last stays anyway
+
+
 def test_a_checkpointed_block_keeps_its_input() -> None:
     assert kept(replace(TORCHTUNE, checkpointing="full")) == 2 * H
 
