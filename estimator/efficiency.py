@@ -108,6 +108,8 @@ def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
             f", after {count} published runs on {gpu.architecture}; "
             f"interpolated, as none of them is {method} with {kind} kernels"
         )
+    if setup.model.experts and kind != "fused":
+        text += "; experts at the rate of Megatron's kernels, as no others are published"
     if ("runs", gpu.name) not in table.table:
         text += f"; none on the {gpu.name} itself"
     return text

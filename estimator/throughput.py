@@ -178,7 +178,7 @@ def compute_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
     products = peak * share
     gain = low_precision_gain(setup, gpu, table) or 1.0
     seconds = (load.linear / gain + load.head) / products
-    seconds += load.expert / gain / (products * table.of("grouped products", kind))
+    seconds += load.expert / gain / (products * table.of("grouped products"))
     seconds += load.attention / (
         products * table.of("attention", f"{gpu.architecture} {kind}", f"{gpu.architecture}")
     )
