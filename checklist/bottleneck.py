@@ -46,7 +46,8 @@ def localise(
 ) -> Bounds:
     """Bounds of all nodes from the first pass: {(src, dst): (GB/s, round)}, not empty.
 
-    ``spec`` is what one node's network should reach, in GB/s; None: the upper quartile of the sides' bounds.
+    The reference is ``spec``, what one node's network should reach in GB/s, or the upper quartile of the
+    sides' bounds where that is more or no spec is known.
     """
     ends = np.array(list(first), dtype=np.int64)
     src, dst = ends[:, 0], ends[:, 1]
@@ -57,7 +58,7 @@ def localise(
     np.fmax.at(rx, dst, value)
     sides = np.concatenate([tx, rx])
     reached = float(np.percentile(sides[~np.isnan(sides)], 75, method="higher"))
-    reference = reached if spec is None else spec
+    reference = max(reached, spec or 0.0)
     good_tx, good_rx = tx >= tau * reference, rx >= tau * reference
     blamed_tx = (tx < tau * reference) & (np.bincount(src, good_rx[dst], nodes) >= WITNESSES)
     blamed_rx = (rx < tau * reference) & (np.bincount(dst, good_tx[src], nodes) >= WITNESSES)

@@ -56,7 +56,9 @@ class Diagnosis:
     receive: tuple[float | None, ...]
     faults: tuple[Fault, ...]
     undecided: tuple[tuple[int, int], ...]
-    """Slow pairs (src, dst) for which nobody can be named."""
+    """Slow pairs (src, dst) for which nobody can be named, slowest first."""
+    undecided_settled: bool
+    """Whether some of those were still slow when measured alone."""
     why: Why | None
     """Why nobody can be named for those."""
     again: tuple[tuple[int, int], ...]
@@ -90,8 +92,8 @@ def diagnose(
     Parameters
     ----------
     spec_gbytes_per_s:
-        What one node's network should reach. None: the upper quartile of what the nodes reached; a cluster
-        that is slow as a whole can't be seen then.
+        What one node's network should reach. None, or less than that: the upper quartile of what the nodes
+        reached; without a spec a cluster that is slow as a whole can't be seen.
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
     first = _best(pair for pair in measured if not pair.alone)
@@ -99,18 +101,24 @@ def diagnose(
     if not first:
         return _nothing(nodes)
     bounds = localise(nodes, first, spec_gbytes_per_s, tau)
-    faults = _faults(bounds, alone, _reference_alone(bounds, alone, spec_gbytes_per_s), tau)
-    slow = bounds.undecided
+    reference = _reference_alone(bounds, alone, spec_gbytes_per_s)
+    faults = _faults(bounds, alone, reference, tau)
+    undecided = [
+        pair for pair in _worst(bounds, bounds.undecided) if alone.best.get(pair, 0.0) < tau * reference
+    ]
+    settled = any(alone.times[pair] >= RERUNS for pair in undecided)
+    again = _again(bounds, faults, [] if settled else undecided)
     return Diagnosis(
         nodes=nodes,
         reference_gbytes_per_s=bounds.reference,
-        basis="spec" if spec_gbytes_per_s is not None else "upper-quartile",
+        basis="spec" if bounds.reference == spec_gbytes_per_s else "upper-quartile",
         transmit=_known(bounds.tx),
         receive=_known(bounds.rx),
         faults=tuple(faults),
-        undecided=tuple(zip(bounds.src[slow].tolist(), bounds.dst[slow].tolist(), strict=True)),
-        why=_why(bounds, nodes) if slow.any() else None,
-        again=tuple(_again(bounds, faults)),
+        undecided=tuple(undecided),
+        undecided_settled=settled,
+        why=_why(bounds, nodes) if undecided else None,
+        again=tuple(again),
         crowded_rounds=bounds.crowded,
     )
 
@@ -141,6 +149,7 @@ def _nothing(nodes: int) -> Diagnosis:
         receive=unknown,
         faults=(),
         undecided=(),
+        undecided_settled=False,
         why=None,
         again=(),
         crowded_rounds=(),
@@ -165,9 +174,11 @@ def _why(bounds: Bounds, nodes: int) -> Why:
     return "too-few-witnesses" if good_pair.any() else "no-good-pair"
 
 
-def _again(bounds: Bounds, faults: list[Fault]) -> list[tuple[int, int]]:
+def _again(bounds: Bounds, faults: list[Fault], undecided: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ordered pairs to measure alone for what is suspect: nodes, then links, worst first; and controls."""
     chosen: list[tuple[int, int]] = []
+    for pair in undecided[:RERUN_PARTNERS]:
+        chosen += [pair, pair[::-1]]
     for fault in sorted(faults, key=lambda fault: (fault.node is None, fault.ratio)):
         if fault.status != "suspect":
             continue
@@ -182,6 +193,11 @@ def _again(bounds: Bounds, faults: list[Fault]) -> list[tuple[int, int]]:
         return []
     controls = _some(bounds, _well(bounds), CONTROLS)
     return list(dict.fromkeys([*controls, *chosen]))[:MOST_RERUNS]
+
+
+def _worst(bounds: Bounds, among: Flags) -> list[tuple[int, int]]:
+    """The flagged samples as ordered pairs, slowest first."""
+    return _some(bounds, among, int(among.sum()))[::-1]
 
 
 def _well(bounds: Bounds) -> Flags:
@@ -204,12 +220,11 @@ def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
 
 
 def _reference_alone(bounds: Bounds, alone: _Alone, spec: float | None) -> float:
-    """What a good pair reaches with nothing else running."""
-    if spec is not None:
-        return spec
+    """What a good pair reaches with nothing else running; without a good one, the best of any."""
     well = _well(bounds)
     controls = zip(bounds.src[well].tolist(), bounds.dst[well].tolist(), strict=True)
-    return alone.reached(controls) or bounds.reference
+    best = alone.reached(controls) or alone.reached(alone.best) or bounds.reference
+    return max(best, spec or 0.0)
 
 
 def _faults(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:

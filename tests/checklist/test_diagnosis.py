@@ -94,6 +94,16 @@ def test_of_two_nodes_nobody_is_named_although_one_direction_is_slow() -> None:
     found = examine(Cluster(nodes=2, transmit={1: 0.5}))
     assert named(found) == []
     assert (found.undecided, found.why) == (((1, 0),), "two-nodes")
+    assert found.undecided_settled
+
+
+def test_of_two_nodes_a_direction_that_was_slow_once_is_forgotten() -> None:
+    first = Cluster(nodes=2, transmit={1: 0.5}).first_pass()
+    before = diagnose(first, 2)
+    assert not before.undecided_settled
+    assert set(before.again) == {(0, 1), (1, 0)}
+    found = diagnose((*first, *Cluster(nodes=2).second_pass(before.again)), 2)
+    assert (found.undecided, found.why, found.again) == ((), None, ())
 
 
 def test_of_two_nodes_below_the_spec_nobody_is_named() -> None:
