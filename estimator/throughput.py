@@ -22,7 +22,7 @@ from estimator.efficiency import (
     published,
 )
 from estimator.errors import UserError
-from estimator.flops import model_flops_per_token, weights_of, work
+from estimator.flops import Work, model_flops_per_token, weights_of, work
 from estimator.setup import Setup
 
 __all__ = ["MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
@@ -127,7 +127,8 @@ def speed(
     if reason:
         return Speed(None, reason)
     wires = links(setup, gpu, network_gbps=network_gbps, rdma=rdma, busbw=busbw)
-    parts = step(setup, gpu, wires, table)
+    load = work(setup)
+    parts = step(setup, load, gpu, wires, table)
     if parts is None:
         fast = wires.inside is None and wires.domain > 1 and setup.world_size > 1
         unknown = f"the link between the GPUs of a node with the {gpu.name}" if fast else _NETWORK
@@ -135,7 +136,7 @@ def speed(
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     rate = tokens / parts.total
     peak = gpu.peak_flops("bf16") or 0.0
-    mfu = rate * work(setup).model_flops_per_token / (peak * setup.world_size) if peak else None
+    mfu = rate * load.model_flops_per_token / (peak * setup.world_size) if peak else None
     low, high = table.get("range", "p10"), table.get("range", "p90")
     return Speed(
         tokens_per_second=rate,
@@ -147,17 +148,17 @@ def speed(
     )
 
 
-def step(setup: Setup, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | None:
+def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | None:
     """Seconds of one optimizer step by part; None where a link that it needs is unknown."""
     times = communication_seconds(setup, wires)
     if times is None:
         return None
     kind, power = kernels(setup), table.of("overlap")
-    busy = compute_seconds(setup, gpu, table)
-    busy = _together(busy, launch_seconds(setup, table), power)
+    busy = compute_seconds(setup, load, gpu, table)
+    busy = _together(busy, launch_seconds(setup, load, table), power)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
-    copied = _copied_bytes(setup) / host_link(gpu)
+    copied = _copied_bytes(setup, load) / host_link(gpu)
     micro = _together(busy + exposed, times.behind + copied, power)
     last = _together(micro, times.once, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation
@@ -165,13 +166,13 @@ def step(setup: Setup, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | Non
         compute=compute,
         communication=micro * (setup.accumulation - 1) + last - compute,
         bubble=micro * (setup.pipeline - 1) / setup.virtual_stages,
-        optimizer=optimizer_seconds(setup, gpu, table),
+        optimizer=optimizer_seconds(setup, load, gpu, table),
     )
 
 
-def compute_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
+def compute_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
     """Seconds of one micro batch on the GPU alone."""
-    load, kind = work(setup), kernels(setup)
+    kind = kernels(setup)
     peak = gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") or 0.0
     bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
     share = products_share(gpu, table) or 0.0
@@ -188,7 +189,7 @@ def compute_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
     return seconds
 
 
-def launch_seconds(setup: Setup, table: Efficiency) -> float:
+def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
     """Seconds that the host needs to launch one micro batch's kernels; it binds small batches."""
     each = table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
     if setup.model.experts:
@@ -197,15 +198,15 @@ def launch_seconds(setup: Setup, table: Efficiency) -> float:
         each += table.of("launch of adapters", setup.engine)
     if setup.tensor > 1:
         each += table.of("launch of tensor", kernels(setup))
-    return work(setup).layers * each
+    return load.layers * each
 
 
-def optimizer_seconds(setup: Setup, gpu: Gpu, table: Efficiency) -> float:
+def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
     """Seconds of one optimizer step of one process."""
     among = setup.tensor * setup.pipeline
     if setup.sharding not in ("none", "ddp", "zero0"):
         among *= setup.shard
-    parameters = work(setup).trained / among
+    parameters = load.trained / among
     if setup.offload != "none":
         # The node's processes share its cores; gradients go there and weights come back
         return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / host_link(gpu)
@@ -224,9 +225,9 @@ def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
     return 2 * min(states, max(resident + states - gpu.vram_bytes, 0.0))
 
 
-def _copied_bytes(setup: Setup) -> float:
+def _copied_bytes(setup: Setup, load: Work) -> float:
     """Bytes that one process copies from and to its host for one micro batch."""
-    copied = work(setup).offloaded
+    copied = load.offloaded
     if setup.offload == "all":  # its share of the weights, for the forward and for the backward pass
         size = 4 if setup.precision == "fp32" else 2
         among = setup.shard * setup.tensor * setup.pipeline
