@@ -7,6 +7,7 @@ size, f MLP width, q and kv the widths of all query and all key heads.
 
 from __future__ import annotations
 
+from estimator.architectures import FAMILIES
 from estimator.memory import implementations
 from estimator.memory.shape import shape_of
 from estimator.memory.states import computing
@@ -50,7 +51,10 @@ def _around(setup: Setup) -> float:
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
     norm = _norm_bytes(setup)
-    kept = model.norms_per_layer * model.hidden * norm / sequence
+    norms = model.norms_per_layer
+    if model.parallel_residual and model.norm == "layer":
+        norms = 1  # both read the block's input
+    kept = norms * model.hidden * norm / sequence
     if model.qk_norm:
         kept += (model.q_dim + model.kv_dim) * norm / setup.tensor
     # the norms' results, which the first products of attention and MLP read
@@ -95,15 +99,15 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     else:
         expanded = code.expand_kv == "always" or (code.expand_kv == "padded" and not setup.fixed_length)
         keys, values = model.kv_dim, model.v_dim
-        if code.joined_qkv and model.kv_heads == model.heads:
+        if code.joined_qkv and (model.kv_heads == model.heads or not expanded):
             values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
-        if expanded:
+        if expanded and model.kv_heads < model.heads:
             keys, values = max(model.q_dim, keys), max(out, values)
         kept = size * (model.q_dim + keys + values + out)
     if code.result_copied and not setup.adapters:
         kept += size * out
     kept += 4 * model.heads
-    capped = model.family in SOFT_CAPPED
+    capped = model.family in SOFT_CAPPED and code.capped_scores
     if setup.attention == "math" or capped:
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
         kept += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
@@ -119,7 +123,9 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         routed = model.experts_per_token
         size = computing(setup)
         experts = _mlp(setup, routed * model.ffn)
-        experts += 2 * routed * model.hidden * size  # each expert's input and its result before weighting
+        # each expert's input, where its weights need it, and its result before weighting
+        trained = not setup.adapters or bool(_IN_MLP & set(setup.lora_targets))
+        experts += (2 if trained else 1) * routed * model.hidden * size
         experts += _mlp(setup, model.shared_ffn) + 8 * model.experts  # router's logits and their softmax
         kept += (1 - dense) * experts
     return kept
@@ -132,6 +138,7 @@ def _mlp(setup: Setup, width: int) -> float:
     size = computing(setup)
     last = size if not setup.adapters else 0
     kept = (3 * size if setup.model.gated_mlp else size) * width
+    kept += implementations.of(setup).activation_copies * size * width
     if setup.upcast_frozen:
         kept *= 2
     return (kept + last * width) / setup.tensor
@@ -163,14 +170,20 @@ def _adapter_inputs(setup: Setup) -> float:
     model, code = setup.model, implementations.of(setup)
     shapes, size = shape_of(model).linear_shapes, computing(setup)
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
+    groups = _joined(model) if code.family_code else {}
     all_of_qkv = {"q_proj", "k_proj", "v_proj"} <= set(setup.lora_targets)
     seen: set[str] = set()
+    matrices: set[str] = set()
     kept = 0.0
     for target in setup.lora_targets:
         if target not in shapes:
             continue
         out, into = shapes[target]
         source = _SOURCE.get(target, target)
+        matrix = groups.get(target, target)
+        if matrix in matrices:
+            continue  # another name of a matrix that has its adapter
+        matrices.add(matrix)
         own = 0 if source == "attention" and not code.result_copied else size
         together = source if not code.lora_dropout or (code.joined_qkv and source == "norm1") else target
         if cast:
@@ -181,10 +194,18 @@ def _adapter_inputs(setup: Setup) -> float:
             own = 1 + size
         seen.add(together)
         own_result = 4 * size * out if setup.method == "dora" else 0
-        if code.joined_qkv and source == "norm1" and not all_of_qkv:
+        if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
             own_result += size * out  # before it is put beside the others
         kept += _routed(model, target) * (own * into + own_result + (cast or size) * setup.lora_rank)
     return kept / setup.tensor
+
+
+def _joined(model: ModelSpec) -> dict[str, str]:
+    """Generic names of linear layers that are one matrix in the family's own code -> that matrix."""
+    own = FAMILIES[model.family].linears
+    return {
+        name: matrix for matrix, groups in own.items() for group in groups if len(group) > 1 for name in group
+    }
 
 
 _SOURCE = {
@@ -200,10 +221,12 @@ _SOURCE = {
 }
 
 
+_IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
+
+
 def _routed(model: ModelSpec, target: str) -> int:
     """How many experts of a block see each token."""
-    in_mlp = target in ("gate_proj", "up_proj", "down_proj")
-    return model.experts_per_token if model.experts and in_mlp else 1
+    return model.experts_per_token if model.experts and target in _IN_MLP else 1
 
 
 def _input_widths(model: ModelSpec) -> int:

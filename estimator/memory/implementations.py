@@ -7,13 +7,14 @@ To add an engine or to correct one, edit a row of ``data/implementations.csv``. 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from estimator.setup import Setup
 
 TABLE = Path(__file__).parent.parent / "data" / "implementations.csv"
+FAMILIES = TABLE.with_name("block_families.csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,10 @@ class Implementation:
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
     scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give
     kept_unsharded: float  # bytes a parameter that FSDP leaves gathered under tensor parallel: a defect
+    capped_scores: bool  # scores are capped outside a flash kernel, where a model caps them
+    family_code: bool  # each family of models has code of its own: ``data/block_families.csv``
     source: str
+    activation_copies: int = 0  # tensors of the MLP's width beyond the activation's input and result
 
 
 @lru_cache(maxsize=1)
@@ -64,11 +68,37 @@ def _row(row: dict[str, str]) -> Implementation:
         compiled_loss=row["compiled_loss"] == "1",
         scattered_kept=row["scattered_kept"] == "1",
         kept_unsharded=float(row["kept_unsharded"]),
+        capped_scores=row["capped_scores"] == "1",
+        family_code=row["family_code"] == "1",
         source=row["source"],
     )
 
 
-def of(setup: Setup) -> Implementation:
-    """The row of a setup's engine, of the version that it names where the table has that."""
+@lru_cache(maxsize=1)
+def families() -> dict[str, dict[str, str]]:
+    """Rows of ``data/block_families.csv`` by family; a blank cell is what the engine's row says."""
+    with FAMILIES.open(newline="", encoding="utf-8") as file:
+        return {row["family"]: row for row in csv.DictReader(file)}
+
+
+@lru_cache(maxsize=256)
+def _of(engine: str, version: str, family: str) -> Implementation:
     rows = table()
-    return rows.get((setup.engine, setup.engine_version)) or rows[setup.engine, ""]
+    found = rows.get((engine, version)) or rows[engine, ""]
+    own = families().get(family) if found.family_code else None
+    if own is None:
+        return found
+    return replace(
+        found,
+        norm_output=int(own["norm_output"] or found.norm_output),
+        joined_qkv=own["joined_qkv"] == "1",
+        result_copied=own["result_copied"] == "1",
+        activation_copies=int(own["activation_copies"]),
+        source=own["source"],
+    )
+
+
+def of(setup: Setup) -> Implementation:
+    """The row of a setup's engine, of the version that it names where there is one, as its model's family
+    changes it."""
+    return _of(setup.engine, setup.engine_version, setup.model.family)
