@@ -18,14 +18,14 @@ SCHEMA_VERSION = 1
 PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
 PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
 R = TypeVar("R")
-_STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nic:
     """One network interface of a host."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     name: str
     addresses: tuple[str, ...] = ()
     mtu: int | None = None
@@ -38,7 +38,7 @@ class Nic:
 class Facts:
     """What one rank says of its host, its devices and its software."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     rank: int
     node: int
     """The node that the launcher says this rank runs on; whether that is true is judged by boot_id."""
@@ -83,7 +83,7 @@ class Facts:
 class GpuHealth:
     """One GPU's own account of its health, through NVML. Fields it doesn't offer are None."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     rank: int
     uuid: str
     when: Literal["before", "after"]
@@ -109,7 +109,7 @@ class GpuHealth:
 class Probe:
     """One ordered pair of nodes over a plain socket: connect, then move 256 KB."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     src: int
     """Node that connects and sends."""
     dst: int
@@ -124,7 +124,7 @@ class Probe:
 class Local:
     """One figure of one rank alone. ``what`` is a name of checks.LOCALS."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     rank: int
     what: str
     value: float | None
@@ -140,7 +140,7 @@ class Local:
 class Collective:
     """One collective over the world at one size, out of place. The time is the slowest rank's."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     op: str
     """A name of formulas.OPS."""
     dtype: str
@@ -169,7 +169,7 @@ class Collective:
 class Pair:
     """Bandwidth from one node to another, in this direction alone."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     src: int
     dst: int
     round: int
@@ -188,7 +188,7 @@ class Pair:
 class Hang:
     """A rank that did not come along, as the control channel (not the collective) has seen it."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     rank: int
     node: int
     phase: PhaseName
@@ -206,7 +206,7 @@ class Hang:
 class Phase:
     """How one phase went. One that was not asked for is "skipped", with the reason."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     name: PhaseName
     status: Literal["done", "failed", "skipped"]
     seconds: float = 0.0
@@ -217,7 +217,7 @@ class Phase:
 class Transport:
     """What the backend's log says of how the ranks talk. None: it doesn't say."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     backend: str
     nodes_seen: int | None = None
     ranks_seen: int | None = None
@@ -234,7 +234,7 @@ class Transport:
 class Measurements:
     """All that one run has measured."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     version: int = SCHEMA_VERSION
     started_unix: float
     seconds: float
@@ -244,6 +244,8 @@ class Measurements:
     nodes_asked: int
     gpus_per_node_asked: int
     """Processes for each node on CPUs."""
+    local: bool = False
+    """The nodes are processes of one machine, as asked for: nothing between them says how fast a network is."""
     facts: tuple[Facts, ...] = ()
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
