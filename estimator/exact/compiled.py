@@ -61,7 +61,7 @@ def compile_blocks(setup: Setup, blocks: list[nn.Module], dtype: torch.dtype) ->
         graphs[trained] = _compiled(run)
         graphs[trained](_weights(first, dtype), x, options)
     for block in blocks:
-        block.forward = forward_of(block)  # type: ignore[method-assign]
+        block.forward = forward_of(block)
 
 
 def _weights(block: nn.Module, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
