@@ -245,7 +245,7 @@ class Measurements:
     gpus_per_node_asked: int
     """Processes for each node on CPUs."""
     local: bool = False
-    """The nodes are processes of one machine, as asked for: nothing between them says how fast a network is."""
+    """The nodes are processes of one machine, as asked for: nothing between them is a network."""
     facts: tuple[Facts, ...] = ()
     health: tuple[GpuHealth, ...] = ()
     probes: tuple[Probe, ...] = ()
