@@ -11,6 +11,7 @@ from estimator.engines import setup_of
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
+from estimator.ladders import Ladder, Ladders
 from estimator.parallelism import Spread, spreads, unshared
 from estimator.places import Place
 from estimator.plan import GIB, Device, Layout, MemoryEstimate
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from estimator.calibration import Calibration
     from estimator.throughput import MeasuredBandwidth
 
-LARGEST_MICRO_BATCH = 64
-# Pipelines take small micro batches, as more of them idle less; Megatron-LM's examples have 1 or 2
-LARGEST_PIPELINE_MICRO_BATCH = 4
 MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
 
 
@@ -94,16 +92,6 @@ class Miss:
         return f"{self.what}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # each is made once, so that identity will do as a key
-class Ladder:
-    """One spread with or without checkpointing; its rungs are the micro batches."""
-
-    nodes: int
-    processes: int
-    spread: Spread
-    checkpointing: bool
-
-
 class Search:
     """Finds the best layout of one job in one precision for a given number of processes.
 
@@ -118,15 +106,13 @@ class Search:
         device: Device,
         evidence: Evidence | None = None,
     ) -> None:
-        self.job, self.precision, self.device = job, precision, device
+        self.job = job
+        self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
         self._setups: dict[Layout, Setup] = {}
         self._states: dict[tuple[int, int, Spread], int] = {}
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
-        self._ladders: dict[tuple[int, int], list[Ladder]] = {}
-        self._sizes: dict[Ladder, list[int]] = {}
-        self._layouts: dict[tuple[Ladder, int], Layout] = {}
         self._needs: dict[tuple[int, int, str | None], int] = {}
         self._whole: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
@@ -147,7 +133,7 @@ class Search:
 
     def reaches(self, nodes: int, processes: int) -> bool:
         """Whether any spread over so many processes makes up the global batch."""
-        return bool(self.ladders(nodes, processes))
+        return bool(self.ladders.of(nodes, processes))
 
     def leanest(self, what: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
         """The layout that needs least, as a miss."""
@@ -155,14 +141,14 @@ class Search:
         if key not in self._needs:
             # Of many products those with the smallest states, and then the smallest activations
             lean = sorted(
-                self.ladders(nodes, processes),
+                self.ladders.of(nodes, processes),
                 key=lambda ladder: (
                     self._least(ladder),
                     not ladder.checkpointing,
                     -ladder.spread.model_parallel,
                 ),
             )
-            estimates = [self.estimate(self.rung(ladder), gpu) for ladder in lean[:MOST_WEIGHED]]
+            estimates = [self.estimate(self.ladders.rung(ladder), gpu) for ladder in lean[:MOST_WEIGHED]]
             share = -(-self.whole_states() // (nodes * processes))
             self._needs[key] = max(min(estimate.upper_bytes for estimate in estimates), share)
         return Miss(what=what, needs=self._needs[key], has=capacity)
@@ -188,7 +174,7 @@ class Search:
             return 0
         if self._whole is None:
             way = Spread(sharding=unshared(self.job))
-            setup = setup_of(self.job, self._layout(1, 1, way, False, 1, 1))
+            setup = setup_of(self.job, self.ladders.layout(1, 1, way, False, 1, 1))
             self._whole = sum(dict(memory.states(setup)).values())
         return self._whole
 
@@ -201,7 +187,7 @@ class Search:
         key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:
             possible = self.whole_states() <= capacity * nodes * processes
-            ladders = self.ladders(nodes, processes) if possible else []
+            ladders = self.ladders.of(nodes, processes) if possible else []
             failed: set[Spread] = set()
             found: list[Layout] = []
             # With checkpointing first: what fails with it can only fail without
@@ -234,17 +220,17 @@ class Search:
 
     def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
         """The largest micro batch that fits; of a pipeline all, as the fewest idle stages may win."""
-        if self._least(ladder) > capacity or not self._fits(self.rung(ladder), capacity, gpu):
+        if self._least(ladder) > capacity or not self._fits(self.ladders.rung(ladder), capacity, gpu):
             return ()
-        low, high = 0, len(self.sizes(ladder))  # memory never falls when the batch grows
+        low, high = 0, len(self.ladders.sizes(ladder))  # memory never falls when the batch grows
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(self.rung(ladder, middle), capacity, gpu):
+            if self._fits(self.ladders.rung(ladder, middle), capacity, gpu):
                 low = middle
             else:
                 high = middle
         first = 0 if ladder.spread.pipeline > 1 else low
-        return [self.rung(ladder, step) for step in range(first, low + 1)]
+        return [self.ladders.rung(ladder, step) for step in range(first, low + 1)]
 
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
         return self.estimate(layout, gpu).upper_bytes <= capacity
@@ -258,7 +244,7 @@ class Search:
             return self.whole_states() * way.replicate // world
         key = (ladder.nodes, ladder.processes, way)
         if key not in self._states:
-            setup = self.setup(self.rung(ladder))
+            setup = self.setup(self.ladders.rung(ladder))
             self._states[key] = sum(dict(memory.states(setup)).values())
         return self._states[key]
 
@@ -271,73 +257,6 @@ class Search:
                 self.setup(layout), gpu, network_gbps=network, rdma=rdma, busbw=self.evidence.bandwidth
             )
         return self._speeds[key]
-
-    def ladders(self, nodes: int, processes: int) -> list[Ladder]:
-        """The kinds of layout: without checkpointing first, and those that divide the model least."""
-        key = (nodes, processes)
-        if key not in self._ladders:
-            wanted = self.job.activation_checkpointing
-            ways = spreads(self.job, nodes, processes)
-            found = (
-                Ladder(nodes, processes, way, checkpointing)
-                for checkpointing in ((False, True) if wanted is None else (wanted,))
-                for way in ways
-            )
-            self._ladders[key] = [ladder for ladder in found if self.sizes(ladder)]
-        return self._ladders[key]
-
-    def rung(self, ladder: Ladder, step: int = 0) -> Layout:
-        """The layout with the smallest micro batch but ``step``."""
-        key = (ladder, step)
-        if key not in self._layouts:
-            size, each = self.sizes(ladder)[step], self._each(ladder)
-            self._layouts[key] = self._layout(
-                ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, each // size
-            )
-        return self._layouts[key]
-
-    def sizes(self, ladder: Ladder) -> list[int]:
-        """Micro batches, from the smallest up."""
-        if ladder not in self._sizes:
-            each, way = self._each(ladder), ladder.spread
-            if self.job.micro_batch:
-                sizes = [self.job.micro_batch]
-            else:
-                most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
-                sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
-            if way.virtual_stages > 1:  # interleaving goes round by round
-                sizes = [size for size in sizes if each // size % way.pipeline == 0]
-            self._sizes[ladder] = sizes
-        return self._sizes[ladder]
-
-    def _each(self, ladder: Ladder) -> int:
-        """Sequences of one step for each data parallel process."""
-        data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
-        return self.job.global_batch // data_parallel
-
-    def _layout(
-        self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch: int, passes: int
-    ) -> Layout:
-        return Layout(
-            device=self.device,
-            nodes=nodes,
-            processes_per_node=processes,
-            sharding=way.sharding,
-            micro_batch=micro_batch,
-            accumulation=passes,
-            seq_len=self.job.seq_len,
-            activation_checkpointing=checkpointing,
-            precision=self.precision,
-            optimizer=self.job.optimizer,
-            offload=self.job.offload,
-            tensor_parallel=way.tensor,
-            context_parallel=way.context,
-            pipeline_parallel=way.pipeline,
-            virtual_stages=way.virtual_stages,
-            schedule=way.schedule,
-            expert_parallel=way.expert,
-            replicate=way.replicate,
-        )
 
 
 def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "bf16-mixed", "fp32"]:

@@ -13,12 +13,9 @@ from estimator.cli.options import DEFAULT_SEQ_LEN, expanded, tokens_of
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from estimator.goals import Goals
     from estimator.job import Job, Target
-    from estimator.plan import Plan
-    from estimator.ranking import Ranking
+    from estimator.models import ModelSpec
     from estimator.throughput import MeasuredBandwidth
 
 DEFAULT_BATCH = 16  # as launchers/settings.py
@@ -50,7 +47,12 @@ class JobOptions:
     batch: Annotated[
         int, Option(help="Sequences of an optimizer step, over all GPUs.", rich_help_panel=_WHAT)
     ] = DEFAULT_BATCH
-    lora_rank: Annotated[int, Option("--lora-rank", "--rank", rich_help_panel=_WHAT)] = 8
+    lora_rank: Annotated[
+        int, Option("--lora-rank", "--rank", help="Of the adapters.", rich_help_panel=_WHAT)
+    ] = 8
+    lora_targets: Annotated[
+        str, Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT)
+    ] = "all"
     optimizer: Annotated[
         str, Option(help="adamw, adamw8bit, paged-adamw, adafactor, sgd, muon...", rich_help_panel=_WHAT)
     ] = "adamw"
@@ -66,7 +68,7 @@ class JobOptions:
     packing: Annotated[
         bool, Option("--packing", help="Several samples a sequence.", rich_help_panel=_HOW)
     ] = False
-    compile: Annotated[bool, Option("--compile", rich_help_panel=_HOW)] = False
+    compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_HOW)] = False
     zero_stage: Annotated[int | None, Option(help="DeepSpeed's.", rich_help_panel=_HOW)] = None
     offload: Annotated[str, Option(help="DeepSpeed's optimizer: none, cpu.", rich_help_panel=_HOW)] = "none"
     tp: Annotated[int | None, Option(help="Tensor parallel.", rich_help_panel=_HOW)] = None
@@ -141,6 +143,7 @@ def plan(
 ) -> None:
     """The best configurations for a model, from goals to a ranked list."""
     from estimator import calibration, hardware
+    from estimator.cli.plan_answer import row_of, show
     from estimator.planner import plans
 
     output.one_format(json=as_json, csv=as_csv)
@@ -153,14 +156,13 @@ def plan(
             output.note(problem)
         job, target, goals = _job(wanted), _target(limits), _goals(limits)
         ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(limits))
+    rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
     if as_json:
-        output.print_json(
-            ranked.to_dict() | {"summary": [_row(*item) for item in enumerate(ranked.plans, 1)]}
-        )
+        output.print_json(ranked.to_dict() | {"summary": rows})
     elif as_csv:
-        output.print_csv([_row(*item) for item in enumerate(ranked.plans, 1)])
+        output.print_csv(rows)
     else:
-        _print(ranked)
+        show(ranked)
 
 
 def _job(wanted: JobOptions) -> Job:
@@ -180,6 +182,7 @@ def _job(wanted: JobOptions) -> Job:
         precision=wanted.precision,  # type: ignore[arg-type]
         activation_checkpointing=wanted.checkpointing,
         lora_rank=wanted.lora_rank,
+        lora_targets=_targets(wanted.lora_targets, model),
         packing=wanted.packing,
         compile=wanted.compile,
         zero_stage=wanted.zero_stage,
@@ -189,6 +192,12 @@ def _job(wanted: JobOptions) -> Job:
         pipeline_parallel=wanted.pp,
         expert_parallel=wanted.ep,
     )
+
+
+def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:
+    if text == "all":
+        return tuple(model.projections)
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _target(limits: GoalOptions) -> Target:
@@ -254,113 +263,3 @@ def _bandwidth(limits: GoalOptions) -> MeasuredBandwidth | None:
         source="given by --busbw-intra and --busbw-inter",
         date=date.today().isoformat(),
     )
-
-
-# ---------------------------------------------------------------------------------------------------------
-# For people and for other programs
-
-
-def _row(rank: int, plan: Plan) -> dict[str, Any]:
-    from estimator.report import layout_words
-
-    request, layout, prediction = plan.request, plan.layout, plan.prediction
-    price = None
-    if prediction.usd_per_hour is not None and prediction.tokens_per_second is not None:
-        price = prediction.usd_per_hour / 3600 / prediction.tokens_per_second * 1e6
-    return {
-        "rank": rank,
-        "model": plan.model,
-        "method": plan.method,
-        "engine": plan.engine,
-        "instance_type": request.instance_type,
-        "cloud": request.cloud,
-        "nodes": request.nodes,
-        "gpus_per_node": request.gpus_per_node,
-        "gpu": request.gpu,
-        "layout": layout_words(layout),
-        "micro_batch": layout.micro_batch,
-        "accumulation": layout.accumulation,
-        "activation_checkpointing": layout.activation_checkpointing,
-        "likely_bytes": prediction.memory.likely_bytes,
-        "upper_bytes": prediction.memory.upper_bytes,
-        "capacity_bytes": prediction.memory.capacity_bytes,
-        "tokens_per_second": prediction.tokens_per_second,
-        "hours": prediction.hours,
-        "usd_per_hour": prediction.usd_per_hour,
-        "usd": prediction.usd,
-        "usd_per_million_tokens": price,
-    }
-
-
-def _print(ranked: Ranking) -> None:
-    from dataclasses import replace
-
-    from estimator.report import render
-
-    console = output.console()
-    console.print(f"Order: {ranked.order}")
-    console.print(_table(ranked))
-    best = replace(ranked.best, rejected=tuple(str(line) for line in ranked.rejected))
-    console.print(render(best, console.width, everything=True), markup=False)
-
-
-def _table(ranked: Ranking) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    timed = ranked.best.prediction.tokens is not None
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", justify="right")
-    table.add_column("plan", overflow="fold")
-    for name in (
-        "GiB of a GPU\nlikely/upper/has",
-        "tokens/s",
-        "hours" if timed else "USD/h",
-        "USD" if timed else "USD/M\ntokens",
-    ):
-        table.add_column(name, justify="right")
-    rows = [_row(*item) for item in enumerate(ranked.plans, 1)]
-    for row in rows:
-        table.add_row(*_cells(row, rows[0], timed=timed))
-    return table
-
-
-def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[str]:
-    from estimator.plan import GIB
-
-    nodes = f"{row['nodes']} " if row["nodes"] > 1 else ""
-    sizes = (row["likely_bytes"], row["upper_bytes"], row["capacity_bytes"])
-    machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
-    layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch']} x {row['accumulation']}"
-    lines = [
-        f"{row['nodes'] * row['gpus_per_node']}x {row['gpu']}{machine}",
-        layout + (", checkpointing" if row["activation_checkpointing"] else ""),
-        _against(row, first),
-    ]
-    cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
-    return [
-        str(row["rank"]),
-        "\n".join(line for line in lines if line),
-        "/".join("?" if size is None else f"{size / GIB:.0f}" for size in sizes),
-        _figure(row["tokens_per_second"], 0),
-        *(_figure(row[name], 2) for name in cost),
-    ]
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return "?" if value is None else f"{value:,.{digits}f}"
-
-
-def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """How a plan compares with the first, where both figures are known."""
-    if row is first:
-        return ""
-    parts = []
-    for name, more, less in (
-        ("usd_per_million_tokens", "dearer", "cheaper"),
-        ("tokens_per_second", "faster", "slower"),
-    ):
-        if row[name] is not None and first[name] is not None:
-            change = row[name] / first[name] - 1
-            parts.append(f"{abs(change):.0%} {more if change >= 0 else less}")
-    return ", ".join(parts) or "its price or speed is not known"

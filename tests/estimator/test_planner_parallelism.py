@@ -34,8 +34,10 @@ def test_every_spread_uses_all_processes_reaches_the_batch_and_keeps_tensor_para
     job = job_of(model, engine, global_batch=batch)
     nodes, per_node = world
     search = Search(job, "bf16-mixed", "cuda")
-    for ladder in search.ladders(nodes, per_node):
-        for layout in (search.rung(ladder, step) for step in range(len(search.sizes(ladder)))):
+    for ladder in search.ladders.of(nodes, per_node):
+        for layout in (
+            search.ladders.rung(ladder, step) for step in range(len(search.ladders.sizes(ladder)))
+        ):
             setup = setup_of(job, layout)  # which refuses degrees that divide nothing
             assert setup.world_size == nodes * per_node
             assert layout.global_batch == batch
@@ -60,10 +62,10 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
     nodes, per_node = world
     search = Search(job, "bf16" if engine == "torchtune" else "bf16-mixed", "cuda")
     whole = search.whole_states()
-    for ladder in search.ladders(nodes, per_node):
+    for ladder in search.ladders.of(nodes, per_node):
         if ladder.spread.expert > 1:
             continue
-        layout = search.rung(ladder)
+        layout = search.ladders.rung(ladder)
         own = sum(dict(memory.states(search.setup(layout))).values())
         assert own * nodes * per_node >= 0.999 * whole
         assert search.estimate(layout).upper_bytes >= own

@@ -1,0 +1,115 @@
+"""What ``finetune plan`` shows: a row for each plan, the table of them, and the best one in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from estimator.cli import output
+from estimator.plan import GIB, Plan
+from estimator.ranking import Ranking
+from estimator.report import layout_words, render
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def row_of(rank: int, plan: Plan) -> dict[str, Any]:
+    request, layout, prediction = plan.request, plan.layout, plan.prediction
+    price = None
+    if prediction.usd_per_hour is not None and prediction.tokens_per_second is not None:
+        price = prediction.usd_per_hour / 3600 / prediction.tokens_per_second * 1e6
+    return {
+        "rank": rank,
+        "model": plan.model,
+        "method": plan.method,
+        "engine": plan.engine,
+        "instance_type": request.instance_type,
+        "cloud": request.cloud,
+        "nodes": request.nodes,
+        "gpus_per_node": request.gpus_per_node,
+        "gpu": request.gpu,
+        "layout": layout_words(layout),
+        "micro_batch": layout.micro_batch,
+        "accumulation": layout.accumulation,
+        "activation_checkpointing": layout.activation_checkpointing,
+        "likely_bytes": prediction.memory.likely_bytes,
+        "upper_bytes": prediction.memory.upper_bytes,
+        "capacity_bytes": prediction.memory.capacity_bytes,
+        "tokens_per_second": prediction.tokens_per_second,
+        "hours": prediction.hours,
+        "usd_per_hour": prediction.usd_per_hour,
+        "usd": prediction.usd,
+        "usd_per_million_tokens": price,
+    }
+
+
+def show(ranked: Ranking) -> None:
+    console = output.console()
+    console.print(f"Order: {ranked.order}")
+    console.print(_table(ranked))
+    best = replace(ranked.best, rejected=tuple(str(line) for line in ranked.rejected))
+    console.print(render(best, console.width, everything=True), markup=False)
+
+
+def _table(ranked: Ranking) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    timed = ranked.best.prediction.tokens is not None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", justify="right")
+    table.add_column("plan", overflow="fold")
+    for name in (
+        "GiB of a GPU\nlikely/upper/has",
+        "tokens/s",
+        "hours" if timed else "USD/h",
+        "USD" if timed else "USD/M\ntokens",
+    ):
+        table.add_column(name, justify="right")
+    rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
+    for row in rows:
+        table.add_row(*_cells(row, rows[0], timed=timed))
+    return table
+
+
+def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[str]:
+    nodes = f"{row['nodes']} " if row["nodes"] > 1 else ""
+    sizes = (row["likely_bytes"], row["upper_bytes"], row["capacity_bytes"])
+    machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
+    layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch']} x {row['accumulation']}"
+    lines = [
+        f"{row['nodes'] * row['gpus_per_node']}x {row['gpu']}{machine}",
+        layout + (", checkpointing" if row["activation_checkpointing"] else ""),
+        _against(row, first),
+    ]
+    cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
+    return [
+        str(row["rank"]),
+        "\n".join(line for line in lines if line),
+        "/".join("?" if size is None else f"{size / GIB:.0f}" for size in sizes),
+        "?" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}",
+        *(_figure(row[name]) for name in cost),
+    ]
+
+
+def _figure(value: float | None) -> str:
+    """Two decimals, or as many as small figures need for two digits."""
+    if value is None:
+        return "?"
+    return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
+    """How a plan compares with the first, where both figures are known."""
+    if row is first:
+        return ""
+    parts = []
+    for name, more, less in (
+        ("usd_per_million_tokens", "dearer", "cheaper"),
+        ("tokens_per_second", "faster", "slower"),
+    ):
+        if row[name] is not None and first[name] is not None:
+            change = row[name] / first[name] - 1
+            parts.append(f"{abs(change):.0%} {more if change >= 0 else less}")
+    return ", ".join(parts) or "its price or speed is not known"
