@@ -53,6 +53,7 @@ def assemble(
         why=tuple(why),
         rejected=rejected,
         learning_rates=learning_rate.hints(job),
+        task=job.task,
     )
     if made.planned_only is None:
         return made

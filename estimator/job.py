@@ -13,6 +13,7 @@ METHODS = ("full", "lora", "qlora", "dora", "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
 ENGINES = ("torchtune", "deepspeed", *PARALLEL_ENGINES)
 OPTIMIZERS = get_args(Optimizer)
+PAIR_TASKS = ("dpo", "orpo", "reward")  # a sample is a chosen and a rejected answer
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
 KINDS = ("local", "kubernetes", "batch", "catalogue")
 DEVICES = ("auto", "cuda", "cpu")
@@ -134,7 +135,8 @@ class Job:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.global_batch * self.seq_len
+        """Of all sequences; a preference pair is two."""
+        return self.global_batch * self.seq_len * (2 if self.task in PAIR_TASKS else 1)
 
     @property
     def mlp_targets(self) -> int:

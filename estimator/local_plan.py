@@ -12,7 +12,7 @@ from estimator.failures import smaller
 from estimator.goals import Goals
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
-from estimator.search import Evidence, Search, divides, gib, indivisible, precision_of, title
+from estimator.search import Evidence, Search, divides, gib, indivisible, percent, precision_of, title
 
 # Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model does some
 # 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.
@@ -20,6 +20,25 @@ LARGEST_MODEL_ON_CPU = 500_000_000
 
 
 def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
+    """The plan for this machine; CannotFit where the job or a deadline does not."""
+    made = _plan(job, target, goals, evidence)
+    limit, hours = goals.deadline_hours, made.prediction.hours
+    if limit is not None and hours is None:
+        basis = made.prediction.throughput_basis
+        raise CannotFit(
+            f"Nothing says whether this machine is done within {limit:g} h: {basis}.", wanted=made
+        )
+    if limit is not None and hours is not None and hours > limit:
+        raise CannotFit(
+            f"{title(job)} takes {hours:,.1f} h of {limit:g} on this machine: "
+            f"{percent(hours / limit - 1)} over.",
+            "Train on fewer tokens, or see what finetune plan finds elsewhere.",
+            wanted=made,
+        )
+    return made
+
+
+def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
     machine = target.machine
     if machine is None:
         raise UserError("A local plan needs to know the machine.")

@@ -136,6 +136,7 @@ def _of_cluster(nodes: ClusterNodes, spot: bool) -> Place:
         vcpu=int(nodes.cpu),
         ram_bytes=nodes.memory_bytes,
         allocatable=1.0,  # the node has taken its own part off already
+        rdma=place.rdma and (nodes.efa > 0 or "EFA" not in nodes.instance.fabric),
         most_nodes=nodes.count,
     )
 

@@ -25,6 +25,7 @@ Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 LAUNCHED_ENGINES = ("torchtune", "deepspeed")
 LAUNCHED_METHODS = ("full", "lora", "qlora")
 LAUNCHED_OPTIMIZERS = ("adamw", "sgd")
+LAUNCHED_TASKS = ("sft",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +162,7 @@ class Plan:
     overrides: tuple[Override, ...] = ()
     rejected: tuple[str, ...] = ()  # nearest alternatives and why they were not taken
     learning_rates: tuple[LearningRate, ...] = ()  # hints
+    task: str = "sft"
     schema: int = field(default=SCHEMA_VERSION)
 
     @property
@@ -170,6 +172,7 @@ class Plan:
             ("engine", self.engine, LAUNCHED_ENGINES),
             ("method", self.method, LAUNCHED_METHODS),
             ("optimizer", self.layout.optimizer, LAUNCHED_OPTIMIZERS),
+            ("task", self.task, LAUNCHED_TASKS),
         ):
             if value not in known:
                 return f"{what} {value} is planned only: this package runs {', '.join(known)}"

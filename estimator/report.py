@@ -17,9 +17,8 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
 
     ``everything``: with hints for what the plan leaves to its user.
     """
-    lines = [
-        f"Plan: {plan.model}, {plan.method} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"
-    ]
+    what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
+    lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
     lines += _row("Where", _where(plan), width)
     lines += _row("Request", _request(plan), width)
     lines += _row("Layout", _layout(plan), width)

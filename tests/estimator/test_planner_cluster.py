@@ -75,3 +75,13 @@ def test_nodes_without_a_price_go_by_speed() -> None:
 def test_a_gpu_that_the_cluster_lacks_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="No NVIDIA GPU node of the cluster goes with --gpu L4"):
         plan(FULL, replace(KUBERNETES, gpu="L4"), Goals(cluster_nodes=(nodes_of("p5.48xlarge", 1),)))
+
+
+def test_nodes_whose_efa_others_hold_talk_over_tcp() -> None:
+    fast = nodes_of("p5.48xlarge", 4)
+    slow = replace(fast, efa=0)
+    speeds = [
+        plan(FULL, replace(KUBERNETES, nodes=4), Goals(cluster_nodes=(nodes,))).prediction.tokens_per_second
+        for nodes in (fast, slow)
+    ]
+    assert (speeds[0] or 0) > (speeds[1] or 0) > 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from estimator import CannotFit, Job, Target, UserError, hardware
+from estimator import CannotFit, Job, Machine, Target, UserError, hardware
 from estimator.goals import Goals
 from estimator.models import find
 from estimator.planner import plan, plans
@@ -243,3 +243,22 @@ def test_a_catalogue_of_ones_own_is_planned_with() -> None:
     made = plan(LORA, ANY, catalogue=own)
     assert (made.request.instance_type, made.request.cloud) == ("my-box", "basement")
     assert plan(LORA, ANY).request.instance_type != "my-box"
+
+
+def test_a_preference_pair_is_two_sequences_and_is_planned_only() -> None:
+    pairs = replace(LORA, task="dpo", steps=100)
+    made, plain = plan(pairs, ANY), plan(replace(LORA, steps=100), ANY)
+    assert made.prediction.tokens == 2 * (plain.prediction.tokens or 0)
+    assert "task dpo is planned only" in made.why[-1]
+
+
+def test_a_deadline_holds_on_this_machine_too() -> None:
+    card = hardware.gpu("L40S")
+    machine = Machine(
+        gpus=((card.name, card.vram_bytes),), cpu_cores=16, ram_bytes=128 * 2**30, disk_free_bytes=2**40
+    )
+    here = Target(machine=machine)
+    made = plan(LORA, here, Goals(tokens=10**6, deadline_hours=100))
+    assert hours(made) < 100
+    with pytest.raises(CannotFit, match="on this machine"):
+        plan(LORA, here, Goals(tokens=10**9, deadline_hours=1))
