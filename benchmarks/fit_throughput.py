@@ -26,13 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.throughput_coefficients import SPECS
-from estimator import hardware, rows, throughput
+from estimator import rows, throughput
 from estimator.catalogue import Gpu
 from estimator.compare import usual_network
 from estimator.efficiency import TABLE, Coefficient, Efficiency, kernels, published
 from estimator.setup import Setup
 
-DATA = Path(__file__).parent / "data"
 MEASURED = TABLE.with_name("measured.csv")
 RESULTS = Path(__file__).parent / "results"
 ROBUST = 0.10  # log error beyond which a row pulls no harder
@@ -58,12 +57,9 @@ class Point:
 
 
 def points() -> list[Point]:
-    """The rows that can be predicted, of the package's table and of GPUs that only publications have."""
-    table = rows.read(MEASURED)
-    known = {row.id for row in table}
-    table += [row for row in rows.read(DATA / "measured.csv") if row.id not in known]
+    """The rows of the package's table that can be predicted."""
     found = []
-    for row in table:
+    for row in rows.read(MEASURED):
         if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
             continue
         gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)
@@ -337,28 +333,27 @@ def main() -> None:
     )
     parser.add_argument("--score", action="store_true", help="score the table as it is, without a fit")
     chosen = parser.parse_args()
-    with hardware.using(hardware.catalogue(DATA / "gpus.csv")):
-        data = points()
-        if chosen.score:
-            print(json.dumps(summary(log_error(point, published()) for point in data)))
-            return
-        values = fit(data)
-        table = table_of(values)
-        errors: dict[str, list[float | None]] = {"fitted": [log_error(point, table) for point in data]}
-        errors["source held out"] = held_out(data, values, lambda point: point.row.source)
-        errors["project held out"] = held_out(data, values, lambda point: point.project)
-        write_table(data, values, spread(errors["source held out"]))
-        found = scores(data, errors)
-        found["rows"] = {
-            point.row.id: [
-                None if error[index] is None else round(math.expm1(error[index] or 0.0), 3)
-                for error in errors.values()
-            ]
-            for index, point in enumerate(data)
-        }
-        (RESULTS / "throughput_fit.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        (RESULTS / "throughput_fit.md").write_text(markdown(found), encoding="utf-8")
-        print(json.dumps(found["all"], indent=1))
+    data = points()
+    if chosen.score:
+        print(json.dumps(summary(log_error(point, published()) for point in data)))
+        return
+    values = fit(data)
+    table = table_of(values)
+    errors: dict[str, list[float | None]] = {"fitted": [log_error(point, table) for point in data]}
+    errors["source held out"] = held_out(data, values, lambda point: point.row.source)
+    errors["project held out"] = held_out(data, values, lambda point: point.project)
+    write_table(data, values, spread(errors["source held out"]))
+    found = scores(data, errors)
+    found["rows"] = {
+        point.row.id: [
+            None if error[index] is None else round(math.expm1(error[index] or 0.0), 3)
+            for error in errors.values()
+        ]
+        for index, point in enumerate(data)
+    }
+    (RESULTS / "throughput_fit.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "throughput_fit.md").write_text(markdown(found), encoding="utf-8")
+    print(json.dumps(found["all"], indent=1))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,10 @@ def _row(cells: Cells) -> Row:
         throughput_skip = "no throughput was measured"
     elif gpu is None:
         throughput_skip = f"GPU {cells.text('gpu')!r} is not in the catalogue"
+    elif "ambiguous" in cells.text("tps_derived"):
+        throughput_skip = "tokens/s of one GPU or of all: the publication doesn't say"
+    elif "short samples" in cells.text("packing"):
+        throughput_skip = "its samples are shorter than the sequence length, by how much is not stated"
     setup = None
     try:
         setup = setup_of(cells, gpu)

@@ -55,14 +55,14 @@ def test_a_gpu_is_overridden_by_any_of_its_names(own: Path) -> None:
 def test_a_new_gpu_and_a_machine_with_it_stand_in_one_file(own: Path) -> None:
     own.write_text(
         "kind,gpu,vendor,vram_GB,aliases,bf16_TFLOPS_dense,cloud,instance_type,gpu_count,ram_GiB,on_demand_usd_h\n"
-        "instance,GB300,,,,,onprem,dgx-7,4,1024,0\n"
-        "gpu,GB300,nvidia,288,NVIDIA GB300,2500,,,,,\n"
+        "instance,R200,,,,,onprem,dgx-7,4,1024,0\n"
+        "gpu,R200,nvidia,288,NVIDIA R200,2500,,,,,\n"
     )
     made = hardware.catalogue(own)
-    gpu, machine = made.gpu("NVIDIA GB300"), made.instance("dgx-7")
+    gpu, machine = made.gpu("NVIDIA R200"), made.instance("dgx-7")
     assert (gpu.vram_bytes, gpu.vram_reported, gpu.architecture) == (288 * 10**9, False, None)
     assert gpu.bf16  # it has a rate in it
-    assert (machine.cloud, machine.gpu, machine.gpu_count) == ("onprem", "GB300", 4)
+    assert (machine.cloud, machine.gpu, machine.gpu_count) == ("onprem", "R200", 4)
     assert (machine.ram_bytes, machine.vcpu, machine.usd_per_hour) == (1024 * GIB, None, 0)
     assert machine.price_source == str(own)
     assert made.clouds()[-1] == "onprem"

@@ -240,7 +240,7 @@ def test_a_table_whose_unit_may_be_gb_or_gib_is_taken_in_the_middle(tmp_path: Pa
     ("text", "name"),
     [
         ("A100-80GB", "A100 SXM 80GB"),
-        ("H100-96GB(HBM2e,500W)", "H100 SXM"),
+        ("H100-96GB(HBM2e,500W)", "H100 SXM 96GB HBM2e 500W"),
         ("H200", "H200 SXM"),
         ("RTX4090", "RTX 4090"),
         ("A6000", "RTX A6000"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import fit_throughput, throughput_coefficients
-from estimator import hardware, throughput
+from estimator import throughput
 from estimator.efficiency import TABLE, published
 
 RESULTS = json.loads((fit_throughput.RESULTS / "throughput_fit.json").read_text(encoding="utf-8"))
@@ -22,10 +22,7 @@ ROWS = list(csv.DictReader(TABLE.open(newline="", encoding="utf-8")))
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Predicted / measured - 1 of each published run, by its id."""
-    with hardware.using(hardware.catalogue(fit_throughput.DATA / "gpus.csv")):
-        found = {
-            point.row.id: fit_throughput.log_error(point, published()) for point in fit_throughput.points()
-        }
+    found = {point.row.id: fit_throughput.log_error(point, published()) for point in fit_throughput.points()}
     return {name: math.expm1(error) for name, error in found.items() if error is not None}
 
 
@@ -102,13 +99,12 @@ def test_fused_kernels_move_less_than_compiled_ones_and_those_less_than_eager_on
 
 
 def test_a_fit_that_saw_no_run_of_an_architecture_does_not_know_it() -> None:
-    with hardware.using(hardware.catalogue(fit_throughput.DATA / "gpus.csv")):
-        data = fit_throughput.points()
-        others = [point for point in data if point.gpu.architecture != "Ampere"]
-        table = fit_throughput.without_evidence(published(), others)
-        ampere = next(point for point in data if point.gpu.architecture == "Ampere")
-        assert fit_throughput.log_error(ampere, table) is None
-        assert fit_throughput.log_error(others[0], table) is not None
+    data = fit_throughput.points()
+    others = [point for point in data if point.gpu.architecture != "Ampere"]
+    table = fit_throughput.without_evidence(published(), others)
+    ampere = next(point for point in data if point.gpu.architecture == "Ampere")
+    assert fit_throughput.log_error(ampere, table) is None
+    assert fit_throughput.log_error(others[0], table) is not None
 
 
 def test_the_fit_finds_the_coefficient_that_made_the_data() -> None:
@@ -118,15 +114,14 @@ def test_the_fit_finds_the_coefficient_that_made_the_data() -> None:
     index = next(i for i, spec in enumerate(specs) if (spec.name, spec.scope) == ("products", "Ampere"))
     true = priors.copy()
     true[index] *= 2 / 3
-    with hardware.using(hardware.catalogue(fit_throughput.DATA / "gpus.csv")):
-        found = [p for p in fit_throughput.points() if p.gpu.architecture == "Ampere"][:60]
-        table = fit_throughput.table_of(true)
-        made = []
-        for point in found:
-            error = fit_throughput.log_error(point, table)
-            assert error is not None
-            assert point.row.tps_per_gpu is not None
-            row = replace(point.row, tps_per_gpu=point.row.tps_per_gpu * math.exp(error))
-            made.append(replace(point, row=row))
-        fitted = fit_throughput.fit(made)
+    found = [p for p in fit_throughput.points() if p.gpu.architecture == "Ampere"][:60]
+    table = fit_throughput.table_of(true)
+    made = []
+    for point in found:
+        error = fit_throughput.log_error(point, table)
+        assert error is not None
+        assert point.row.tps_per_gpu is not None
+        row = replace(point.row, tps_per_gpu=point.row.tps_per_gpu * math.exp(error))
+        made.append(replace(point, row=row))
+    fitted = fit_throughput.fit(made)
     assert fitted[index] == pytest.approx(true[index], rel=0.05)
