@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from checklist.bottleneck import TAU, WITNESSES, Bounds, Flags, Floats, localise
-from checklist.measurements import Pair
+from checklist.measurements import STRICT, Pair
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
 RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
@@ -32,6 +32,7 @@ Why = Literal["two-nodes", "no-good-pair", "too-few-witnesses"]
 class Fault:
     """One slow thing. "transmit" and "receive" are one direction of a node, "node" is both."""
 
+    __pydantic_config__ = STRICT
     kind: FaultKind
     node: int | None = None
     src: int | None = None
@@ -48,6 +49,7 @@ class Fault:
 class Diagnosis:
     """What the pairs say. Only confirmed faults accuse anybody."""
 
+    __pydantic_config__ = STRICT
     nodes: int
     reference_gbytes_per_s: float | None
     basis: Literal["spec", "upper-quartile"]

@@ -1,0 +1,236 @@
+"""The result of one run: verdicts, findings with advice, all that was measured. JSON both ways, versioned.
+
+``python -m checklist.result`` renews ``result.schema.json``, which ships with the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from checklist.checks import Profile
+from checklist.diagnosis import Diagnosis
+from checklist.history import Record
+from checklist.measurements import STRICT, Measurements, record
+from estimator.errors import UserError
+
+SCHEMA_VERSION = 1
+SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
+Verdict = Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
+EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT": 3}
+COULD_NOT_RUN = 2  # exit status where nothing was measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that is wrong, whose it is, and what to do about it."""
+
+    __pydantic_config__ = STRICT
+    check: str
+    code: str
+    """A name in data/advice.yaml."""
+    verdict: Literal["WARN", "FAIL"]
+    title: str
+    """One line: what is wrong with whom, in figures."""
+    nodes: tuple[str, ...] = ()
+    """Nodes at fault. A slow link's ends are not."""
+    suspects: tuple[str, ...] = ()
+    """Nodes of which at least one may be at fault, where it can't be told which."""
+    ranks: tuple[int, ...] = ()
+    advice: tuple[str, ...] = ()
+    """What to do, one or two lines."""
+    command: str | None = None
+    """To copy and paste; None: nothing can be typed against it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One number that was judged, or would have been."""
+
+    __pydantic_config__ = STRICT
+    name: str
+    value: float
+    unit: str
+    verdict: Verdict
+    bytes: int | None = None
+    node: str | None = None
+    rank: int | None = None
+    expected: float | None = None
+    """What it was held against: the floor, the peers' median, or the past's."""
+    basis: Literal["floor", "peers", "history", "none"] = "none"
+    source: str | None = None
+    """Where the floor comes from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckResult:
+    """The answer to one check."""
+
+    __pydantic_config__ = STRICT
+    check: str
+    verdict: Verdict
+    reason: str
+    """One line: why."""
+    measured: bool
+    """False: NO-VERDICT because nothing was measured; true with NO-VERDICT: nothing to compare with."""
+    nodes: tuple[str, ...] = ()
+    """Nodes that it was measured on."""
+    figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """A check that was not asked for, or that does not apply here."""
+
+    __pydantic_config__ = STRICT
+    check: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """An earlier FAIL that no later run has cleared."""
+
+    __pydantic_config__ = STRICT
+    check: str
+    profile: Profile
+    """It was found with; only as hard a check clears it."""
+    since_unix: float
+    title: str
+    nodes: tuple[str, ...] = ()
+    """Whom a clearing check must cover; none: the cluster as a whole."""
+    blamed: bool = False
+    """Whether those nodes are at fault, and so bad ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitResult:
+    """alpha and beta of one operation (formulas.Fit)."""
+
+    __pydantic_config__ = STRICT
+    op: str
+    dtype: str
+    alpha_s: float | None
+    beta_gbytes_per_s: float | None
+    half_bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """All that one run says."""
+
+    __pydantic_config__ = STRICT
+    version: int = SCHEMA_VERSION
+    verdict: Verdict
+    headline: str
+    """One line for people."""
+    finished_unix: float
+    profile: Profile
+    nodes: tuple[str, ...]
+    """All that took part, in the order of the ranks."""
+    healthy_nodes: tuple[str, ...]
+    bad_nodes: tuple[str, ...]
+    """Named by a FAIL of this run, or by an earlier one that still stands."""
+    checks: tuple[CheckResult, ...]
+    skipped: tuple[Skipped, ...]
+    findings: tuple[Finding, ...]
+    standing: tuple[Standing, ...] = ()
+    """Earlier failures that this run has not cleared."""
+    diagnosis: Diagnosis | None = None
+    fits: tuple[FitResult, ...] = ()
+    busbw_gbytes_per_s: float | None = None
+    """all_reduce's at the largest size over all nodes, for estimates; None: not measured over a network."""
+    bare_ratio: float | None = None
+    """Our bandwidth over that of a bare loop of the same collective in the same run."""
+    records: tuple[Record, ...] = ()
+    """For the history of later runs."""
+    notes: tuple[str, ...] = ()
+    measurements: Measurements
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass or warn, 1 fail, 3 no verdict."""
+        return EXIT_CODES[self.verdict]
+
+    def check(self, name: str) -> CheckResult | None:
+        """The answer to that check; None where it was not asked."""
+        return next((check for check in self.checks if check.check == name), None)
+
+    def open_failures(self) -> tuple[Standing, ...]:
+        """What a later run has to clear: this run's failures, and the earlier ones that still stand."""
+        new = []
+        for finding in self.findings:
+            if finding.verdict != "FAIL":
+                continue
+            told: dict[str, Any] = {
+                "check": finding.check,
+                "profile": self.profile,
+                "since_unix": self.finished_unix,
+                "title": finding.title,
+            }
+            # Each node by itself, so that one can be cleared without the other
+            new += [Standing(**told, nodes=(node,), blamed=True) for node in finding.nodes]
+            if not finding.nodes:
+                new.append(Standing(**told, nodes=finding.suspects))
+        return (*self.standing, *new)
+
+
+def to_json(result: Result) -> str:
+    """As JSON text, indented, with a newline at its end."""
+    return json.dumps(dataclasses.asdict(result), indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str) -> Result:
+    """From JSON text. Raises UserError where it is none, or is of another schema version."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"The result is not JSON: {error}.", "Run the checks again.") from None
+    found = values.get("version") if isinstance(values, dict) else None
+    if found != SCHEMA_VERSION:
+        raise UserError(
+            f"The result has schema version {found!r}; this program reads {SCHEMA_VERSION}.",
+            "Run the checks again, or read it with the program that wrote it.",
+        )
+    return record(Result, values)
+
+
+def read(file: Path) -> Result:
+    """The result in a file. Raises UserError."""
+    try:
+        return from_json(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"The result {file} can't be read: {reason}.", "Name a result.json.") from None
+
+
+def write(result: Result, file: Path) -> None:
+    """Writes it whole or not at all. Raises UserError where the file can't be written."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_text(to_json(result))
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(
+            f"The result can't be written to {file}: {error.strerror or error}.", "Name another file."
+        ) from None
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of result.json, made from the classes."""
+    from pydantic import TypeAdapter  # heavy to import
+
+    made = TypeAdapter(Result).json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def schema_text() -> str:
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(schema_text())
