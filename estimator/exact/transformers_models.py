@@ -108,14 +108,18 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
 
 
 def _forward(setup: Setup, model: Any) -> Loss:
+    held: list[Any] = []  # loops by hand (Accelerate's, PEFT's, ours) keep the logits; the Trainer lets go
+
     def run(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {}
         if setup.document_mask:
             batch, length = tokens.shape
             options["attention_mask"] = torch.ones(batch, 1, length, length, dtype=torch.bool)
         if setup.loss == "plain":
-            return model(input_ids=tokens, labels=labels, **options).loss  # type: ignore[no-any-return]
-        return summed_cross_entropy(model(input_ids=tokens, **options).logits, labels)
+            held[:] = [model(input_ids=tokens, labels=labels, **options)]
+            return held[0].loss  # type: ignore[no-any-return]
+        held[:] = [model(input_ids=tokens, **options)]
+        return summed_cross_entropy(held[0].logits, labels)
 
     return run
 
