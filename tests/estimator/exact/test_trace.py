@@ -194,6 +194,13 @@ def test_what_is_not_modelled_is_said() -> None:
     assert any("CUDA context" in clause for clause in traced(TORCHTUNE).not_modelled)
 
 
+def test_states_of_an_optimizer_that_needs_a_gpu_come_from_the_formulas_and_say_so() -> None:
+    found = traced(replace(TORCHTUNE, optimizer="adamw8bit"))
+    assert found.from_formula == ("optimizer",)
+    assert 2 * LLAMA.parameters < dict(found.states)["optimizer"] < 2.1 * LLAMA.parameters
+    assert any("adamw8bit" in clause for clause in found.not_modelled)
+
+
 FAMILIES = {find(name).family: name for name in reversed(names())}
 UNBUILT = {"qwen", "bert"}  # no class in transformers; no next-token loss
 
