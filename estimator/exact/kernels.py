@@ -96,7 +96,7 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
         if not torchtune_modules(setup):
             # transformers makes a mask where it can't look into positions; unpacked rows need none
             masks = "transformers.masking_utils"
-            stack.enter_context(mock.patch(f"{masks}.is_tracing", return_value=False))
+            stack.enter_context(mock.patch(f"{masks}.is_tracing", return_value=False, create=True))
             stack.enter_context(mock.patch(f"{masks}.find_packed_sequence_indices", return_value=None))
         elif setup.quantization != "none":
             for module in ("lora", "dora"):

@@ -45,20 +45,31 @@ def fake_processes(setup: Setup) -> Iterator[Meshes | None]:
         return
     shape = (setup.replicate, setup.shard, setup.tensor)
     size = setup.replicate * setup.shard * setup.tensor
-    concatenate = DeviceMesh._concatenate
-
-    def concatenated(meshes: list[DeviceMesh]) -> DeviceMesh:
-        with unset_fake_temporarily():  # ranks are numbers, which fake tensors have none of
-            return concatenate(meshes)
-
     dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard", "tensor"))
         part = mesh["replicate", "shard"] if setup.replicate > 1 else mesh["shard"]
-        with mock.patch.object(DeviceMesh, "_concatenate", concatenated):
+        with _real_ranks():
             yield Meshes(part, mesh["tensor"])
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _real_ranks() -> Iterator[None]:
+    """Meshes that are joined later are made of real numbers: fake tensors have none."""
+    joined = getattr(DeviceMesh, "_concatenate", None)  # torch 2.10 and later
+    if joined is None:
+        yield
+        return
+
+    def concatenated(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            mesh: DeviceMesh = joined(meshes)
+            return mesh
+
+    with mock.patch.object(DeviceMesh, "_concatenate", concatenated):
+        yield
 
 
 def split_tensors(setup: Setup, built: Built, meshes: Meshes) -> None:

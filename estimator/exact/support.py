@@ -37,6 +37,9 @@ def untraceable(setup: Setup) -> str | None:
         return "FSDP1's flat parameters have no fake counterpart; FSDP2 is traced"
     if setup.tensor > 1 and not torchtune_modules(setup):
         return "tensor parallel is traced with torchtune's modules only"
+    if setup.tensor > 1 and (model.tied_embeddings or setup.adapters):
+        what = "adapters" if setup.adapters else "tied embeddings"
+        return f"torchtune's plan of tensor parallel knows no {what}"
     if setup.tensor > model.kv_heads:
         return f"torchtune can't split {model.kv_heads} key/value heads over {setup.tensor} processes"
     if setup.fp8 != "none":

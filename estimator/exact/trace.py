@@ -84,6 +84,8 @@ def _not_modelled(setup: Setup) -> list[str]:
     clauses = ["the CUDA context, NCCL's buffers and the allocator's fragmentation"]
     if setup.sharding in FSDP or setup.tensor > 1:
         clauses.append("buffers that a second CUDA stream frees late")
+    if setup.replicate > 1 and setup.sharding not in FSDP:
+        clauses.append("buckets of gradients that replicas exchange")
     if setup.zero_stage is not None:
         clauses.append("DeepSpeed's buckets and gathered weights; its states are computed, not traced")
     elif not zero.optimizer_traced(setup):

@@ -17,7 +17,7 @@ from estimator.exact import process
 from estimator.exact.support import untraceable
 from estimator.models import find
 from estimator.setup import Setup
-from tests.estimator.exact.shapes import DEEPSPEED, LLAMA, MIXTRAL, TORCHTUNE, TRANSFORMERS, zero
+from tests.estimator.exact.shapes import DEEPSPEED, LLAMA, MIXTRAL, QWEN2, TORCHTUNE, TRANSFORMERS, zero
 
 
 def test_asking_loads_no_torch() -> None:
@@ -86,6 +86,8 @@ def test_a_models_own_mistake_comes_back_as_it_was_said() -> None:
         (replace(TORCHTUNE, context=2), "context parallel 2"),
         (replace(TORCHTUNE, fp8="rowwise"), "fp8"),
         (replace(TORCHTUNE, tensor=8), "4 key/value heads over 8"),
+        (replace(TORCHTUNE, model=QWEN2, tensor=2), "no tied embeddings"),
+        (replace(TORCHTUNE, method="lora", tensor=2), "no adapters"),
         (replace(TRANSFORMERS, tensor=2), "torchtune's modules only"),
         (replace(TRANSFORMERS, loss="chunked"), "not chunked"),
         (replace(TORCHTUNE, checkpointing="selective"), "selective checkpointing is torchtitan's"),
