@@ -1,0 +1,79 @@
+"""What the GPUs say of themselves: how many there are, and whether they are well before and after a load."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from checklist.advice import finding
+from checklist.case import Answer, Case, answer, no_verdict, skipped
+from checklist.measurements import GpuHealth
+from checklist.result import Finding
+
+NORMAL_THROTTLING = ("sw_power_cap", "applications_clocks_setting", "gpu_idle", "idle", "sync_boost", "none")
+
+
+def gpus(case: Case) -> Answer:
+    if not case.cuda:
+        return skipped("gpus", "The run uses no GPUs.")
+    if not case.facts:
+        return case.unmeasured("gpus", "facts")
+    counts = {fact.node: len(fact.gpu_uuids) for fact in case.leaders}
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    machine = case.machine_gpus
+    found = []
+    for node, count in counts.items():
+        due = max(usual, case.measurements.gpus_per_node_asked)
+        # A pod may ask for half of a machine, but not for 7 of 8
+        if machine and machine % max(count, 1):
+            due = machine
+        if count < due:
+            title = f"{case.name(node)} has {count} of {due} GPUs."
+            found.append(finding("gpus", "gpu-count", "FAIL", title, nodes=[case.name(node)]))
+    for fact in case.facts:
+        if fact.gpu_processes:
+            who = f"the GPU of rank {fact.rank} ({case.name(fact.node)})"
+            title = f"{fact.gpu_processes} processes of others were on {who}."
+            found.append(finding("gpus", "gpu-busy", "WARN", title, ranks=[fact.rank]))
+    known = f"as its machine type has {machine}" if machine else "the same everywhere"
+    return answer("gpus", f"{usual} GPUs on each node, {known}.", found, nodes=case.all_names)
+
+
+def gpu_health(case: Case) -> Answer:
+    if not case.cuda:
+        return skipped("gpu-health", "The run uses no GPUs.")
+    after = [state for state in case.measurements.health if state.when == "after"]
+    if not case.measurements.health:
+        return case.unmeasured("gpu-health", "facts")
+    found = [fault for state in case.measurements.health for fault in _ill(case, state)]
+    unique = {(fault.code, fault.ranks): fault for fault in found}  # before and after: once
+    if not unique and len(after) < len(case.facts):
+        return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
+    if not unique and any(state.xids is None for state in after):
+        return no_verdict("gpu-health", "XID events can't be read here; the rest is in order.")
+    if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
+        return no_verdict("gpu-health", "Some GPUs don't tell their memory errors.")
+    return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=case.all_names)
+
+
+def _ill(case: Case, state: GpuHealth) -> list[Finding]:
+    name = case.name_of_rank(state.rank)
+    gpu = f"The GPU of rank {state.rank} ({name})"
+    told: dict[str, object] = {"gpu": state.uuid}
+    found: list[tuple[str, str, str]] = []
+    if state.ecc_uncorrected:
+        found.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
+    if state.remap_failed:
+        found.append(("remap-failed", "FAIL", f"{gpu} could not remap broken memory rows."))
+    elif state.remap_pending:
+        found.append(("remap-pending", "FAIL", f"{gpu} waits for a reset to remap memory rows."))
+    if state.xids:
+        told["xids"] = ", ".join(map(str, state.xids))
+        found.append(("xid", "FAIL", f"{gpu} reported XID {told['xids']}."))
+    reasons = [reason for reason in state.throttle_reasons or () if reason.lower() not in NORMAL_THROTTLING]
+    if reasons:
+        told["reasons"] = ", ".join(reasons)
+        found.append(("throttled", "WARN", f"{gpu} is throttled: {told['reasons']}."))
+    return [
+        finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], **told)  # type: ignore[arg-type]
+        for code, verdict, title in found
+    ]

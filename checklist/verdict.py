@@ -1,0 +1,259 @@
+"""From measurements to the result: every check judged, the whole judged from them, earlier failures kept open.
+
+Not measured is never PASS: a check without measurements is NO-VERDICT, and if it is one that decides, so is the
+run. A figure that was measured and has nothing to be held against is NO-VERDICT too; it does not spoil the run,
+whose headline says so, and the run counts for the history that later ones are held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from checklist import judge_facts, judge_gpus, judge_pairs, judge_speed, judge_world
+from checklist.case import Answer, Case
+from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
+from checklist.diagnosis import Diagnosis
+from checklist.formulas import fit
+from checklist.history import Record
+from checklist.measurements import Measurements
+from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
+from checklist.thresholds import Table, table
+
+# Without these nobody can say that training would work; the others may be unknowable where it does
+DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
+
+JUDGES: dict[str, Callable[[Case], Answer]] = {
+    "ranks": judge_facts.ranks,
+    "gpus": judge_gpus.gpus,
+    "versions": judge_facts.versions,
+    "shared-memory": judge_facts.shared_memory,
+    "memlock": judge_facts.memlock,
+    "interface": judge_facts.interface,
+    "rdma": judge_facts.rdma,
+    "hostname": judge_facts.hostname,
+    "clock": judge_facts.clock,
+    "placement": judge_facts.placement,
+    "gpu-health": judge_gpus.gpu_health,
+    "mesh": judge_pairs.mesh,
+    **{name: judge_speed.node_check(name) for name in ("gemm", "hbm", "host-copy", "peer-copy", "storage")},
+    "correctness": judge_world.correctness,
+    "latency": judge_world.latency,
+    "bandwidth": judge_world.bandwidth,
+    "transport": judge_world.transport,
+    "hangs": judge_pairs.hangs,
+}  # and "pairs", which also gives a diagnosis
+
+
+def judge(
+    measurements: Measurements,
+    *,
+    checks: Iterable[Check] = CHECKS.values(),
+    thresholds: Table | None = None,
+    history: Iterable[Record] = (),
+    open_failures: Iterable[Standing] = (),
+    system: str | None = None,
+) -> Result:
+    """The result of one run.
+
+    Parameters
+    ----------
+    checks:
+        Those that were asked for.
+    thresholds:
+        None: the shipped table.
+    history:
+        Records of earlier runs, of any setting.
+    open_failures:
+        What earlier runs have left open (:meth:`Result.open_failures`).
+    system:
+        The user's name for this system in the table of thresholds.
+    """
+    case = Case(measurements=measurements, table=thresholds or table(), history=tuple(history), system=system)
+    asked = tuple(checks)
+    answers: list[Answer] = []
+    diagnosis: Diagnosis | None = None
+    for check in asked:
+        if check.name == "pairs":
+            said, diagnosis = judge_pairs.pairs(case)
+            answers.append(said)
+        else:
+            answers.append(JUDGES[check.name](case))
+    done = tuple(said.result for said in answers if isinstance(said.result, CheckResult))
+    findings = _sorted(fault for said in answers for fault in said.findings)
+    profile = _profile(measurements)
+    standing = still_open(open_failures, done, profile)
+    # A failure of nodes that are not here today is kept, but says nothing of the nodes that are
+    concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(case.all_names)]
+    verdict = overall(done, concerned)
+    bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
+    bad |= {name for item in standing if item.blamed for name in item.nodes}
+    finished = measurements.started_unix + measurements.seconds
+    return Result(
+        verdict=verdict,
+        headline=_headline(verdict, done, findings, concerned),
+        finished_unix=finished,
+        profile=profile,
+        nodes=case.all_names,
+        healthy_nodes=_healthy(case, verdict, findings, concerned, bad),
+        bad_nodes=tuple(sorted(bad)),
+        checks=done,
+        skipped=_skipped(asked, answers),
+        findings=findings,
+        standing=standing,
+        diagnosis=diagnosis,
+        fits=_fits(measurements),
+        busbw_gbytes_per_s=_busbw(case),
+        bare_ratio=_bare_ratio(measurements),
+        records=_records(case, answers, verdict, finished),
+        notes=measurements.notes,
+        measurements=measurements,
+    )
+
+
+def overall(checks: Iterable[CheckResult], standing: Iterable[Standing] = ()) -> Verdict:
+    """The verdict on the run: FAIL before NO-VERDICT before WARN before PASS.
+
+    NO-VERDICT counts where a decisive check was not measured, or where nothing at all could be judged.
+    """
+    done = tuple(checks)
+    verdicts = {check.verdict for check in done}
+    if "FAIL" in verdicts or tuple(standing):
+        return "FAIL"
+    unmeasured = any(
+        check.verdict == "NO-VERDICT" and not check.measured and check.check in DECISIVE for check in done
+    )
+    if unmeasured or not verdicts & {"PASS", "WARN"}:
+        return "NO-VERDICT"
+    return "WARN" if "WARN" in verdicts else "PASS"
+
+
+def still_open(
+    earlier: Iterable[Standing], checks: Iterable[CheckResult], profile: Profile
+) -> tuple[Standing, ...]:
+    """The earlier failures that this run has not cleared.
+
+    Only a PASS of the same check, asked at least as hard, on the nodes concerned clears one.
+    """
+    passed = {check.check: set(check.nodes) for check in checks if check.verdict == "PASS"}
+
+    def cleared(item: Standing) -> bool:
+        if item.check not in CHECKS or item.check not in passed:
+            return False
+        check = find(item.check)
+        return clears(check, profile, check, item.profile) and set(item.nodes) <= passed[item.check]
+
+    return tuple(item for item in earlier if not cleared(item))
+
+
+def _profile(measurements: Measurements) -> Profile:
+    return next((profile for profile in PROFILES if profile == measurements.profile), PROFILES[0])
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda fault: fault.verdict != "FAIL"))
+
+
+def _healthy(
+    case: Case, verdict: Verdict, findings: Iterable[Finding], standing: Iterable[Standing], bad: set[str]
+) -> tuple[str, ...]:
+    """Nodes that were looked at and nothing was found against, nor may be theirs."""
+    if verdict == "NO-VERDICT":
+        return ()
+    doubtful = set(bad)
+    for fault in findings:
+        if fault.verdict == "FAIL":
+            doubtful |= set(fault.suspects)
+            if not fault.nodes and not fault.suspects:
+                return ()  # something is wrong with the cluster, and it may be anybody's
+    for item in standing:
+        if not item.nodes:
+            return ()
+        doubtful |= set(item.nodes)
+    return tuple(name for name in case.all_names if name not in doubtful)
+
+
+def _headline(
+    verdict: Verdict, checks: tuple[CheckResult, ...], findings: tuple[Finding, ...], standing: list[Standing]
+) -> str:
+    open_ones = [check.check for check in checks if check.verdict == "NO-VERDICT"]
+    if verdict == "NO-VERDICT":
+        missing = next(
+            (c for c in checks if c.verdict == "NO-VERDICT" and not c.measured and c.check in DECISIVE), None
+        )
+        return "No verdict" + (
+            f" on {missing.check}: {missing.reason}" if missing else ": nothing could be judged."
+        )
+    serious = [fault for fault in findings if fault.verdict == verdict]
+    if serious:
+        more = f" And {len(serious) - 1} more." if len(serious) > 1 else ""
+        return serious[0].title + more
+    if standing:
+        return f"Still open from an earlier run: {standing[0].title}"
+    passed = sum(check.verdict == "PASS" for check in checks)
+    return f"{passed} checks passed." + (f" Not judged: {', '.join(open_ones)}." if open_ones else "")
+
+
+def _skipped(asked: tuple[Check, ...], answers: Iterable[Answer]) -> tuple[Skipped, ...]:
+    names = {check.name for check in asked}
+    unasked = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
+    return (*(said.result for said in answers if isinstance(said.result, Skipped)), *unasked)
+
+
+def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
+    points: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for item in measurements.collectives:
+        if not item.bare and item.seconds_median is not None and item.error is None and item.bytes > 0:
+            points.setdefault((item.op, item.dtype), []).append((item.bytes, item.seconds_median))
+    made = []
+    for (op, dtype), times in points.items():
+        found = fit(times)
+        if found.alpha_s is not None or found.beta_gbytes_per_s is not None:
+            made.append(
+                FitResult(
+                    op=op,
+                    dtype=dtype,
+                    alpha_s=found.alpha_s,
+                    beta_gbytes_per_s=found.beta_gbytes_per_s,
+                    half_bytes=found.half_bytes,
+                )
+            )
+    return tuple(made)
+
+
+def _busbw(case: Case) -> float | None:
+    """all_reduce's bandwidth at its largest size, where it crossed a network."""
+    if case.local or len(case.measurements.nodes) < 2:
+        return None
+    sizes = {
+        item.bytes: item.busbw_gbytes_per_s
+        for item in case.measurements.collectives
+        if item.op == "all_reduce" and not item.bare and item.error is None
+    }
+    return sizes[max(sizes)] if sizes else None
+
+
+def _bare_ratio(measurements: Measurements) -> float | None:
+    """Ours over the bare loop's, at the largest size that both have."""
+    ours = {
+        (item.op, item.dtype, item.bytes): item.busbw_gbytes_per_s
+        for item in measurements.collectives
+        if not item.bare
+    }
+    for item in sorted(measurements.collectives, key=lambda item: -item.bytes):
+        mine = ours.get((item.op, item.dtype, item.bytes))
+        if item.bare and item.busbw_gbytes_per_s and mine:
+            return mine / item.busbw_gbytes_per_s
+    return None
+
+
+def _records(case: Case, answers: Iterable[Answer], verdict: Verdict, finished: float) -> tuple[Record, ...]:
+    """For the history. Nodes on one machine say nothing of a network, and CPUs are shared with whatever runs."""
+    if case.local:
+        return ()
+    return tuple(
+        Record(
+            unix=finished, verdict=verdict, setting=case.setting, op=op, bytes=size, value=value, unit=unit
+        )
+        for said in answers
+        for op, size, value, unit in said.records
+    )
