@@ -132,6 +132,9 @@ class Step:
         setup, tracker = self.setup, self.tracker
         self._mark_weights()
         self._follow()
+        if not setup.adapters:
+            vocab, hidden = setup.model.vocab // setup.tensor, setup.model.hidden
+            tracker.head_shapes = {(vocab, hidden), (hidden, vocab)}
         tokens = torch.zeros(setup.sequences, setup.seq_len, dtype=torch.long)
         optimizer = self._optimizer()
         with tracker:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")
+SUMS = (torch.ops.aten.mm.default, torch.ops.aten.add.Tensor)
 
 
 class Part(str, Enum):
@@ -46,6 +47,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         super().__init__()
         self._ref_class = Part  # type: ignore[assignment]
         self.part = Part.ACTIVATIONS
+        self.head_shapes: set[tuple[int, ...]] = set()  # of the trained head's weight
         self.peaks: dict[str, dict[str, int]] = {}
         self._highest: dict[str, int] = {}
         self._moment = "before"
@@ -109,9 +111,19 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         if active_fake_mode() is self._fake_mode_on_entry:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, torch.Tensor):
-                    self._track(self.part, tensor)  # type: ignore[arg-type]
-            self._note_peak()
+                    self._track(self._part_of(func, tensor), tensor)  # type: ignore[arg-type]
+            # Autograd adds gradients up in place, but not where tensors are followed: of the three that are
+            # there for a moment, one would not be
+            if not (func is torch.ops.aten.add.Tensor and self._moment.startswith("backward")):
+                self._note_peak()
         return result
+
+    def _part_of(self, func: Any, tensor: torch.Tensor) -> Part:
+        """The head's gradient is made, and added up chunk by chunk, before any hook hears of it."""
+        backward = self.part is Part.LOGITS and self._moment.startswith("backward")
+        if backward and func in SUMS and tuple(tensor.shape) in self.head_shapes:
+            return Part.GRADIENTS
+        return self.part
 
     def _note_peak(self) -> None:
         snapshot: dict[Any, int] = self._curr_mem_snap.get(CPU, {})
