@@ -103,7 +103,7 @@ class Case:
         ):
             return []
         rates = [nic.gbps for fact in self.leaders for nic in fact.nics if nic.name == fact.nic and nic.gbps]
-        return [min(rates)] if len(rates) == len(self.leaders) else []
+        return [min(rates)] if rates and len(rates) == len(self.leaders) else []
 
     def threshold(self, op: str, size_bytes: int | None, algorithm: str | None = None) -> Threshold | None:
         key = Key(

@@ -15,12 +15,14 @@ from typing import Any, Literal
 import numpy as np
 
 from checklist.bottleneck import TAU, WITNESSES, Bounds, Flags, Floats, localise
+from checklist.circle import ALL_PAIRS_UP_TO
 from checklist.measurements import STRICT, Pair
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
 RERUNS = 2  # times that a pair must be slow alone: other jobs' traffic passes
+RERUNS_ABOVE = 3  # above 32 nodes: of so many pairs some meet passing traffic twice
 CONTROLS = 2  # good pairs measured again too: alone must be compared with alone
-PASSES = RERUNS + 1  # of pairs alone; the last is for suspects that others hid
+PASSES = RERUNS_ABOVE + 1  # of pairs alone; the last is for suspects that others hid
 MOST_RERUNS = 96  # in one pass, one direction of one pair each; they run one after another
 
 FaultKind = Literal["node", "transmit", "receive", "link"]
@@ -99,7 +101,7 @@ def diagnose(
     """
     measured = [pair for pair in pairs if pair.gbytes_per_s is not None or pair.error is not None]
     first = _best(pair for pair in measured if not pair.alone)
-    alone = _Alone([pair for pair in measured if pair.alone])
+    alone = _Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
         return _nothing(nodes)
     bounds = localise(nodes, first, spec_gbytes_per_s, tau)
@@ -108,7 +110,7 @@ def diagnose(
     undecided = [
         pair for pair in _worst(bounds, bounds.undecided) if alone.best.get(pair, 0.0) < tau * reference
     ]
-    settled = any(alone.times[pair] >= RERUNS for pair in undecided)
+    settled = alone.settled(undecided, 1)
     again = _again(bounds, faults, [] if settled else undecided)
     return Diagnosis(
         nodes=nodes,
@@ -128,7 +130,8 @@ def diagnose(
 class _Alone:
     """The second pass: the best of each ordered pair, and how often it was measured."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
+    def __init__(self, pairs: Sequence[Pair], nodes: int) -> None:
+        self.enough = RERUNS if nodes <= ALL_PAIRS_UP_TO else RERUNS_ABOVE
         self.best = {key: value for key, (value, _) in _best(pairs).items()}
         self.times = Counter((pair.src, pair.dst) for pair in pairs)
 
@@ -138,7 +141,7 @@ class _Alone:
 
     def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
         """Whether so many of those pairs were measured often enough to accuse somebody."""
-        return sum(self.times[pair] >= RERUNS for pair in pairs) >= needed
+        return sum(self.times[pair] >= self.enough for pair in pairs) >= needed
 
 
 def _nothing(nodes: int) -> Diagnosis:

@@ -118,7 +118,7 @@ def shared_memory(case: Case) -> Answer:
             "shared-memory",
             "shm-small",
             "FAIL" if case.cuda else "WARN",
-            f"{case.name(fact.node)} has {size / 2**20:.0f} MiB of shared memory, less than {LEAST_SHM // 2**20}.",
+            f"{case.name(fact.node)} has {size / 2**20:.0f} MiB of shared memory, not {LEAST_SHM // 2**20}.",
             suspects=[case.name(fact.node)],
         )
         for fact, size in sizes

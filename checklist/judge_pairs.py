@@ -6,9 +6,10 @@ import statistics
 
 from checklist.advice import finding
 from checklist.bottleneck import TAU
-from checklist.case import Answer, Case, answer, no_verdict
+from checklist.case import Answer, Case, answer, no_verdict, skipped
 from checklist.diagnosis import Diagnosis, Fault, diagnose
 from checklist.judge_speed import hold
+from checklist.measurements import PHASES
 from checklist.result import Finding
 from checklist.thresholds import PAIR
 
@@ -18,8 +19,8 @@ CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
 def mesh(case: Case) -> Answer:
     probes = case.measurements.probes
     nodes = case.measurements.nodes
-    if len(nodes) < 2:
-        return no_verdict("mesh", "There is one node only.") if not probes else _alone(case)
+    if case.measurements.nodes_asked < 2:
+        return skipped("mesh", "There is one node only.")
     if not probes:
         return case.unmeasured("mesh", "mesh")
     bad = {(probe.src, probe.dst): probe for probe in probes if not probe.connected or probe.bulk_ok is False}
@@ -48,10 +49,6 @@ def mesh(case: Case) -> Answer:
     )
 
 
-def _alone(case: Case) -> Answer:
-    return answer("mesh", "There is one node only.", nodes=case.all_names)
-
-
 def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> set[int]:
     """Nodes of which every pair is bad while others are well with each other."""
     lost = {
@@ -72,10 +69,10 @@ def pairs(case: Case) -> tuple[Answer, Diagnosis | None]:
     """The verdict, and the diagnosis for the heat map."""
     measured = case.measurements.pairs
     nodes = len(case.measurements.nodes)
-    if not measured:
-        return (
-            no_verdict("pairs", "There is one node only.") if nodes < 2 else case.unmeasured("pairs", "pairs")
-        ), None
+    if case.measurements.nodes_asked < 2:
+        return skipped("pairs", "There is one node only."), None
+    if not measured or not nodes:
+        return case.unmeasured("pairs", "pairs"), None
     size = measured[0].bytes
     threshold = None if case.local else case.threshold(PAIR, size)
     # The table's floor is the lowest that is well; the diagnosis asks for tau of the spec
@@ -194,4 +191,6 @@ def hangs(case: Case) -> Answer:
         return no_verdict("hangs", f"A phase ended early and nobody can be named: {told}.")
     if not case.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
-    return answer("hangs", "Every phase ended in time.", found, nodes=case.all_names)
+    # A run that leaves out phases can't clear a hang in one of them: it covers nobody
+    whole = {phase.name for phase in case.measurements.phases if phase.status == "done"} == set(PHASES)
+    return answer("hangs", "Every phase ended in time.", found, nodes=case.all_names if whole else ())

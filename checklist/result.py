@@ -102,6 +102,8 @@ class Standing:
     title: str
     nodes: tuple[str, ...] = ()
     """Whom a clearing check must cover; none: the cluster as a whole."""
+    over_nodes: int = 0
+    """How many nodes a clearing check must cover, whichever they are."""
     blamed: bool = False
     """Whether those nodes are at fault, and so bad ones."""
 
@@ -174,7 +176,8 @@ class Result:
             # Each node by itself, so that one can be cleared without the other
             new += [Standing(**told, nodes=(node,), blamed=True) for node in finding.nodes]
             if not finding.nodes:
-                new.append(Standing(**told, nodes=finding.suspects))
+                over = 0 if finding.suspects else len(self.nodes)
+                new.append(Standing(**told, nodes=finding.suspects, over_nodes=over))
         return (*self.standing, *new)
 
 

@@ -1,8 +1,8 @@
-"""From measurements to the result: every check judged, the whole judged from them, earlier failures kept open.
+"""From measurements to the result: every check judged, then the whole; earlier failures are kept open.
 
-Not measured is never PASS: a check without measurements is NO-VERDICT, and if it is one that decides, so is the
-run. A figure that was measured and has nothing to be held against is NO-VERDICT too; it does not spoil the run,
-whose headline says so, and the run counts for the history that later ones are held against.
+Not measured is never PASS: a check without measurements is NO-VERDICT, and if it is one that decides, so is
+the run. A figure that was measured and has nothing to be held against is NO-VERDICT too; it does not spoil
+the run, whose headline says so, and the run counts for the history that later ones are held against.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def still_open(
 ) -> tuple[Standing, ...]:
     """The earlier failures that this run has not cleared.
 
-    Only a PASS of the same check, asked at least as hard, on the nodes concerned clears one.
+    Only a PASS of the same check, asked at least as hard, on the nodes concerned clears one; on as many nodes
+    where it concerned the cluster as a whole.
     """
     passed = {check.check: set(check.nodes) for check in checks if check.verdict == "PASS"}
 
@@ -140,7 +141,8 @@ def still_open(
         if item.check not in CHECKS or item.check not in passed:
             return False
         check = find(item.check)
-        return clears(check, profile, check, item.profile) and set(item.nodes) <= passed[item.check]
+        covered = set(item.nodes) <= passed[item.check] and len(passed[item.check]) >= item.over_nodes
+        return covered and clears(check, profile, check, item.profile)
 
     return tuple(item for item in earlier if not cleared(item))
 
@@ -247,7 +249,7 @@ def _bare_ratio(measurements: Measurements) -> float | None:
 
 
 def _records(case: Case, answers: Iterable[Answer], verdict: Verdict, finished: float) -> tuple[Record, ...]:
-    """For the history. Nodes on one machine say nothing of a network, and CPUs are shared with whatever runs."""
+    """For the history. Nodes on one machine say nothing of a network."""
     if case.local:
         return ()
     return tuple(

@@ -1,0 +1,191 @@
+"""Measurements as a run makes them: healthy ones, to be spoilt by a test."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from checklist.formulas import OPS, busbw
+from checklist.history import Record
+from checklist.measurements import (
+    PHASES,
+    Collective,
+    Facts,
+    GpuHealth,
+    Local,
+    Measurements,
+    Nic,
+    Phase,
+    Probe,
+    Transport,
+)
+from checklist.result import Result
+from checklist.verdict import judge
+from tests.checklist.clusters import Cluster
+
+H100 = "NVIDIA H100 80GB HBM3"
+VERSIONS: dict[str, str | None] = {"torch": "2.8.0", "cuda": "12.8", "nccl": "2.27.3", "driver": "570.1"}
+GIB = 2**30
+
+
+def facts(rank: int, gpus: int, **changes: Any) -> Facts:
+    node = rank // gpus
+    told = Facts(
+        rank=rank,
+        node=node,
+        local_rank=rank % gpus,
+        hostname=f"host-{node}",
+        boot_id=f"boot-{node}",
+        addresses=(f"10.0.0.{node + 1}",),
+        nic="eth0",
+        nics=(
+            Nic(name="eth0", addresses=(f"10.0.0.{node + 1}",), up=True),
+            Nic(name="lo", addresses=("127.0.0.1",)),
+        ),
+        gpu_uuids=tuple(f"GPU-{node}-{index}" for index in range(gpus)),
+        gpu_names=(H100,) * gpus,
+        versions=dict(VERSIONS),
+        shm_bytes=64 * GIB,
+        memlock_bytes=-1,
+        clock_offset_s=0.001,
+        clock_offset_error_s=0.001,
+        zone="us-east-1a",
+        instance_type="p5.48xlarge" if gpus == 8 else None,
+        resolves_own_hostname=True,
+        hostname_address=f"10.0.0.{node + 1}",
+        efa_devices=32 if gpus == 8 else 0,
+        ib_devices=(),
+    )
+    return dataclasses.replace(told, **changes)
+
+
+def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
+    """A healthy run on p5.48xlarge (8 GPUs) or machines of no known type."""
+    ranks = nodes * gpus
+    size = 16 * GIB
+    seconds = 2 * size / 480e9
+    run = Measurements(
+        started_unix=1_000.0,
+        seconds=60.0,
+        profile="standard",
+        device="cuda",
+        backend="nccl",
+        nodes_asked=nodes,
+        gpus_per_node_asked=gpus,
+        facts=tuple(facts(rank, gpus) for rank in range(ranks)),
+        health=tuple(healthy_gpu(rank, gpus, when) for rank in range(ranks) for when in ("before", "after")),
+        probes=mesh(nodes),
+        locals=tuple(
+            Local(rank=rank, what=what, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
+            for rank in range(ranks)
+            for what, value, unit in (("gemm_bf16", 760.0, "TFLOPS"), ("hbm_copy", 2850.0, "GB/s"))
+        ),
+        collectives=(
+            *(collective(op, 1024, 70e-6, ranks, nodes) for op in OPS),
+            collective("all_reduce", size, seconds, ranks, nodes),
+        ),
+        pairs=Cluster(nodes=nodes, speed=45).first_pass() if nodes > 1 else (),
+        phases=tuple(Phase(name=name, status="done", seconds=1) for name in PHASES),
+        transport=Transport(
+            backend="nccl", nodes_seen=nodes, ranks_seen=ranks, network="efa", gpu_direct=True
+        ),
+    )
+    return dataclasses.replace(run, **changes)
+
+
+def cpu_run(nodes: int = 2, **changes: Any) -> Measurements:
+    """A healthy run over gloo on separate hosts without GPUs."""
+    run = gpu_run(nodes, 1)
+    return dataclasses.replace(
+        run,
+        **{
+            "device": "cpu",
+            "backend": "gloo",
+            "profile": "quick",
+            "facts": tuple(
+                dataclasses.replace(fact, gpu_uuids=(), gpu_names=(), versions={"torch": "2.13.0"})
+                for fact in run.facts
+            ),
+            "health": (),
+            "locals": (Local(rank=0, what="gemm_fp32", value=0.2, unit="TFLOPS"),),
+            "transport": None,
+            **changes,
+        },
+    )
+
+
+def healthy_gpu(rank: int, gpus: int, when: Any) -> GpuHealth:
+    return GpuHealth(
+        rank=rank,
+        uuid=f"GPU-{rank // gpus}-{rank % gpus}",
+        when=when,
+        ecc_uncorrected=0,
+        remap_pending=False,
+        remap_failed=False,
+        throttle_reasons=("sw_power_cap",),
+        xids=(),
+    )
+
+
+def collective(op: str, size: int, seconds: float, ranks: int, nodes: int, **changes: Any) -> Collective:
+    made = Collective(
+        op=op,
+        dtype="fp32",
+        bytes=0 if op == "barrier" else size,
+        ranks=ranks,
+        nodes=nodes,
+        seconds_median=seconds,
+        seconds_p95=seconds * 1.1,
+        busbw_gbytes_per_s=None if op == "barrier" else busbw(op, size, seconds, ranks),
+        correct=True,
+        iterations=20,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def mesh(
+    nodes: int, cut: tuple[tuple[int, int], ...] = (), stalled: tuple[tuple[int, int], ...] = ()
+) -> tuple[Probe, ...]:
+    return tuple(
+        Probe(
+            src=src,
+            dst=dst,
+            connected=(src, dst) not in cut,
+            bulk_ok=None if (src, dst) in cut else (src, dst) not in stalled,
+            seconds=0.01,
+            error="connection refused" if (src, dst) in cut else None,
+        )
+        for src in range(nodes)
+        for dst in range(nodes)
+        if src != dst
+    )
+
+
+def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Measurements:
+    """That run on that cluster's network, with the second pass."""
+    from checklist.diagnosis import PASSES, diagnose
+
+    pairs = cluster.first_pass()
+    for _ in range(PASSES if again else 0):
+        pairs += cluster.second_pass(diagnose(pairs, cluster.nodes).again)
+    return dataclasses.replace(run, pairs=pairs)
+
+
+def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
+    """That run with one rank's facts changed."""
+    told = tuple(dataclasses.replace(fact, **changes) if fact.rank == rank else fact for fact in run.facts)
+    return dataclasses.replace(run, facts=told)
+
+
+def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
+    """The records of a result, as if it had been made several times."""
+    return [
+        dataclasses.replace(record, unix=record.unix + number, **changes)
+        for record in result.records
+        for number in range(runs)
+    ]
+
+
+def codes(run: Measurements, **known: Any) -> dict[str, str]:
+    """The findings of a run: code to verdict."""
+    return {finding.code: finding.verdict for finding in judge(run, **known).findings}
