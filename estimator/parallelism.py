@@ -104,6 +104,8 @@ def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipel
             replicate=replicate,
         )
         for virtual, expert, replicate in product(stages, _expert(job, world // nodes, sharing), replicas)
+        if replicate == 1
+        or expert <= world // nodes  # copies of a node's own don't exchange tokens over nodes
     ]
 
 
