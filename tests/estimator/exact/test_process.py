@@ -26,6 +26,7 @@ def test_asking_loads_no_torch() -> None:
     assert answer.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_an_estimate_comes_back_from_a_process_of_its_own() -> None:
     found = exact.estimate(TORCHTUNE)
     assert found.parameters == LLAMA.parameters
@@ -68,6 +69,7 @@ def test_a_process_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         exact.estimate(TORCHTUNE)
 
 
+@pytest.mark.slow
 def test_a_models_own_mistake_comes_back_as_it_was_said() -> None:
     setup = replace(TRANSFORMERS, model=find("qwen-1.8b"))
     with pytest.raises(UserError, match=r"transformers makes no qwen model of qwen-1\.8b's shape"):

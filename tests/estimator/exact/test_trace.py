@@ -42,6 +42,7 @@ def kept(setup: Setup) -> float:
     return (ends[1] - ends[0]) / setup.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setup",
     [
@@ -104,6 +105,7 @@ def test_zero_states_are_computed_and_say_so() -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_further_block_adds_the_same_bytes_at_every_moment() -> None:
     for setup in (TORCHTUNE, replace(TORCHTITAN, checkpointing="full", **fsdp(8))):
         found = [traced(replace(setup, model=replace(LLAMA, layers=layers))) for layers in (6, 7, 8)]
@@ -139,6 +141,7 @@ def test_a_compiled_loss_keeps_no_fp32_copies_of_the_chunks() -> None:
     assert compiled["logits and loss"] < 2.2 * logits
 
 
+@pytest.mark.slow
 def test_compiling_changes_no_state() -> None:
     for setup in (TORCHTUNE, replace(TORCHTUNE, method="lora", **fsdp(8))):
         assert traced(replace(setup, compile=True)).states == traced(setup).states
