@@ -63,6 +63,8 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
     search = Search(job, "bf16" if engine == "torchtune" else "bf16-mixed", "cuda")
     whole = search.whole_states()
     for ladder in search.ladders.of(nodes, per_node):
+        if job.adapters and ladder.spread.expert > 1:
+            continue  # adapters of experts: memory/states.py shares their frozen base in another way
         layout = search.ladders.rung(ladder)
         own = sum(dict(memory.states(search.setup(layout))).values())
         assert own * nodes * per_node >= 0.999 * whole
