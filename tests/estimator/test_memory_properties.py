@@ -1,0 +1,154 @@
+"""Memory as it must move, for random steps of all engines, methods and parallelisms."""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from estimator import memory, models, setup
+from estimator.errors import UserError
+from estimator.setup import Setup
+
+NAMES = (
+    "tiny-llama",
+    "llama-3.2-1b",
+    "llama-8b",
+    "llama-2-7b",
+    "mixtral-8x7b",
+    "deepseek-v3",
+    "phi-4",
+    "gemma-2-9b",
+    "bert-base",
+)
+MODELS = [models.find(name) for name in NAMES]
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> Setup:
+    """Any step that Setup lets pass."""
+
+    def pick(kind: Any) -> Any:
+        return draw(st.sampled_from(get_args(kind)))
+
+    sharding = pick(setup.StateSharding)
+    alone = sharding in ("none", "ddp", "zero0")
+    pipeline = draw(st.sampled_from([1, 1, 2, 4]))
+    values: dict[str, Any] = {
+        "model": draw(st.sampled_from(MODELS)),
+        "engine": pick(setup.Engine),
+        "method": pick(setup.Method),
+        "task": pick(setup.Task),
+        "lora_rank": draw(st.integers(1, 256)),
+        "quantization": pick(setup.Quantization),
+        "upcast_frozen": draw(st.booleans()),
+        "precision": pick(setup.Precision),
+        "fp8": pick(setup.Fp8),
+        "optimizer": pick(setup.Optimizer),
+        "optimizer_in_backward": draw(st.booleans()),
+        "sharding": sharding,
+        "shard": 1 if alone else draw(st.sampled_from([1, 2, 8, 64])),
+        "replicate": draw(st.sampled_from([1, 2])),
+        "flat_parameters": draw(st.booleans()),
+        "tensor": draw(st.sampled_from([1, 1, 2, 4])),
+        "sequence_parallel": draw(st.booleans()),
+        "context": draw(st.sampled_from([1, 1, 2])),
+        "pipeline": pipeline,
+        "virtual_stages": draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
+        "schedule": "none" if pipeline == 1 else draw(st.sampled_from(get_args(setup.Schedule)[1:])),
+        "expert": draw(st.sampled_from([1, 1, 2, 4])),
+        "micro_batch": draw(st.integers(1, 16)),
+        "accumulation": draw(st.integers(1, 8)),
+        "seq_len": 2 * draw(st.integers(1, 4096)),
+        "fixed_length": draw(st.booleans()),
+        "longest_once": draw(st.booleans()),
+        "document_mask": draw(st.booleans()),
+        "checkpointing": pick(setup.Checkpointing),
+        "activation_offload": draw(st.booleans()),
+        "compile": draw(st.booleans()),
+        "loss": pick(setup.LossKind),
+        "loss_chunks": draw(st.integers(1, 16)),
+        "attention": draw(st.sampled_from(["flash", "math"])),
+        "offload": draw(st.sampled_from(["none", "optimizer", "all"])),
+        "offload_to": draw(st.sampled_from(["cpu", "nvme"])),
+        "device": draw(st.sampled_from(["cuda", "cuda", "cpu"])),
+    }
+    values["lora_targets"] = values["model"].projections
+    try:
+        return Setup(**values)
+    except UserError:
+        assume(False)
+        raise
+
+
+@given(setups())
+@settings(max_examples=300, deadline=None)
+def test_every_step_has_categories_of_at_least_0_and_an_upper_bound_above_the_likely(step: Setup) -> None:
+    found = memory.estimate(step)
+    assert all(size > 0 for _, size in found.categories)
+    assert {name for name, _ in found.categories} <= set(memory.CATEGORIES)
+    assert found.likely_bytes == sum(size for _, size in found.categories)
+    assert found.upper_bytes >= found.likely_bytes
+    for kind in ("allocated", "active", "reserved", "process"):
+        span = memory.range_of(step, kind)
+        assert 0 < span.likely_bytes <= span.upper_bytes
+    assert memory.host_bytes(step) > 0
+    assert memory.disk_bytes(step) > 0
+
+
+@given(setups(), st.integers(1, 8))
+@settings(max_examples=300, deadline=None)
+def test_memory_never_falls_when_batch_length_or_rank_grows(step: Setup, more: int) -> None:
+    grown = (
+        replace(step, micro_batch=step.micro_batch + more),
+        replace(step, seq_len=step.seq_len + 2 * more),
+        replace(step, lora_rank=step.lora_rank + more),
+    )
+    for kind in ("active", "process"):
+        before = memory.range_of(step, kind)
+        for bigger in grown:
+            after = memory.range_of(bigger, kind)
+            assert after.likely_bytes >= before.likely_bytes
+            assert after.upper_bytes >= before.upper_bytes
+
+
+@given(setups(), st.sampled_from([2, 3, 8, 64]))
+@settings(max_examples=200, deadline=None)
+def test_sharded_states_add_up_to_the_whole(step: Setup, processes: int) -> None:
+    assume(step.expert == 1)
+    everything: Any = "zero3" if step.engine == "deepspeed" else "fsdp"
+    alone = replace(
+        step,
+        sharding=everything,
+        shard=1,
+        replicate=1,
+        pipeline=1,
+        virtual_stages=1,
+        schedule="none",
+        context=1,
+    )
+    whole = memory.states(alone)
+    parts = memory.states(replace(alone, shard=processes))
+    for name, size in whole.items():
+        if name == "gradients" and step.engine == "litgpt":
+            continue  # FSDP1's flat parameters give frozen weights gradients too
+        assert size <= parts[name] * processes < size + processes
+
+
+@given(setups(), st.sampled_from(["fsdp", "zero3"]), st.sampled_from([2, 3, 8]))
+@settings(max_examples=150, deadline=None)
+def test_more_processes_that_share_the_states_never_hold_more_of_them(
+    step: Setup, sharding: Any, processes: int
+) -> None:
+    few = replace(step, sharding=sharding, shard=processes, expert=1, context=1)
+    more = replace(few, shard=2 * processes)
+    assert sum(memory.states(more).values()) <= sum(memory.states(few).values())
+
+
+@pytest.mark.parametrize("engine", get_args(setup.Engine))
+def test_each_engine_has_a_row_of_how_its_blocks_keep_tensors(engine: str) -> None:
+    from estimator.memory import implementations
+
+    step = Setup(model=models.find("llama-8b"), engine=engine)  # type: ignore[arg-type]
+    assert implementations.of(step).source
