@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from checklist.result import Finding
 
-
 FILE = Path(__file__).parent / "data" / "advice.yaml"
 
 

@@ -1,0 +1,259 @@
+"""Marks bad nodes in Kubernetes, so that the next job goes elsewhere, and unmarks those that are well again.
+
+A taint keeps pods away that don't tolerate it. A label does it the other way round, as selectors ask for
+equality: healthy nodes say fit=true, bad ones fit=false. Nothing is changed unless that is asked for. A node
+carries what it has failed as an annotation, and its mark is taken off only when a later run clears that
+(:func:`checklist.verdict.still_open`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from checklist.measurements import record
+from checklist.result import Result, Standing
+from checklist.verdict import still_open
+from estimator.errors import UserError
+
+KEY = "training-checklist/unfit"  # of the taint and the annotation
+LABEL = "training-checklist/fit"
+EFFECT = "NoSchedule"  # what runs there may end
+MOST_SHARE = 0.25  # of the cluster's nodes; more bad ones than that are rather the network's fault, or ours
+TIMEOUT_S = 10.0
+PAGE = 500
+RULE = 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account'
+How = Literal["taint", "label"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """What we need of one of the cluster's nodes."""
+
+    name: str
+    version: str
+    """resourceVersion: a change that is based on an older one is refused."""
+    taints: tuple[Mapping[str, Any], ...] = ()
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reasons: tuple[Standing, ...] = ()
+    """What it was marked for; () and marked: by somebody else, so it is left alone."""
+
+    @property
+    def marked(self) -> bool:
+        return self.labels.get(LABEL) == "false" or any(taint.get("key") == KEY for taint in self.taints)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """What is to be done with one node."""
+
+    node: Node
+    kind: Literal["mark", "unmark", "fit"]
+    """"fit": say of a healthy node that it is; for labels only."""
+    reasons: tuple[Standing, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What is to be done, and what is not, with the reason."""
+
+    changes: tuple[Change, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def changes(
+    result: Result, nodes: tuple[Node, ...], *, how: How = "taint", most_share: float = MOST_SHARE
+) -> Changes:
+    """What follows from a result for the cluster's nodes. Raises UserError for an impossible share.
+
+    Where more than ``most_share`` of the nodes would be marked in the end, no further one is: so many bad
+    nodes are more likely one common cause.
+    """
+    if not (math.isfinite(most_share) and 0 <= most_share <= 1):
+        raise UserError(f"A share of {most_share} of the nodes is not possible.", "Give one from 0 to 1.")
+    why: dict[str, list[Standing]] = {}
+    for item in result.open_failures():
+        for name in item.nodes if item.blamed else ():
+            why.setdefault(name, []).append(item)
+    known = {node.name: node for node in nodes}
+    refused = [f"{name} is no node of this cluster: it is not marked." for name in why if name not in known]
+    todo = [change for node in nodes if (change := _change(node, result, why.get(node.name, []), how))]
+    marked = {node.name for node in nodes if node.marked}
+    marked |= {change.node.name for change in todo if change.kind == "mark"}
+    marked -= {change.node.name for change in todo if change.kind == "unmark"}
+    allowed = math.floor(most_share * len(nodes))
+    new = [change for change in todo if change.kind == "mark" and not change.node.marked]
+    if new and len(marked) > allowed:
+        told = ", ".join(change.node.name for change in new)
+        refused.append(
+            f"{told}: not marked, as {len(marked)} of {len(nodes)} nodes would be, more than {most_share:.0%}"
+            f" ({allowed}). Look for a common cause first."
+        )
+        todo = [change for change in todo if change not in new]
+    return Changes(changes=tuple(todo), refused=tuple(refused))
+
+
+def _change(node: Node, result: Result, failures: list[Standing], how: How) -> Change | None:
+    """What is to be done with a node, given its failures that are open."""
+    # What it was marked for before counts too, until it is cleared
+    before = still_open(node.reasons, result.checks, result.profile)
+    reasons = (*before, *(item for item in failures if _key(item) not in {_key(old) for old in before}))
+    if failures:
+        same = node.marked and {_key(item) for item in reasons} == {_key(item) for item in node.reasons}
+        return None if same else Change(node=node, kind="mark", reasons=reasons)
+    if node.marked:
+        # Without reasons of ours somebody else has marked it, who may unmark it
+        return Change(node=node, kind="unmark") if node.reasons and not before else None
+    if how == "label" and node.name in result.healthy_nodes and node.labels.get(LABEL) != "true":
+        return Change(node=node, kind="fit")
+    return None
+
+
+def _key(item: Standing) -> tuple[str, str]:
+    return item.check, item.profile
+
+
+def publish(
+    result: Result,
+    *,
+    apply: bool = False,
+    how: How = "taint",
+    most_share: float = MOST_SHARE,
+    context: str | None = None,
+) -> tuple[str, ...]:
+    """Marks and unmarks nodes; a line for each, also for what is left. Without ``apply`` it only says them.
+
+    Raises UserError where the cluster can't be reached, or doesn't allow it (the message names the rule that
+    is missing).
+    """
+    cluster = Cluster(context)
+    todo = changes(result, cluster.nodes(), how=how, most_share=most_share)
+    lines = list(todo.refused)
+    for change in todo.changes:
+        what = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
+        told = " ".join(item.title for item in change.reasons)
+        if apply:
+            cluster.patch(change, how)
+            lines.append(f"{change.node.name}: {what} ({how}). {told}".rstrip())
+        else:
+            lines.append(
+                f"{change.node.name}: would be {what} ({how}), but this is a dry run. {told}".rstrip()
+            )
+    return tuple(lines)
+
+
+class Cluster:
+    """The nodes of one Kubernetes cluster: of that kubeconfig's context, or the one that this pod runs in."""
+
+    def __init__(self, context: str | None = None) -> None:
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise UserError(
+                "Marking nodes needs the kubernetes library, which is not installed.",
+                "pip install 'metaflow-finetune[kubernetes]'",
+            ) from None
+        configuration = client.Configuration()
+        try:
+            config.load_config(context=context, client_configuration=configuration)
+        except (config.ConfigException, OSError, TypeError, ValueError) as error:
+            raise UserError(
+                f"There is no way to a Kubernetes cluster: {' '.join(str(error).split())}.",
+                "Set KUBECONFIG, or run it in a pod with a service account.",
+            ) from None
+        configuration.retries = False
+        self._host = configuration.host
+        self._api = client.CoreV1Api(client.ApiClient(configuration))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All of them. Raises UserError."""
+        found: list[Node] = []
+        token: str | None = None
+        while True:
+            page = self._ask("list", self._api.list_node, limit=PAGE, _continue=token)
+            found += [_node(item) for item in page.get("items") or []]
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return tuple(found)
+
+    def patch(self, change: Change, how: How) -> None:
+        """Marks or unmarks one node. Raises UserError."""
+        self._ask("patch", self._api.patch_node, change.node.name, patch_of(change, how))
+
+    def _ask(self, verb: str, call: Any, *values: Any, **named: Any) -> dict[str, Any]:
+        from kubernetes import client
+        from urllib3.exceptions import HTTPError
+
+        try:
+            answer = call(*values, **named, _request_timeout=TIMEOUT_S, _preload_content=False)
+            read = json.loads(answer.data)
+        except client.ApiException as error:
+            raise _refused(verb, self._host, error) from None
+        except HTTPError as error:
+            reason = " ".join(str(error).rsplit(">: ", 1)[-1].split())
+            raise UserError(
+                f"The Kubernetes API ({self._host}) can't be reached: {reason}.",
+                "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
+            ) from None
+        except ValueError:
+            read = None
+        if not isinstance(read, dict):
+            raise UserError(
+                f"{self._host} doesn't answer as a Kubernetes API does.",
+                "Look at `server:` in the kubeconfig.",
+            )
+        return read
+
+
+def patch_of(change: Change, how: How) -> dict[str, Any]:
+    """The body of the patch. Taints are one list for Kubernetes, so those of others are sent along."""
+    node, mark = change.node, change.kind == "mark"
+    reasons = json.dumps([dataclasses.asdict(item) for item in change.reasons]) if mark else None
+    metadata: dict[str, Any] = {"resourceVersion": node.version, "annotations": {KEY: reasons}}
+    if how == "label" or (not mark and LABEL in node.labels):
+        metadata["labels"] = {LABEL: "false" if mark else "true"}
+    body: dict[str, Any] = {"metadata": metadata}
+    others = [dict(taint) for taint in node.taints if taint.get("key") != KEY]
+    if mark and how == "taint":
+        body["spec"] = {"taints": [*others, {"key": KEY, "value": "true", "effect": EFFECT}]}
+    elif not mark and len(others) < len(node.taints):
+        body["spec"] = {"taints": others or None}
+    return body
+
+
+def _node(item: Mapping[str, Any]) -> Node:
+    metadata, spec = item.get("metadata") or {}, item.get("spec") or {}
+    return Node(
+        name=str(metadata.get("name")),
+        version=str(metadata.get("resourceVersion") or ""),
+        taints=tuple(spec.get("taints") or ()),
+        labels=metadata.get("labels") or {},
+        reasons=_reasons((metadata.get("annotations") or {}).get(KEY)),
+    )
+
+
+def _reasons(text: str | None) -> tuple[Standing, ...]:
+    """What the annotation says; nothing that we could clear if it isn't ours."""
+    try:
+        return tuple(record(Standing, item) for item in json.loads(text or "[]"))
+    except (ValueError, TypeError, UserError):
+        return ()
+
+
+def _refused(verb: str, host: str, error: Any) -> UserError:
+    if error.status == 403:
+        return UserError(f"This account may not {verb} the nodes of the cluster.", f"It needs {RULE}.")
+    if error.status == 401:
+        return UserError(
+            "The Kubernetes API doesn't know who asks (401).", "Log in again; try `kubectl get nodes`."
+        )
+    if error.status == 409:
+        return UserError("The node was changed by somebody else meanwhile.", "Run it again.")
+    if error.status == 404:
+        return UserError("The node is gone from the cluster.", "Run it again.")
+    said = f"answers with status {error.status}" if error.status else f"can't be reached: {error.reason}"
+    return UserError(f"The Kubernetes API ({host}) {said}.", "Try `kubectl get nodes`.")

@@ -1,0 +1,277 @@
+"""Bad nodes are marked in a cluster: only if asked, never too many, unmarked only by a later pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from checklist.measurements import Measurements
+from checklist.outputs import taint
+from checklist.outputs.taint import EFFECT, KEY, LABEL, publish
+from checklist.result import Result
+from checklist.verdict import judge
+from estimator.errors import UserError
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, with_pairs
+
+OTHERS_TAINT = {"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}
+
+
+class Api:
+    """An API server of nodes that takes patches as Kubernetes does: merged, with a version to agree on."""
+
+    def __init__(self, count: int) -> None:
+        self.nodes: dict[str, dict[str, Any]] = {}
+        for number in range(count):
+            metadata = {
+                "name": f"host-{number}",
+                "resourceVersion": "1",
+                "labels": {"zone": "a"},
+                "annotations": {},
+            }
+            self.nodes[f"host-{number}"] = {"metadata": metadata, "spec": {"taints": [OTHERS_TAINT]}}
+        self.patches: list[tuple[str, str]] = []
+        self.refuse: dict[str, int] = {}
+        self.page = 3
+
+    def listed(self, query: dict[str, list[str]]) -> dict[str, Any]:
+        start = int(query.get("continue", ["0"])[0])
+        metadata = {"continue": str(start + self.page)} if start + self.page < len(self.nodes) else {}
+        items = list(self.nodes.values())[start : start + self.page]
+        return {"kind": "NodeList", "metadata": metadata, "items": items}
+
+    def patch(self, name: str, body: dict[str, Any], kind: str) -> tuple[int, dict[str, Any]]:
+        node = self.nodes.get(name)
+        if node is None:
+            return 404, {"message": "not found"}
+        asked = body["metadata"].pop("resourceVersion", None)
+        if asked is not None and asked != node["metadata"]["resourceVersion"]:
+            return 409, {"message": "conflict"}
+        self.patches.append((name, kind))
+        _merge(node, body)
+        node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
+        return 200, node
+
+    def taints(self, name: str) -> list[dict[str, str]]:
+        return self.nodes[name]["spec"].get("taints") or []
+
+    def marked(self) -> list[str]:
+        return [name for name in self.nodes if any(taint["key"] == KEY for taint in self.taints(name))]
+
+
+def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """RFC 7386, which is what a strategic merge does to the fields used here too."""
+    for key, value in new.items():
+        if value is None:
+            old.pop(key, None)
+        elif isinstance(value, dict):
+            _merge(old.setdefault(key, {}), value)
+        else:
+            old[key] = value
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    served = Api(8)
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self, code: int, value: dict[str, Any]) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            assert address.path == "/api/v1/nodes"
+            code = served.refuse.get("GET", 200)
+            self._answer(code, served.listed(parse_qs(address.query)) if code == 200 else {"message": "no"})
+
+        def do_PATCH(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if "PATCH" in served.refuse:
+                self._answer(served.refuse["PATCH"], {"message": "no"})
+            else:
+                self._answer(*served.patch(self.path.rsplit("/", 1)[1], body, self.headers["Content-Type"]))
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    kubeconfig(tmp_path, monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
+    yield served
+    server.shutdown()
+    server.server_close()
+
+
+def kubeconfig(home: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    file = home / "kubeconfig"
+    named = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    clusters = [{"name": "c", "cluster": {"server": url}}]
+    users = [{"name": "u", "user": {"token": "t"}}]
+    file.write_text(
+        json.dumps(
+            {
+                "kind": "Config",
+                "current-context": "c",
+                "contexts": [named],
+                "clusters": clusters,
+                "users": users,
+            }
+        )
+    )
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    # The client reads this when it is first imported
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+
+
+def slow(*nodes: int, run: Measurements | None = None, **known: Any) -> Result:
+    share = dict.fromkeys(nodes, 0.25)
+    return judge(
+        with_pairs(run or gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)), **known
+    )
+
+
+def test_nothing_is_changed_unless_asked_for(api: Api) -> None:
+    lines = publish(slow(2))
+    assert lines[0].startswith(
+        "host-2: would be marked as unfit (taint), but this is a dry run. host-2 is slow"
+    )
+    assert (api.marked(), api.patches) == ([], [])
+
+
+def test_a_bad_node_is_tainted_and_keeps_the_taints_of_others(api: Api) -> None:
+    publish(slow(2), apply=True)
+    assert api.marked() == ["host-2"]
+    assert api.taints("host-2") == [OTHERS_TAINT, {"key": KEY, "value": "true", "effect": EFFECT}]
+    assert api.nodes["host-2"]["metadata"]["labels"] == {"zone": "a"}
+    assert api.patches[0][1] in ("application/merge-patch+json", "application/strategic-merge-patch+json")
+
+
+def test_doing_it_twice_changes_nothing_more(api: Api) -> None:
+    publish(slow(2), apply=True)
+    assert publish(slow(2), apply=True) == ()
+    assert len(api.patches) == 1
+
+
+def test_more_than_the_share_marks_nobody_and_says_why(api: Api) -> None:
+    lines = publish(slow(1, 2, 3), apply=True)
+    assert api.marked() == []
+    assert lines == (
+        "host-1, host-2, host-3: not marked, as 3 of 8 nodes would be, more than 25% (2). "
+        "Look for a common cause first.",
+    )
+    publish(slow(1, 2, 3), apply=True, most_share=0.5)
+    assert api.marked() == ["host-1", "host-2", "host-3"]
+
+
+def test_nodes_that_are_marked_already_count_towards_the_share(api: Api) -> None:
+    publish(slow(1, 2), apply=True)
+    publish(slow(3), apply=True)
+    assert api.marked() == ["host-1", "host-2"]
+
+
+def test_a_share_that_can_not_be_is_refused(api: Api) -> None:
+    with pytest.raises(UserError, match=r"A share of 1\.5 of the nodes is not possible"):
+        publish(slow(2), most_share=1.5)
+
+
+def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api) -> None:
+    publish(slow(2), apply=True)
+    weaker = judge(gpu_run(8, profile="quick"))
+    without = judge(dataclasses.replace(gpu_run(8), pairs=()))
+    elsewhere = judge(gpu_run(2))
+    for result in (weaker, without, elsewhere):
+        assert publish(result, apply=True) == ()
+        assert api.marked() == ["host-2"]
+    lines = publish(judge(gpu_run(8, profile="deep")), apply=True)
+    assert lines == ("host-2: no longer marked (taint).",)
+    assert api.marked() == []
+    assert api.taints("host-2") == [OTHERS_TAINT]
+    assert KEY not in api.nodes["host-2"]["metadata"]["annotations"]
+
+
+def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Api) -> None:
+    publish(slow(2), apply=True)
+    run = gpu_run(8)
+    weak = tuple(
+        dataclasses.replace(item, value=float(item.value or 0) * 0.7) if item.rank in range(16, 24) else item
+        for item in run.locals
+    )
+    broken = judge(dataclasses.replace(run, locals=weak, pairs=()))
+    assert broken.bad_nodes == ("host-2",)
+    publish(broken, apply=True)
+    kept = json.loads(api.nodes["host-2"]["metadata"]["annotations"][KEY])
+    assert {item["check"] for item in kept} == {"pairs", "gemm", "hbm"}
+    publish(judge(dataclasses.replace(run, pairs=())), apply=True)
+    assert api.marked() == ["host-2"], "the pairs have not been measured again"
+    publish(judge(run), apply=True)
+    assert api.marked() == []
+
+
+def test_what_somebody_else_has_marked_is_left_alone(api: Api) -> None:
+    api.nodes["host-5"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
+    assert publish(judge(gpu_run(8)), apply=True) == ()
+    assert api.marked() == ["host-5"]
+
+
+def test_labels_say_fit_of_healthy_nodes_for_selectors_that_ask_for_equality(api: Api) -> None:
+    publish(slow(2), apply=True, how="label")
+    fit = {name: node["metadata"]["labels"].get(LABEL) for name, node in api.nodes.items()}
+    assert fit == {f"host-{number}": "false" if number == 2 else "true" for number in range(8)}
+    assert api.marked() == [], "no taint"
+    publish(judge(gpu_run(8)), apply=True, how="label")
+    assert {node["metadata"]["labels"][LABEL] for node in api.nodes.values()} == {"true"}
+
+
+def test_a_node_of_another_cluster_is_not_marked(api: Api) -> None:
+    del api.nodes["host-2"]
+    assert publish(slow(2), apply=True) == ("host-2 is no node of this cluster: it is not marked.",)
+
+
+@pytest.mark.parametrize(("verb", "said"), [("GET", "list"), ("PATCH", "patch")])
+def test_without_permission_the_missing_rule_is_named(api: Api, verb: str, said: str) -> None:
+    api.refuse[verb] = 403
+    with pytest.raises(UserError) as error:
+        publish(slow(2), apply=True)
+    assert error.value.problem == f"This account may not {said} the nodes of the cluster."
+    assert 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"]' in error.value.advice
+
+
+def test_other_refusals_are_one_clear_line(api: Api) -> None:
+    for status, said in ((401, "doesn't know who asks"), (500, "answers with status 500")):
+        api.refuse["GET"] = status
+        with pytest.raises(UserError, match=said):
+            publish(slow(2), apply=True)
+
+
+def test_a_node_that_changed_meanwhile_is_not_overwritten(api: Api) -> None:
+    cluster = taint.Cluster()
+    (change,) = taint.changes(slow(2), cluster.nodes()).changes
+    api.nodes["host-2"]["metadata"]["resourceVersion"] = "7"
+    with pytest.raises(UserError, match="was changed by somebody else"):
+        cluster.patch(change, "taint")
+    assert api.marked() == []
+
+
+def test_a_cluster_that_can_not_be_reached_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig(tmp_path, monkeypatch, "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="can't be reached"):
+        publish(slow(2))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(UserError, match="There is no way to a Kubernetes cluster"):
+        publish(slow(2))
