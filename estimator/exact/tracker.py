@@ -112,10 +112,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, torch.Tensor):
                     self._track(self._part_of(func, tensor), tensor)  # type: ignore[arg-type]
-            # Autograd adds gradients up in place, but not where tensors are followed: of the three that are
-            # there for a moment, one would not be
-            if not (func is torch.ops.aten.add.Tensor and self._moment.startswith("backward")):
-                self._note_peak()
+            self._note_peak()
         return result
 
     def _part_of(self, func: Any, tensor: torch.Tensor) -> Part:

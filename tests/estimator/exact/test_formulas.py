@@ -81,9 +81,10 @@ ACTIVATIONS = ("activations", "logits and loss")
 # Where the formulas are known to differ, and by which tensors.
 CHUNKS = (
     "torchtune's chunked loss: its forward pass holds 6.5 B a logit and copies of the head's input, its "
-    "backward pass 4 B a logit and the head's two gradients; the formula adds both up"
+    "backward pass 1.5 B a logit and, at their first sum, three of the head's gradients; the formula adds "
+    "both up"
 )
-COMPILED_CHUNKS = "one chunk's logits are gone before the head's second gradient is there"
+COMPILED_CHUNKS = "two chunks' logits are gone at the first sum of the head's gradients, which is a third one"
 ROOT = (
     "torchtune's root group (embedding, head, last norm) is freed after the forward pass and gathered again, "
     "unless the recipe names custom_sharded_layers; with " + CHUNKS
@@ -103,6 +104,7 @@ ACTIVATIONS_DIFFER = {
     **dict.fromkeys(
         (
             "torchtune, checkpointing",
+            "torchtune, wide, tied",
             "torchtune, sgd",
             "torchtune, lora",
             "torchtune, lora, checkpointing",
@@ -113,8 +115,7 @@ ACTIVATIONS_DIFFER = {
     ),
     "torchtune, compiled": COMPILED_CHUNKS,
     "torchtune, fp32": FUSED,
-    "torchtune, fsdp 8, checkpointing": ROOT,
-    "torchtune, fsdp 8, lora": ROOT,
+    **{name: ROOT for name in GRID if name.startswith("torchtune, fsdp")},
     "torchtune, tensor 2": WHOLE_LOGITS,
     "torchtitan, fsdp 8": HELD,
     "torchtitan, fsdp 8, checkpointing": HELD,
