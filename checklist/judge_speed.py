@@ -164,8 +164,10 @@ def _node_check(case: Case, check: str) -> Answer:
             # The slowest: what a job over all of them feels, and what a single bad one moves
             records.append((kind.name, None, min(float(local.value or 0) for local in same), kind.unit))
     nodes = case.names(node for local in mine if (node := case.measurements.node_of(local.rank)) is not None)
-    if found or any(figure.basis != "none" for figure in figures):
-        good = f"{', '.join(sorted({figure.name for figure in figures}))} as expected."
+    # That storage could be written and read is an answer by itself, however fast it was
+    if found or check == "storage" or any(figure.basis != "none" for figure in figures):
+        names = ", ".join(dict.fromkeys(figure.name for figure in figures if "," not in figure.name))
+        good = f"{names}: {'done without error' if check == 'storage' else 'as expected'}."
         return answer(check, good, found, nodes=nodes, figures=figures, records=records)
     why = (
         "on CPUs it depends on what else runs"
@@ -195,14 +197,21 @@ def _judge_locals(case: Case, check: str, same: list[Local], found: list[Finding
     values = [float(local.value or 0) for local in same]
     what, unit = same[0].what, same[0].unit
     threshold = case.threshold(what, None)
-    beside = peers(values) if case.cuda else None
+    # A file system is shared, so that one rank's speed says little of its node
+    beside = peers(values) if case.cuda and check != "storage" else None
     median = statistics.median(values)
     figures = []
+    # If all are too slow, that is no single node's fault
+    common = threshold is not None and len(values) > 1 and max(values) < threshold.floor
+    if common and threshold is not None:
+        floor = f"the floor {threshold.floor:g} {unit} ({threshold.kind})"
+        title = f"{what} of all {len(same)} ranks is below {floor}; the fastest reaches {max(values):.4g}."
+        found.append(finding(check, "below-floor", "FAIL", title))
     for index, local in enumerate(same):
         value, name = values[index], case.name_of_rank(local.rank)
         held = hold(value, threshold, None if beside is None else (beside[index], median))
         figures.append(held.figure(what, value, unit, node=name, rank=local.rank))
-        if held.level in ("WARN", "FAIL"):
+        if held.level in ("WARN", "FAIL") and not common:
             peer = "" if local.peer is None else f" to rank {local.peer}"
             title = f"{what} of rank {local.rank}{peer} ({name}): {value:.4g} {unit}, {held.words}."
             found.append(finding(check, held.code, held.level, title, nodes=[name], ranks=[local.rank]))

@@ -207,6 +207,35 @@ def test_the_floor_is_asked_before_peers_and_history() -> None:
     assert "MAMF" in str(figure.source)
 
 
+def test_all_gpus_below_the_floor_is_one_finding_and_no_single_nodes_fault() -> None:
+    run = gpu_run()
+    slow = tuple(dataclasses.replace(item, value=float(item.value or 0) * 0.7) for item in run.locals)
+    result = judge(dataclasses.replace(run, locals=slow))
+    assert [finding.check for finding in result.findings] == ["gemm", "hbm"]
+    assert "all 16 ranks is below the floor 730.9 TFLOPS (proposal)" in result.headline
+    assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("FAIL", (), ())
+
+
+def test_one_gpu_below_the_floor_is_named() -> None:
+    run = gpu_run()
+    slow = tuple(
+        dataclasses.replace(item, value=600.0) if (item.rank, item.what) == (3, "gemm_bf16") else item
+        for item in run.locals
+    )
+    result = judge(dataclasses.replace(run, locals=slow))
+    assert [(fault.code, fault.ranks) for fault in result.findings] == [("below-floor", (3,))]
+    assert result.bad_nodes == ("host-0",)
+
+
+def test_storage_that_is_written_and_read_passes_however_fast_it_is() -> None:
+    disks = tuple(Local(rank=rank, what="storage_write", value=0.1 + rank, unit="GB/s") for rank in range(16))
+    result = judge(gpu_run(locals=(*gpu_run().locals, *disks)))
+    assert verdict_of(result, "storage") == "PASS"
+    broken = Local(rank=3, what="storage_read", value=None, unit="GB/s", error="No space left on device")
+    result = judge(gpu_run(locals=(*gpu_run().locals, *disks, broken)))
+    assert [(fault.code, fault.nodes) for fault in result.findings] == [("storage-failed", ())]
+
+
 def slow_world(factor: float, gpus: int = 8) -> Measurements:
     run = gpu_run(2, gpus)
     last = run.collectives[-1]
