@@ -75,7 +75,7 @@ def _norm_bytes(setup: Setup) -> int:
     if setup.model.norm == "layer":
         return computing(setup)  # torch's own kernel reads its input again
     if setup.precision == "fp32" or setup.precision.endswith("autocast"):
-        return 4 + (4 if code.norm_output and not setup.adapters else 0)
+        return 4 + (code.norm_output_fp32 if not setup.adapters else 0)
     return code.norm_input + (code.norm_output if not setup.adapters else 0)
 
 

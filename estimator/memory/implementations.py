@@ -25,6 +25,7 @@ class Implementation:
     version: str  # "" is today's
     norm_input: int  # RMSNorm's input as it keeps it: 4 an fp32 copy, 2 the 16-bit input itself
     norm_output: int  # its result before the weight, which only a trained weight needs
+    norm_output_fp32: int  # the same where the model computes in fp32
     expand_kv: str  # keys and values repeated for all query heads: "always", "padded" (with a mask), "never"
     joined_qkv: bool  # q, k and v are views of one projection, which v keeps alive
     result_copied: bool  # attention's result lies by head and is copied for the output projection
@@ -56,6 +57,7 @@ def _row(row: dict[str, str]) -> Implementation:
         version=row["version"],
         norm_input=int(row["norm_input"]),
         norm_output=int(row["norm_output"]),
+        norm_output_fp32=int(row["norm_output_fp32"]),
         expand_kv=row["expand_kv"],
         joined_qkv=row["joined_qkv"] == "1",
         result_copied=row["result_copied"] == "1",

@@ -15,14 +15,19 @@ DEEPSPEED_LOSS_POSITIONS = 1024
 # the gradient's first piece beside the 16-bit logits.
 LITGPT_FULL = 14
 
+# torch.distributed.tensor.parallel.loss_parallel: five fp32 tensors of a process's share of the logits
+LOSS_PARALLEL = 20
+
+CALLER_HOLDS = 14  # 12 B a logit and the 16-bit logits, which the caller still holds
+
 
 @dataclass(frozen=True, slots=True)
 class Logits:
     """Bytes at the loss."""
 
     peak: int
-    head_gradient: int  # of the head's weight, where pieces of the logits go backward one by one
-    unfitting: int  # that the allocator needs more, because a freed block is too small for the next
+    held: int = 0  # of it, what is still there in the backward pass of the blocks
+    unfitting: int = 0  # that the allocator needs more, because a freed block is too small for the next
 
 
 def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
@@ -33,16 +38,18 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     2 B a logit can't take a 4 B copy when they are freed, so the allocator reserves them beside.
     litgpt with adapters: Lightning turns the logits to fp32 while the last step's are still referenced: 4 +
     2 + 4. A quantised head is dequantised for each piece of the logits, before they are turned.
-    chunked (torchtune): the logits and the fp32 log-softmax of every chunk stay, one chunk has two more fp32
-    copies: 6 + 8 / chunks. Compiled: 2 + 2 / chunks (torchtune), or 4 (torchtitan compiles the whole loss).
-    The head's gradient adds up chunk by chunk: two of it.
-    recomputed (launchers/engines/deepspeed_batches.py): logits, their gradient in pieces and joined, 12 B for
-    each logit of one piece. fused: pieces of the logits, and the head's gradient in fp32 (Liger-Kernel,
-    ops/fused_linear_cross_entropy.py: pieces of about T h / V tokens).
+    chunked (torchtune): the logits and the fp32 log-softmax of every chunk stay, one chunk has an fp32 copy
+    more: 6 + 4 / chunks. Compiled: 2 + 2 / chunks (torchtune), or 4 (torchtitan compiles the whole loss).
+    When the head's gradients of the first two chunks are added up, there are three of it and the other
+    chunks' logits.
+    Divided over the vocabulary by torch's loss_parallel: five fp32 tensors of a process's share.
+    recomputed (launchers/engines/deepspeed_batches.py): logits, 12 B for each logit of one piece and the
+    gradients of the others; or logits, their gradient in pieces and joined. fused: pieces of the logits, and
+    the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
     """
     model, size = setup.model, computing(setup)
     if not part.head or not part.last:
-        return Logits(0, 0, 0)
+        return Logits(0)
     code = implementations.of(setup)
     # torch's loss_parallel and Megatron's cross-entropy leave them divided over the vocabulary
     divided = 1 if code.whole_logits else setup.tensor
@@ -50,21 +57,27 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     head = 0 if setup.adapters else part.head
     if setup.loss == "fused":
         piece = max(1, tokens * model.hidden // model.vocab)
-        return Logits((size + 8) * piece * model.vocab // setup.tensor, 4 * head, 0)
+        return Logits((size + 8) * piece * model.vocab // setup.tensor + 4 * head)
     if setup.loss == "recomputed":
         piece = min(elements, DEEPSPEED_LOSS_POSITIONS * model.vocab)
-        return Logits(3 * size * elements + 12 * piece, 0, 0)
+        return Logits(max(2 * size * elements + (12 - size) * piece, 3 * size * elements))
     if setup.engine == "litgpt" and setup.adapters:
         whole_head = 0 if setup.quantization == "none" else size * part.own_head
-        return Logits(max((8 + size) * elements, (4 + size) * elements + whole_head), 0, 0)
+        return Logits(max((8 + size) * elements, (4 + size) * elements + whole_head))
     if setup.engine == "litgpt":
-        return Logits(LITGPT_FULL * elements, 0, 0)
+        return Logits(LITGPT_FULL * elements)
     if setup.loss == "plain":
-        freed = 0 if code.plain_loss == 14 else 2  # 14: the caller still holds the 16-bit logits
-        return Logits(code.plain_loss * elements, 0, freed * elements)
+        if setup.tensor > 1 and setup.engine == "torchtitan" and not code.whole_logits:
+            return Logits(LOSS_PARALLEL * elements)
+        caller = 2 * elements  # the 16-bit logits, which the caller holds or whose place fits nothing
+        if code.plain_loss == CALLER_HOLDS:
+            return Logits(code.plain_loss * elements, held=caller)
+        return Logits(code.plain_loss * elements, unfitting=caller)
     if setup.compile and code.compiled_loss:
-        return Logits(2 * size * elements, 0, 0)
-    if setup.compile:
-        return Logits(size * elements + size * elements // setup.loss_chunks, 2 * size * head, 0)
-    kept = (size + 4) * elements + 8 * elements // setup.loss_chunks
-    return Logits(kept, 2 * size * head, 0)
+        return Logits(2 * size * elements)
+    chunks = setup.loss_chunks
+    kept = size * elements + size * elements // chunks
+    if not setup.compile:
+        kept = (size + 4) * elements + 4 * elements // chunks
+    summed = size * elements * max(chunks - 2, 0) // chunks + 3 * size * head
+    return Logits(max(kept, summed))

@@ -1,7 +1,8 @@
 """The moments of a training step at which memory can peak, and the largest of them.
 
-The loss, the start of the backward pass, its end, and the optimizer's step: each is the sum of what is alive
-then. In a pipeline the first stage has the most micro batches in flight, the last one the logits.
+The loss, the backward passes of the last and of the first block, of the embedding, and the optimizer's step:
+each is the sum of what is alive then. In a pipeline the first stage has the most micro batches in flight,
+the last one the logits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from estimator.memory.activations import (
 from estimator.memory.buffers import buffers, dequantised_bytes, optimizer_temporary_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.shape import Part, part_of, stages
-from estimator.memory.states import computing, scale_bytes, states
+from estimator.memory.states import computing, embedding_gradient_bytes, scale_bytes, states
 from estimator.setup import Setup
 
 # Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
@@ -104,6 +105,7 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
     last = int(tokens * last_bytes(setup)) if part.last else 0
     held = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
+    embedding = embedding_gradient_bytes(setup, part)
     dequantised = dequantised_bytes(setup)
     streams = setup.shard > 1 and setup.device == "cuda"
     early = held if setup.optimizer_in_backward else max(held, min(head, gradients))
@@ -113,7 +115,7 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
             {
                 "activations": kept + last + stale_bytes(setup, part),
                 "logits and loss": logits.peak + _kept_outputs(setup, part, tokens),
-                "gradients": held + logits.head_gradient,
+                "gradients": held,
                 "communication buffers": found.gathered,
             },
             held if streams else 0,
@@ -121,6 +123,7 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
         Moment(
             {
                 "activations": kept + recomputed,
+                "logits and loss": logits.held,
                 "gradients": max(early, head),
                 "communication buffers": found.backward + found.reduced,
                 "NF4 overhead": dequantised,
@@ -130,9 +133,19 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
         Moment(
             {
                 "activations": boundary + block,
-                "gradients": max(gradients, head),
-                "communication buffers": found.backward + found.reduced + found.last,
+                "logits and loss": logits.held,
+                "gradients": max(gradients - embedding, head, held),
+                "communication buffers": found.backward + found.reduced,
                 "NF4 overhead": dequantised,
+            },
+            found.reduced + (gradients if streams else 0),
+        ),
+        Moment(
+            {
+                "activations": boundary,
+                "logits and loss": logits.held,
+                "gradients": gradients,
+                "communication buffers": found.gathered + found.reduced + found.last,
             },
             found.reduced + (gradients if streams else 0),
         ),

@@ -173,6 +173,13 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     return kept
 
 
+def embedding_gradient_bytes(setup: Setup, part: Part) -> int:
+    """Of the kept gradients, the embedding's, which comes last where the head has none with it."""
+    if setup.adapters or setup.model.tied_embeddings or setup.optimizer_in_backward:
+        return 0
+    return shared(setup, part, part.embedding * gradient_size(setup), "gradients")
+
+
 def unreduced(setup: Setup) -> bool:
     """Whether whole gradients pile up over a pipeline's micro batches."""
     many = setup.pipeline > 1 and setup.accumulation > 1
