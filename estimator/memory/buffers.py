@@ -46,7 +46,8 @@ class Buffers:
     ``reduced`` are the inputs of reduce-scatters, which an allocator keeps apart from the model's own memory.
     """
 
-    gathered: int  # weights, from the forward pass to the end of the backward pass
+    at_loss: int  # weights that are still gathered between forward and backward pass
+    gathered: int  # weights in the backward pass
     backward: int  # weights and gradients of the blocks in flight
     reduced: int
     last: int  # at the end of the backward pass: the embedding's
@@ -62,11 +63,11 @@ def buffers(setup: Setup, part: Part) -> Buffers:
     if setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1:
         return _fsdp(setup, part, trained)
     if setup.engine == "megatron" and setup.sharding in ("zero1", "ddp"):
-        return Buffers(0, 0, 0, 0)  # gradients are in the buckets already
+        return Buffers(0, 0, 0, 0, 0)  # gradients are in the buckets already
     if setup.replicate * setup.shard > 1 or setup.context > 1:
         bucket = size * trained  # DDP copies gradients into buckets (gradient_as_bucket_view=False)
-        return Buffers(0, bucket, 0, bucket)
-    return Buffers(0, 0, 0, 0)
+        return Buffers(0, 0, bucket, 0, bucket)
+    return Buffers(0, 0, 0, 0, 0)
 
 
 def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
@@ -87,18 +88,19 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     gathered = size * root + (block * part.layers if whole else min(in_flight, part.layers) * block)
     if setup.tensor > 1:
         gathered += int(code.kept_unsharded * part.parameters)
+    at_loss = 0 if code.root_stays == "backward" and not whole else gathered
     reduce_size = gradient_size(setup)
     if flat(setup):
         own = size * part.block
         reduced = 0 if setup.accumulation > 1 else 2 * own
-        return Buffers(gathered, gathered + own, reduced, 0)
+        return Buffers(at_loss, gathered, gathered + own, reduced, 0)
     if setup.adapters:
         inner = share(trained, max(part.layers, 1))
-        return Buffers(gathered, gathered + size * inner, 2 * reduce_size * inner, 0)
+        return Buffers(at_loss, gathered, gathered + size * inner, 2 * reduce_size * inner, 0)
     head = reduce_size * part.own_head
     reduced = max(2 * reduce_size * part.block, head)
     backward = gathered + size * part.block
-    return Buffers(gathered, backward, reduced, size * part.embedding)
+    return Buffers(at_loss, gathered, backward, reduced, size * part.embedding)
 
 
 def _block_bytes(setup: Setup, part: Part) -> int:
@@ -114,7 +116,7 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     """DeepSpeed's buckets, twice where communication overlaps; stage 3: live parameters and prefetch on top
     (https://www.deepspeed.ai/docs/config-json/)."""
     if setup.data_parallel * setup.shard == 1 and not stage:
-        return Buffers(0, 0, 0, 0)
+        return Buffers(0, 0, 0, 0, 0)
     size = computing(setup)
     bucket = size * min(DEEPSPEED_BUCKET, trained_parameters(setup, part))
     cuda = setup.device == "cuda"
@@ -125,7 +127,7 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     else:
         live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH, part.parameters)
         held = bucket * (2 if cuda else 1) + size * live
-    return Buffers(held, held, 0, 0)
+    return Buffers(held, held, held, 0, 0)
 
 
 def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:

@@ -33,7 +33,7 @@ class Implementation:
     adapter_bytes: int  # of an adapter's weight and input; 0: as the model computes
     plain_loss: int  # bytes a logit of cross-entropy over all logits, at its largest moment
     whole_logits: bool  # tensor parallel gathers the logits on each process
-    root_stays: str  # what FSDP leaves gathered all the time: "all" outside the blocks, or "head"
+    root_stays: str  # what FSDP leaves gathered: "all" outside the blocks, "head", or all "backward" alone
     flat_gradients: bool  # FSDP1's flat parameters: frozen weights beside trained ones get gradients too
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
     scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give

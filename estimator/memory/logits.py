@@ -26,6 +26,8 @@ class Logits:
     """Bytes at the loss."""
 
     peak: int
+    summed: int = 0  # that are left when the head's gradients of two pieces are added up
+    head_gradient: int = 0  # three of it, then
     held: int = 0  # of it, what is still there in the backward pass of the blocks
     unfitting: int = 0  # that the allocator needs more, because a freed block is too small for the next
 
@@ -79,5 +81,4 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     kept = size * elements + size * elements // chunks
     if not setup.compile:
         kept = (size + 4) * elements + 4 * elements // chunks
-    summed = size * elements * max(chunks - 2, 0) // chunks + 3 * size * head
-    return Logits(max(kept, summed))
+    return Logits(kept, size * elements * max(chunks - 2, 0) // chunks, 3 * size * head)

@@ -116,6 +116,15 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
                 "activations": kept + last + stale_bytes(setup, part),
                 "logits and loss": logits.peak + _kept_outputs(setup, part, tokens),
                 "gradients": held,
+                "communication buffers": found.at_loss,
+            },
+            held if streams else 0,
+        ),
+        Moment(
+            {
+                "activations": kept + last + stale_bytes(setup, part),
+                "logits and loss": logits.summed,
+                "gradients": held + logits.head_gradient,
                 "communication buffers": found.gathered,
             },
             held if streams else 0,
