@@ -79,71 +79,21 @@ PARAMETERS = ("weights", "adapters", "master weights")
 ACTIVATIONS = ("activations", "logits and loss")
 
 # Where the formulas are known to differ, and by which tensors.
+WHOLE_LOGITS = "torchtune's plan of tensor parallel leaves the embedding's gradient whole"
 CHUNKS = (
-    "torchtune's chunked loss: its forward pass holds 6.5 B a logit and copies of the head's input, its "
-    "backward pass 1.5 B a logit and, at their first sum, three of the head's gradients; the formula adds "
-    "both up"
+    "copies of the head's input decide whether the forward pass of torchtune's chunked loss or the first sum "
+    "of the head's gradients is the larger, and with it how much are logits"
 )
-COMPILED_CHUNKS = "two chunks' logits are gone at the first sum of the head's gradients, which is a third one"
-ROOT = (
-    "torchtune's root group (embedding, head, last norm) is freed after the forward pass and gathered again, "
-    "unless the recipe names custom_sharded_layers; with " + CHUNKS
-)
-RECOMPUTED = (
-    "the fp32 tensors of a piece and the gradients of all pieces joined are never there together: 14 B a "
-    "logit of one piece, 7.3 of three"
-)
-FUSED = "with fp32 weights torchtune's norms keep the residual itself, which is kept anyway; with " + CHUNKS
-WHOLE_LOGITS = "torchtune's plan of tensor parallel leaves logits and the embedding's gradient whole"
-HELD = "torchtitan lets go of the logits before the backward pass since mid-2024: 12 B a logit, not 14"
-DIVIDED = "torch's loss_parallel holds five fp32 tensors of a process's share of the logits"
-KEPT = "the logits that the caller holds are still there when the first block's backward pass runs"
+ROOT = "FSDP2 frees the first gathered weights of the backward pass before the reduced gradients are there"
 
 GRADIENTS_DIFFER = {"torchtune, tensor 2": WHOLE_LOGITS}
 ACTIVATIONS_DIFFER = {
-    **dict.fromkeys(
-        (
-            "torchtune, checkpointing",
-            "torchtune, wide, tied",
-            "torchtune, sgd",
-            "torchtune, lora",
-            "torchtune, lora, checkpointing",
-            "torchtune, lora of attention",
-            "torchtune, qlora, checkpointing",
-        ),
-        CHUNKS,
-    ),
-    "torchtune, compiled": COMPILED_CHUNKS,
-    "torchtune, fp32": FUSED,
-    **{name: ROOT for name in GRID if name.startswith("torchtune, fsdp")},
+    "torchtune, wide, tied": CHUNKS,
+    "torchtune, fsdp 2": CHUNKS,
+    "torchtune, fsdp 8": CHUNKS,
     "torchtune, tensor 2": WHOLE_LOGITS,
-    "torchtitan, fsdp 8": HELD,
-    "torchtitan, fsdp 8, checkpointing": HELD,
-    "torchtitan, fsdp 8, selective": HELD,
-    "torchtitan, fsdp 2, tensor 2": DIVIDED,
-    "transformers, mixtral, checkpointing": KEPT,
-    **{name: RECOMPUTED for name in GRID if name.startswith("deepspeed")},
 }
-PEAKS_DIFFER = {
-    **dict.fromkeys(
-        (
-            "torchtune",
-            "torchtune, checkpointing",
-            "torchtune, accumulation",
-            "torchtune, wide, tied",
-            "torchtune, narrow, short",
-            "torchtune, qwen2",
-            "torchtune, sgd",
-            "torchtune, qlora, checkpointing",
-        ),
-        CHUNKS,
-    ),
-    "torchtune, fp32": FUSED,
-    **{name: ROOT for name in GRID if name.startswith("torchtune, fsdp")},
-    "torchtune, tensor 2": WHOLE_LOGITS,
-    **{name: HELD for name in GRID if name.startswith("torchtitan, fsdp 8")},
-    "torchtitan, fsdp 2, tensor 2": DIVIDED,
-}
+PEAKS_DIFFER = {"torchtune, fsdp 8, checkpointing": ROOT}
 
 
 @pytest.fixture(scope="module")
