@@ -1,0 +1,134 @@
+"""Phase 0: what a rank can say of its host, its devices and its software, without torch and without load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checklist.measurements import Facts, to_dict
+from checklist.probes import cloud, gpus, nics
+
+if TYPE_CHECKING:
+    from checklist.probes.worker import Worker
+
+HOST_ID = "CHECKLIST_HOST_ID"  # instead of the kernel's boot id, where one kernel plays several hosts
+_IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
+
+
+def gather(worker: Worker, backend: str, route_to: str) -> dict[str, Any]:
+    """The rank's Facts. ``route_to`` is an address of the cluster, rank 0's."""
+    seen = gpus.look()
+    own = seen.uuids[worker.local_rank] if worker.local_rank < len(seen.uuids) else None
+    found = nics.interfaces()
+    choice = nics.choose(backend, found, route_to)
+    resolved = nics.own_address()
+    place = cloud.place()
+    facts = Facts(
+        rank=worker.rank,
+        node=worker.node,
+        local_rank=worker.local_rank,
+        hostname=socket.gethostname(),
+        boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
+        node_name=os.environ.get("NODE_NAME") or place.instance or socket.gethostname(),
+        addresses=tuple(address for nic in found for address in nic.addresses),
+        nic=choice.nic,
+        nic_reason=choice.reason,
+        nics=found,
+        gpu_uuids=seen.uuids,
+        gpu_names=seen.names,
+        versions=_versions(seen.driver),
+        shm_bytes=_shared_memory(),
+        memlock_bytes=_memlock(),
+        clock_unix=time.time(),
+        zone=place.zone,
+        instance_type=place.instance_type,
+        placement_group=place.placement_group,
+        resolves_own_hostname=resolved is not None,
+        hostname_address=resolved,
+        efa_devices=_efa(),
+        ib_devices=_devices("/sys/class/infiniband"),
+        gpu_processes=None if own is None else (seen.busy or {}).get(own, 0),
+    )
+    return {"facts": to_dict(facts), "address": choice.address, "usable": choice.usable}
+
+
+def _versions(driver: str | None) -> dict[str, str | None]:
+    """Read from files and package metadata: importing torch takes seconds, and may be what fails."""
+    nccl = next(
+        (
+            found.version
+            for found in importlib.metadata.distributions()
+            if (found.name or "").startswith("nvidia-nccl")
+        ),
+        None,
+    )
+    return {
+        "torch": _package("torch"),
+        "cuda": _torch_cuda(),
+        "nccl": nccl,
+        "driver": driver,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "image": next((os.environ[name] for name in _IMAGE_VARIABLES if name in os.environ), None),
+    }
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_cuda() -> str | None:
+    """What torch was built for, from its version.py."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = _read(str(Path(spec.origin).with_name("version.py"))) or ""
+    found = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _shared_memory() -> int | None:
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108 - its size is asked for
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
+def _memlock() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _devices(directory: str) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(directory)))  # noqa: PTH208 - names are what is wanted
+    except OSError:
+        return ()
+
+
+def _efa() -> int:
+    """EFA devices: those whose driver is efa."""
+    found = 0
+    for name in _devices("/sys/class/infiniband"):
+        driver = Path("/sys/class/infiniband", name, "device/driver")
+        found += driver.exists() and driver.resolve().name == "efa"
+    return found
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,149 @@
+"""What NVML says of the GPUs: who they are, how they are, and who else uses them. Nothing without GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from checklist.measurements import GpuHealth, to_dict
+
+if TYPE_CHECKING:
+    from checklist.probes.worker import Worker
+
+T = TypeVar("T")
+_THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clocks (0x2) are nobody's fault
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_NVLINKS = 18  # the most that a GPU has (H100); those that are not there raise an error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """The GPUs that this process may use, in CUDA's order."""
+
+    uuids: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    driver: str | None = None
+    busy: dict[str, int] | None = None
+    """Processes on each GPU, by UUID."""
+
+
+def look() -> Seen:
+    """All visible GPUs; empty where there is no driver."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return Seen()
+        handles = _visible(nvml)
+        uuids = tuple(_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        return Seen(
+            uuids=uuids,
+            names=tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
+            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+            busy={
+                uuid: count
+                for uuid, handle in zip(uuids, handles, strict=True)
+                if (count := _others(nvml, handle))
+            },
+        )
+
+
+def health(worker: Worker, when: str) -> dict[str, Any] | None:
+    """The health of this rank's GPU, as GpuHealth; None where it has none."""
+    with _nvml() as nvml:
+        handles = _visible(nvml) if nvml is not None else []
+        if nvml is None or worker.local_rank >= len(handles):
+            return None
+        handle = handles[worker.local_rank]
+        return to_dict(_health(nvml, handle, worker.rank, when))
+
+
+def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
+    def ask(name: str, *arguments: Any) -> Any:
+        return _optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
+
+    remapped = ask("nvmlDeviceGetRemappedRows")
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # its name before driver 535
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    power = ask("nvmlDeviceGetPowerUsage")
+    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(_NVLINKS)]
+    volatile = nvml.NVML_VOLATILE_ECC
+    return GpuHealth(
+        rank=rank,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        when=when,
+        ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
+        ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        throttle_reasons=None
+        if reasons is None
+        else tuple(name for bit, name in _THROTTLES.items() if reasons & bit),
+        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        power_w=None if power is None else power / 1000,
+        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        nvlinks_active=None
+        if all(link is None for link in links)
+        else sum(link == nvml.NVML_FEATURE_ENABLED for link in links),
+    )
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no driver, or one that doesn't answer: then there are no GPUs for us
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(nvml: Any) -> list[Any]:
+    """Handles in the order that CUDA gives them in this process."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return every
+    by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in every}
+    found = []
+    for name in (part.strip() for part in chosen.split(",")):
+        if name.isdigit() and int(name) < len(every):
+            found.append(every[int(name)])
+        else:
+            match = [handle for uuid, handle in by_uuid.items() if name and uuid.startswith(name)]
+            if not match:
+                break  # CUDA too stops at the first name that it doesn't know
+            found.append(match[0])
+    return found
+
+
+def _others(nvml: Any, handle: Any) -> int:
+    """Processes that compute on that GPU. None of ours does yet when this is asked."""
+    return len(_optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), nvml) or ())
+
+
+def _optional(ask: Callable[[], T], nvml: Any) -> T | None:
+    """What is asked for, or None where this GPU, driver or library doesn't offer it."""
+    try:
+        return ask()
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,51 @@
+"""Phase 1: every node connects to every other and moves 256 KB, over plain sockets, in seconds.
+
+A cut pair shows as a connection that doesn't come about; an MTU that is too large for the path lets small
+packets through, so the connection comes about and the 256 KB don't arrive.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from checklist.measurements import Probe, to_dict
+from checklist.probes.sockets import Sink, deliver
+
+if TYPE_CHECKING:
+    from checklist.probes.worker import Worker
+
+BULK_BYTES = 256 << 10
+_AT_ONCE = 16  # probes of one node; more would be limited by its own processor
+
+
+def listen(worker: Worker, address: str) -> int:
+    """Take what others send to ``address``; the port on which."""
+    sink = worker.kept.get("sink")
+    if sink is None:
+        sink = worker.kept["sink"] = Sink(address)
+    return int(sink.port)
+
+
+def reach(
+    worker: Worker, peers: dict[str, tuple[str, int]], connect_s: float, bulk_s: float
+) -> list[dict[str, Any]]:
+    """Connect to each node of ``peers`` (address and port) and move 256 KB."""
+
+    def probe(node: str) -> dict[str, Any]:
+        address, port = peers[node]
+        worker.progress.begin()
+        sent = deliver(address, port, sizes=(BULK_BYTES,), connect_s=connect_s, limit_s=bulk_s)
+        return to_dict(
+            Probe(
+                src=worker.node,
+                dst=int(node),
+                connected=sent.connected,
+                bulk_ok=bool(sent.seconds) if sent.connected else None,
+                seconds=sent.seconds[0] + (sent.connect_s or 0.0) if sent.seconds else None,
+                error=sent.error,
+            )
+        )
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(probe, peers))

@@ -1,0 +1,149 @@
+"""A host's network interfaces, and which of them NCCL or gloo will take."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from checklist.measurements import Nic
+
+_VIRTUAL = ("docker", "veth", "br-", "virbr", "cni")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The interface that the backend takes."""
+
+    nic: str | None
+    reason: str
+    address: str | None
+    """Where others are to reach this host; where the choice is unusable, that of the route to rank 0."""
+    usable: bool
+    """Whether the backend can talk to others over it."""
+
+
+def interfaces() -> tuple[Nic, ...]:
+    """All interfaces with their addresses, loopback too."""
+    import psutil
+
+    states = psutil.net_if_stats()
+    return tuple(
+        Nic(
+            name=name,
+            addresses=tuple(
+                item.address.partition("%")[0]
+                for item in items
+                if item.family in (socket.AF_INET, socket.AF_INET6)
+            ),
+            mtu=states[name].mtu if name in states else None,
+            gbps=_rate(name),
+            up=states[name].isup if name in states else None,
+        )
+        for name, items in sorted(psutil.net_if_addrs().items())
+    )
+
+
+def choose(
+    backend: str, nics: tuple[Nic, ...], route_to: str, environment: Mapping[str, str] = os.environ
+) -> Choice:
+    """Which interface NCCL (``NCCL_SOCKET_IFNAME``, else its order) or gloo (own host name) takes."""
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    route = _route(route_to)
+    wanted = environment.get(variable)
+    if wanted:
+        found = [nic for nic in nics if _matches(nic.name, wanted, backend)]
+        if not found:
+            has = ", ".join(nic.name for nic in nics)
+            reason = f"{variable}={wanted} names no interface of this host, which has {has}"
+            return Choice(nic=None, reason=reason, address=route, usable=False)
+        return _of(found[0], f"{variable}={wanted}", route, route_to)
+    if backend == "gloo":
+        return _of_hostname(nics, route, route_to)
+    usable = [nic for nic in nics if nic.addresses and nic.up]
+    order = sorted(usable, key=lambda nic: (_rank(nic.name), nic.name))
+    if not order:
+        return Choice(nic=None, reason="no interface has an address", address=route, usable=False)
+    return _of(order[0], f"NCCL's order: ib*, then others, then {_VIRTUAL[0]}*, then lo", route, route_to)
+
+
+def own_address() -> str | None:
+    """What this host's name resolves to; None where it doesn't."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
+    except OSError:
+        return None
+    return str(found[0][4][0])
+
+
+def is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.") or address == "localhost"
+
+
+def _of_hostname(nics: tuple[Nic, ...], route: str | None, route_to: str) -> Choice:
+    name, address = socket.gethostname(), own_address()
+    if address is None:
+        reason = f"the host's own name {name} can't be resolved, so gloo takes loopback"
+        return Choice(nic=_loopback(nics), reason=reason, address=route, usable=False)
+    nic = next((nic for nic in nics if address in nic.addresses), None)
+    if nic is None and is_loopback(address):
+        nic = next((nic for nic in nics if nic.name == _loopback(nics)), None)
+    if nic is None:
+        reason = f"the host's own name {name} is {address}, which no interface of it has"
+        return Choice(nic=None, reason=reason, address=route, usable=False)
+    return _of(nic, f"the host's own name {name} is {address}", route, route_to)
+
+
+def _of(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
+    address = next((one for one in nic.addresses if ":" not in one), next(iter(nic.addresses), None))
+    if address is None:
+        return Choice(nic=nic.name, reason=f"{reason}; it has no address", address=route, usable=False)
+    if route is not None and route in nic.addresses:
+        address = route
+    # Loopback is right only where rank 0 is met over loopback too: all ranks are on one machine then.
+    if is_loopback(address) and not is_loopback(route_to):
+        return Choice(nic=nic.name, reason=f"{reason}; loopback", address=route, usable=False)
+    return Choice(nic=nic.name, reason=reason, address=address, usable=True)
+
+
+def _matches(name: str, wanted: str, backend: str) -> bool:
+    """NCCL's syntax: prefixes, ``=`` exact names, ``^`` all but these. gloo's: exact names."""
+    exclude, exact = wanted.startswith("^"), backend == "gloo"
+    text = wanted.lstrip("^")
+    if text.startswith("="):
+        text, exact = text[1:], True
+    hit = any(name == part if exact else name.startswith(part) for part in text.split(",") if part)
+    return hit != exclude
+
+
+def _rank(name: str) -> int:
+    if name.startswith("ib"):
+        return 0
+    if name == "lo":
+        return 3
+    return 2 if name.startswith(_VIRTUAL) else 1
+
+
+def _loopback(nics: tuple[Nic, ...]) -> str | None:
+    return next((nic.name for nic in nics if any(is_loopback(one) for one in nic.addresses)), None)
+
+
+def _route(target: str) -> str | None:
+    """This host's address on the way to ``target``; nothing is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _rate(name: str) -> float | None:
+    try:
+        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text())
+    except (OSError, ValueError):  # virtual interfaces have none
+        return None
+    return megabits / 1000 if megabits > 0 else None

@@ -1,0 +1,77 @@
+"""Phase 4: one node sends, another receives, and nobody else is in the way of these two.
+
+Over NCCL every GPU of a node sends to its counterpart, each two in a process group of their own, so that a
+pair that hangs spoils nothing else. Without NCCL it is one plain socket, which has the path that gloo takes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from checklist.probes.sockets import deliver
+
+if TYPE_CHECKING:
+    from checklist.probes.worker import Worker
+
+WARM_UP_BYTES = 64 << 10
+_WARM_UPS = 2
+
+
+def send(
+    worker: Worker, address: str, port: int, size: int, repetitions: int, connect_s: float, limit_s: float
+) -> dict[str, Any]:
+    """Send ``repetitions`` messages over one connection; the seconds of each."""
+    worker.progress.begin()
+    sent = deliver(
+        address, port, sizes=(WARM_UP_BYTES, *(size,) * repetitions), connect_s=connect_s, limit_s=limit_s
+    )
+    return {"seconds": sent.seconds[1:], "bytes": size, "error": sent.error}
+
+
+def exchange(
+    worker: Worker,
+    store: tuple[str, int],
+    group: str,
+    first: bool,
+    size: int,
+    repetitions: int,
+    limit_s: float,
+) -> dict[str, Any]:
+    """One end of a group of two over NCCL: first one direction, then the other.
+
+    Returns seconds of each message, of the direction that this end sends ("there") and receives ("back").
+    """
+    import torch
+    import torch.distributed as dist
+
+    from checklist.probes.world import client, end_group, start_group
+
+    end_group(worker)
+    start_group(worker, "nccl", client(store, group, limit_s), 0 if first else 1, 2, limit_s)
+    device = torch.device("cuda", worker.local_rank)
+    payload = torch.zeros(size, dtype=torch.uint8, device=device)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for sends in (first, not first):
+        for repetition in range(_WARM_UPS + repetitions):
+            worker.progress.begin()
+            dist.barrier(device_ids=[worker.local_rank])
+            torch.cuda.synchronize(device)
+            begin = time.perf_counter()
+            if sends:
+                dist.send(payload, 1 if first else 0)
+            else:
+                dist.recv(payload, 1 if first else 0)
+            torch.cuda.synchronize(device)
+            if repetition >= _WARM_UPS:
+                times[sends].append(time.perf_counter() - begin)
+    end_group(worker)
+    return {"there": times[True], "back": times[False], "bytes": size}
+
+
+def summary(seconds: list[float], size: int) -> tuple[float, float]:
+    """GB/s of the best message, and of the one that 95 % were faster than."""
+    ordered = sorted(seconds)
+    slow = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
+    return size / ordered[0] / 1e9, size / slow / 1e9

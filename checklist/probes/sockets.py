@@ -1,0 +1,121 @@
+"""Bytes over a plain TCP socket, each wait with a limit: for the mesh, and for pairs without NCCL."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+_HEADER = struct.Struct("<Q")  # how many bytes follow before one byte is sent back
+_CHUNK = 1 << 20
+_ACK = b"k"
+_IDLE_S = 30.0  # a sender that says nothing for so long has gone
+
+
+class Sink:
+    """Takes what others send and acknowledges each message, from threads of its own."""
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="checklist-sink", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=_drain, args=(connection,), name="checklist-drain", daemon=True).start()
+
+
+def _drain(connection: socket.socket) -> None:
+    buffer = memoryview(bytearray(_CHUNK))
+    with connection, contextlib.suppress(OSError, ConnectionError):
+        connection.settimeout(_IDLE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            header = b""
+            while len(header) < _HEADER.size:
+                if not (data := connection.recv(_HEADER.size - len(header))):
+                    return
+                header += data
+            left = _HEADER.unpack(header)[0]
+            while left:
+                if not (got := connection.recv_into(buffer, min(left, _CHUNK))):
+                    return
+                left -= got
+            connection.sendall(_ACK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    """How a transfer went. ``seconds``: one figure for each message that was acknowledged."""
+
+    connected: bool
+    connect_s: float | None = None
+    seconds: tuple[float, ...] = ()
+    bytes: int = 0
+    error: str | None = None
+
+
+class Sender:
+    """A connection to another host's :class:`Sink`."""
+
+    def __init__(self, address: str, port: int, connect_s: float) -> None:
+        self._socket = socket.create_connection((address, port), timeout=connect_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, payload: memoryview, limit_s: float) -> float:
+        """Send one message; seconds until all of it had arrived. Raises OSError (TimeoutError)."""
+        begin = time.perf_counter()
+        self._socket.settimeout(limit_s)
+        self._socket.sendall(_HEADER.pack(len(payload)))
+        self._socket.sendall(payload)
+        self._socket.settimeout(max(0.001, limit_s - (time.perf_counter() - begin)))
+        if self._socket.recv(1) != _ACK:
+            raise ConnectionError("the other end closed the connection")
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def deliver(address: str, port: int, *, sizes: tuple[int, ...], connect_s: float, limit_s: float) -> Sent:
+    """Connect and send messages of these sizes, ``limit_s`` for all of them together."""
+    begin = time.perf_counter()
+    try:
+        sender = Sender(address, port, connect_s)
+    except OSError as error:
+        return Sent(connected=False, error=f"connect: {_words(error, connect_s)}")
+    connect = time.perf_counter() - begin
+    payload = memoryview(bytes(max(sizes, default=0)))
+    seconds: list[float] = []
+    deadline = time.perf_counter() + limit_s
+    problem = None
+    try:
+        for size in sizes:
+            seconds.append(  # noqa: PERF401 - those before a failure count
+                sender.send(payload[:size], max(0.001, deadline - time.perf_counter()))
+            )
+    except OSError as error:
+        problem = f"{sizes[len(seconds)]} bytes: {_words(error, limit_s)}"
+    finally:
+        sender.close()
+    return Sent(
+        connected=True, connect_s=connect, seconds=tuple(seconds), bytes=max(sizes, default=0), error=problem
+    )
+
+
+def _words(error: OSError, limit_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"not within {limit_s:g} s"
+    return error.strerror or str(error)

@@ -1,0 +1,60 @@
+"""What NCCL's log (NCCL_DEBUG=INFO) says of the network that it takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_NODES = re.compile(r"\bnNodes (\d+)")
+_RANKS = re.compile(r"\bn[rR]anks (\d+)")
+_NETWORK = re.compile(r"Using network (.+)")
+_SOCKET = re.compile(r"NET/Socket : Using (?:\[\d+\])?([^\s:\[]+):")
+_PROVIDER = re.compile(r"Selected [Pp]rovider is (\w+)")
+_PLUGIN = re.compile(r"(?:Loaded net plugin|Successfully loaded external plugin) (\S+)")
+_VIA = re.compile(r"via (NET/\S+|SHM\S*|P2P\S*)")
+_TELLING = (_NODES, _NETWORK, _SOCKET, _PROVIDER, _PLUGIN, _VIA, re.compile("GPU Direct RDMA"))
+_MOST_LINES = 20
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The fields of :class:`~checklist.measurements.Transport`; None where the log doesn't say."""
+    ways = _VIA.findall(text)
+    networks = [way for way in ways if way.startswith("NET/")]
+    named = _last(_NETWORK, text) or ""
+    provider = _last(_PROVIDER, text)
+    direct: bool | None = None
+    if networks:
+        direct = any("GDRDMA" in way for way in networks)
+    elif "GPU Direct RDMA Disabled" in text:
+        direct = False
+    nodes, ranks = _last(_NODES, text), _last(_RANKS, text)
+    lines = [line.strip() for line in text.splitlines() if any(one.search(line) for one in _TELLING)]
+    return {
+        "backend": "nccl",
+        "nodes_seen": int(nodes) if nodes else None,
+        "ranks_seen": int(ranks) if ranks else None,
+        "network": _network(networks, ways, named.strip(), provider),
+        "interface": _last(_SOCKET, text),
+        "plugin": _last(_PLUGIN, text),
+        "gpu_direct": direct,
+        "lines": lines[:_MOST_LINES],
+    }
+
+
+def _network(networks: list[str], ways: list[str], named: str, provider: str | None) -> str | None:
+    """From the channels where there are any between nodes, else from the network that was chosen."""
+    said = " ".join(dict.fromkeys(networks)) if networks else ("" if ways else named)
+    if "Socket" in said:  # one channel over sockets slows down all
+        return "socket"
+    if "Libfabric" in said or "OFI" in said:
+        return "efa" if provider == "efa" else "other"
+    if "NET/IB" in said or said == "IB":
+        return "ib"
+    if said:
+        return "other"
+    return "shm" if ways else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.findall(text)
+    return str(found[-1]) if found else None

@@ -1,0 +1,130 @@
+"""One rank's process: does what its supervisor tells it, and may hang or die of it.
+
+Commands come as JSON lines on standard input, ``{"id", "what", "arguments"}``; answers go to the pipe whose
+number is in CHECKLIST_PIPE: ``{"kind": "done", "id", "reply"}``, or ``"failed"`` with the error. Libraries
+may print what they like to standard output, which is a log file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from checklist.probes.progress import Progress
+
+Message = dict[str, Any]
+PIPE, PARENT, DIRECTORY = "CHECKLIST_PIPE", "CHECKLIST_PARENT", "CHECKLIST_DIRECTORY"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+class Worker:
+    """A rank's state between commands."""
+
+    def __init__(self, directory: Path, answers: int) -> None:
+        self.rank = int(os.environ["CHECKLIST_RANK"])
+        self.local_rank = int(os.environ["CHECKLIST_LOCAL_RANK"])
+        self.node = int(os.environ["CHECKLIST_NODE"])
+        self.directory = directory
+        self.progress = Progress(directory / f"rank{self.rank}.progress")
+        self.kept: dict[str, Any] = {}  # what a command leaves for later ones: the sink, the process group
+        self._answers = os.fdopen(answers, "wb", buffering=0)
+        self._answering = threading.Lock()
+
+    def answer(self, message: Message) -> None:
+        """Tell the supervisor."""
+        with self._answering:
+            self._answers.write(json.dumps(message).encode() + b"\n")
+
+    def run(self, command: Message) -> None:
+        """Do one command and answer it, whatever becomes of it."""
+        what = command["what"]
+        self.progress.name(str(command.get("operation") or what))
+        try:
+            reply = _commands()[what](self, **command.get("arguments", {}))
+        except Exception as error:  # noqa: BLE001 - it is told to the supervisor
+            lines = str(error).strip().splitlines() or [""]
+            text = f"{type(error).__name__}: {lines[0][:500]}"
+            self.answer({"kind": "failed", "id": command["id"], "error": text})
+        else:
+            self.answer({"kind": "done", "id": command["id"], "reply": reply})
+
+
+def _commands() -> dict[str, Callable[..., Any]]:
+    # Each module is imported when its first command comes: some need torch.
+    from checklist.probes import facts, gpus, mesh, node, pairs, world
+
+    return {
+        "facts": facts.gather,
+        "health": gpus.health,
+        "listen": mesh.listen,
+        "reach": mesh.reach,
+        "local": node.measure,
+        "store": world.store,
+        "join": world.join,
+        "leave": world.leave,
+        "correct": world.correct,
+        "time": world.timed,
+        "transport": world.transport,
+        "send": pairs.send,
+        "exchange": pairs.exchange,
+    }
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    die_with_parent(int(os.environ[PARENT]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's affair
+    worker = Worker(Path(os.environ[DIRECTORY]), int(os.environ[PIPE]))
+    commands: queue.Queue[Message | None] = queue.Queue()
+    threading.Thread(target=_read, args=(worker, commands), name="checklist-read", daemon=True).start()
+    while (command := commands.get()) is not None:
+        worker.run(command)
+    os._exit(0)  # without the clean-up of libraries, which may wait for others
+
+
+def _read(worker: Worker, commands: queue.Queue[Message | None]) -> None:
+    for line in sys.stdin.buffer:
+        command = json.loads(line)
+        if command["what"] == "trace":  # asked while the main thread is stuck
+            worker.answer({"kind": "trace", "text": flight_record()})
+        elif command["what"] == "count":
+            worker.progress.restart()
+        else:
+            commands.put(command)
+    os._exit(0)  # the supervisor has gone
+
+
+def flight_record() -> str | None:
+    """The last entry of torch's flight recorder, in words; None where there is none."""
+    if "torch" not in sys.modules:
+        return None
+    try:  # private to torch: it may be missing, or answer in another form
+        import torch
+
+        dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json")  # noqa: B009 - not in torch's stubs
+        trace = json.loads(dump())
+        last = trace["entries"][-1]
+        return f"flight recorder: {last['profiling_name']}, collective_seq_id {last['collective_seq_id']}"
+    except Exception:  # noqa: BLE001 - an extra, never a failure
+        return None
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel end this process when the thread that started it ends."""
+    with contextlib.suppress(OSError, AttributeError):  # no such call outside Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it ended before the kernel was asked
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Where one process stands in the job: its ranks, how many there are, and where rank 0 can be met."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from estimator.errors import UserError
+
+PORTS = 8  # the control channel takes the first free one of so many
+PORT_OFFSET = 17  # from MASTER_PORT, on which the launcher's own store may listen
+DEFAULT_PORT = 29_500  # torchrun's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """What a process must know to take part. One process may look after several ranks of its node."""
+
+    ranks: tuple[int, ...]
+    local_ranks: tuple[int, ...]
+    world: int
+    node: int
+    nodes: int
+    host: str
+    """Name or address of rank 0's host, as the others reach it."""
+    ports: tuple[int, ...]
+    """Where rank 0's control channel may listen."""
+    token: str
+    """Of the job: a stranger's run is not joined."""
+    simulated: bool = False
+    """Whether the "nodes" are process groups of one machine."""
+
+    def __post_init__(self) -> None:
+        if not self.ranks or len(self.ranks) != len(self.local_ranks):
+            raise ValueError("ranks: give at least one, and a local rank for each")
+        if not all(0 <= rank < self.world for rank in self.ranks):
+            raise UserError(
+                f"Rank {max(self.ranks)} of a world of {self.world} can't be.",
+                "RANK must be from 0 to WORLD_SIZE - 1: look at how the job was started.",
+            )
+        if not 0 <= self.node < self.nodes:
+            raise UserError(
+                f"Node {self.node} of {self.nodes} can't be.",
+                "The node's number must be from 0 to the number of nodes - 1.",
+            )
+        if not self.ports:
+            raise ValueError("ports: give at least one")
+
+    @property
+    def leads(self) -> bool:
+        """Whether rank 0 is here, which decides and collects."""
+        return 0 in self.ranks
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a child process."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Rendezvous:
+        """From what :meth:`to_dict` gave."""
+        tuples = {key: tuple(values[key]) for key in ("ranks", "local_ranks", "ports")}
+        return cls(**{**values, **tuples})
+
+
+def of_node(
+    *,
+    node: int,
+    nodes: int,
+    processes: int,
+    host: str,
+    port: int = DEFAULT_PORT,
+    token: str = "checklist",  # noqa: S107 - it tells jobs apart, it keeps nobody out
+    simulated: bool = False,
+) -> Rendezvous:
+    """A process that looks after all ``processes`` ranks of its node, as a flow's task does."""
+    return Rendezvous(
+        ranks=tuple(range(node * processes, (node + 1) * processes)),
+        local_ranks=tuple(range(processes)),
+        world=nodes * processes,
+        node=node,
+        nodes=nodes,
+        host=host,
+        ports=control_ports(port),
+        token=token,
+        simulated=simulated,
+    )
+
+
+def control_ports(port: int) -> tuple[int, ...]:
+    """The control channel's ports beside a launcher's."""
+    first = port + PORT_OFFSET
+    return (
+        tuple(range(first, first + PORTS)) if first + PORTS < 65_536 else tuple(range(20_000, 20_000 + PORTS))
+    )
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Rendezvous | None:
+    """What torchrun (or any launcher that sets its variables) or srun says; None: there was no launcher."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return _torchrun(environment)
+    if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:
+        return _slurm(environment)
+    return None
+
+
+def _torchrun(environment: Mapping[str, str]) -> Rendezvous:
+    rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    local_rank = _number(environment, "LOCAL_RANK", 0)
+    local_world = _number(environment, "LOCAL_WORLD_SIZE", 1)
+    return _one(
+        rank=rank,
+        local_rank=local_rank,
+        world=world,
+        node=_number(environment, "GROUP_RANK", rank // max(1, local_world)),
+        nodes=_number(environment, "GROUP_WORLD_SIZE", max(1, world // max(1, local_world))),
+        host=environment.get("MASTER_ADDR", "127.0.0.1"),
+        port=_number(environment, "MASTER_PORT", DEFAULT_PORT),
+        token=environment.get("CHECKLIST_JOB") or environment.get("TORCHELASTIC_RUN_ID") or "checklist",
+    )
+
+
+def _slurm(environment: Mapping[str, str]) -> Rendezvous:
+    host = environment.get("MASTER_ADDR") or _first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    if not host:
+        raise UserError(
+            "srun does not say which host rank 0 is on (SLURM_STEP_NODELIST is empty).",
+            "Set MASTER_ADDR to the first host of the job.",
+        )
+    return _one(
+        rank=_number(environment, "SLURM_PROCID"),
+        local_rank=_number(environment, "SLURM_LOCALID", 0),
+        world=_number(environment, "SLURM_NTASKS"),
+        node=_number(environment, "SLURM_NODEID", 0),
+        nodes=_number(environment, "SLURM_STEP_NUM_NODES", 1),
+        host=host,
+        port=_number(environment, "MASTER_PORT", DEFAULT_PORT),
+        token=f"{environment.get('SLURM_JOB_ID', '')}.{environment['SLURM_STEP_ID']}",
+    )
+
+
+def _one(
+    *, rank: int, local_rank: int, world: int, node: int, nodes: int, host: str, port: int, token: str
+) -> Rendezvous:
+    return Rendezvous(
+        ranks=(rank,),
+        local_ranks=(local_rank,),
+        world=world,
+        node=node,
+        nodes=max(nodes, node + 1),
+        host=host,
+        ports=control_ports(port),
+        token=token,
+    )
+
+
+def _first_host(nodelist: str) -> str:
+    """The first host of Slurm's short form: ``gpu[03-05,9]`` is ``gpu03``."""
+    head, bracket, rest = nodelist.partition("[")
+    if "," in head or not bracket:
+        return head.split(",")[0]
+    return head + rest.split("]")[0].split(",")[0].split("-")[0] + rest.partition("]")[2].split(",")[0]
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise UserError(
+            f"{name} is {text!r}, which is no whole number.", "Look at how the job was started."
+        ) from None
