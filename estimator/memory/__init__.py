@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.memory.buffers import DEEPSPEED_BUCKET
-from estimator.memory.host import disk_bytes, host_bytes, loading_bytes, runtime_bytes, shared_memory_bytes
+from estimator.memory.host import disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
 from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
 from estimator.memory.moments import Peak, peak
 from estimator.memory.residuals import LIVE, Residual, residual_of
@@ -104,7 +104,6 @@ __all__ = [
     "disk_bytes",
     "estimate",
     "host_bytes",
-    "loading_bytes",
     "peak",
     "range_of",
     "residual_of",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from estimator.memory.shape import part_of
 from estimator.memory.states import offloads_gradients, offloads_states, offloads_weights, share, states
 from estimator.plan import GIB
 from estimator.setup import Setup
@@ -89,12 +88,3 @@ def disk_bytes(setup: Setup) -> int:
     checkpoint = per_rank * setup.world_size  # on resuming, every node holds all ranks' parts
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
     return 2 * whole + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
-
-
-def loading_bytes(setup: Setup) -> int:
-    """Memory of one GPU while the model is loaded: DeepSpeed without stage 3, DDP and litgpt's FSDP1 hold the
-    whole 16-bit model on each GPU before it is shared out; the others load shards or onto the host."""
-    if setup.sharding in ("fsdp", "zero3") and setup.engine != "composer":
-        return 0
-    part = part_of(setup, "only" if setup.pipeline == 1 else "first")
-    return 2 * part.parameters if setup.quantization == "none" else 0

@@ -185,7 +185,15 @@ def _activations(setup: Setup, part: Part, whole: float) -> tuple[int, int, int]
             layers = min(layers, BLOCKS_NOT_YET_OFFLOADED)
         kept = tokens * layers * each
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
-    return int(kept * passes) + mask, block, int(tokens * boundary)
+    return int(kept * passes) + mask + _cast_weights(setup, part), block, int(tokens * boundary)
+
+
+def _cast_weights(setup: Setup, part: Part) -> int:
+    """The 16-bit copies that autocast makes of fp32 weights, which each product keeps for its backward pass
+    (torch.amp; Accelerate's table has them with the gradients); of one block where it is recomputed."""
+    if not setup.precision.endswith("autocast") or setup.quantization != "none":
+        return 0
+    return 2 * (part.block_linear if checkpointed(setup) else part.blocks_linear + part.own_head)
 
 
 def checkpointed(setup: Setup) -> bool:

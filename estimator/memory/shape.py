@@ -15,8 +15,10 @@ class Shape:
 
     layers: int
     dense_layers: int  # blocks without experts
-    around: int  # one block's attention, norms, router and shared experts
+    around: int  # one block's attention and norms
     around_linear: int  # of it, in linear layers
+    beside_experts: int  # a block's shared experts and router
+    beside_experts_linear: int
     mlp: int  # the MLP of one dense block, with biases
     mlp_linear: int
     experts: int  # all experts of one block
@@ -24,7 +26,7 @@ class Shape:
     largest_linear: int  # elements of the largest matrix of a block
     embedding: int  # tokens, positions, token types
     head: int  # 0 where it is the embedding
-    norm: int
+    norm: int  # the last norm, and what else is neither block nor embedding nor head: BERT's pooler
     linear_shapes: dict[str, tuple[int, int]]
     adapters: dict[
         tuple[object, ...], int
@@ -55,8 +57,10 @@ def _count(m: ModelSpec) -> Shape:
     return Shape(
         layers=m.layers,
         dense_layers=m.dense_layers if m.experts else m.layers,
-        around=dense_block - mlp + shared + router,
-        around_linear=attention + (parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0),
+        around=dense_block - mlp,
+        around_linear=attention,
+        beside_experts=shared + router,
+        beside_experts_linear=parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0,
         mlp=mlp,
         mlp_linear=parameters.mlp_weights(m, mlp_width),
         experts=m.experts * parameters.mlp(m, m.ffn),
@@ -64,10 +68,16 @@ def _count(m: ModelSpec) -> Shape:
         largest_linear=max(out * into for out, into in m.linear_shapes.values()),
         embedding=parameters.embeddings(m),
         head=parameters.head(m),
-        norm=parameters.norm(m) if m.causal else 0,
+        norm=m.parameters - _blocks(m) - parameters.embeddings(m) - parameters.head(m),
         linear_shapes=m.linear_shapes,
         adapters={},
     )
+
+
+def _blocks(m: ModelSpec) -> int:
+    if not m.experts:
+        return m.layers * m.layer_parameters
+    return m.dense_layers * m.dense_layer_parameters + (m.layers - m.dense_layers) * m.layer_parameters
 
 
 def adapter_parameters(setup: Setup) -> int:
@@ -126,14 +136,16 @@ def part_of(setup: Setup, stage: str) -> Part:
     around = shape.around - shape.around_linear + -(-shape.around_linear // t)
     dense_mlp = -(-shape.mlp // t)
     experts = -(-shape.experts // expert_share)
+    beside = shape.beside_experts - shape.beside_experts_linear + -(-shape.beside_experts_linear // t)
     with_experts = layers - dense
-    block = around + max(dense_mlp if dense else 0, experts if with_experts else 0)
+    block = around + max(dense_mlp if dense else 0, experts + beside if with_experts else 0)
     linear = -(-shape.around_linear // t)
     blocks_linear = layers * linear + dense * -(-shape.mlp_linear // t)
-    blocks_linear += with_experts * -(-shape.experts_linear // expert_share)
+    routed_linear = -(-shape.experts_linear // expert_share) + -(-shape.beside_experts_linear // t)
+    blocks_linear += with_experts * routed_linear
     block_linear = linear + max(
         -(-shape.mlp_linear // t) if dense else 0,
-        -(-shape.experts_linear // expert_share) if with_experts else 0,
+        routed_linear if with_experts else 0,
     )
     has_head = last and setup.model.causal and setup.task != "reward"
     own = shape.head
@@ -143,7 +155,7 @@ def part_of(setup: Setup, stage: str) -> Part:
         layers=layers,
         block=block,
         block_linear=block_linear,
-        blocks=layers * around + dense * dense_mlp + with_experts * experts,
+        blocks=layers * around + dense * dense_mlp + with_experts * (experts + beside),
         blocks_linear=blocks_linear,
         experts=with_experts * experts,
         expert_ways=max(setup.shard * t // expert_share, 1),

@@ -1,0 +1,105 @@
+"""Parts of the memory estimate, each against what its source says."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import memory, models
+from estimator.models import find
+from estimator.plan import GIB, MIB
+from estimator.setup import Setup
+
+LLAMA = find("llama-8b")
+
+
+def step(**changes: Any) -> Setup:
+    values: dict[str, Any] = {"model": LLAMA, "micro_batch": 1, "seq_len": 2048}
+    return Setup(**(values | changes))
+
+
+def test_accelerates_figures_for_bert_hold_without_activations() -> None:
+    """`accelerate estimate-memory bert-base-cased`: 413.18 MiB of fp32 weights, four times that to train with
+    Adam in fp32; under autocast half of the weights more, as copies in 16 bits. It counts no activations."""
+    bert = replace(
+        step(), model=find("bert-base-cased"), engine="transformers", precision="fp32", seq_len=128
+    )
+    states = memory.states(bert)
+    assert states["weights"] / MIB == pytest.approx(413.18, rel=0.001)
+    assert sum(states.values()) / GIB == pytest.approx(1.61, abs=0.01)
+    autocast = replace(bert, precision="bf16-autocast")
+    assert memory.states(autocast) == states
+
+
+def test_autocast_keeps_16_bit_copies_of_the_weights_it_casts() -> None:
+    mixed, plain = step(precision="bf16-autocast"), step(precision="bf16")
+    more = memory.active(mixed)["activations"] - memory.active(plain)["activations"]
+    assert more > 2 * LLAMA.linear_parameters
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_tensor_parallel_divides_all_but_the_norms(tensor: int) -> None:
+    whole = sum(memory.states(step(engine="torchtitan")).values())
+    part = sum(memory.states(step(engine="torchtitan", tensor=tensor)).values())
+    assert whole / tensor < part < whole / tensor * 1.001
+
+
+def test_a_pipeline_peaks_on_its_first_stage_with_many_micro_batches_in_flight() -> None:
+    base = step(engine="megatron", precision="bf16", pipeline=4, accumulation=16, schedule="1f1b")
+    few = replace(base, accumulation=1)
+    assert memory.active(base)["activations"] > 3 * memory.active(few)["activations"]
+
+
+def test_all_forward_all_backward_keeps_every_micro_batch_and_1f1b_one_a_stage() -> None:
+    base = step(engine="megatron", pipeline=4, accumulation=16, schedule="1f1b", seq_len=8192)
+    every = replace(base, schedule="afab")
+    assert memory.active(every)["activations"] == pytest.approx(
+        4 * memory.active(base)["activations"], rel=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("fp8", "bytes_a_parameter"), [("msamp-o1", 11), ("msamp-o2", 6), ("msamp-o3", 7), ("te", 16)]
+)
+def test_ms_amps_levels_hold_what_accelerate_tabulates(fp8: Any, bytes_a_parameter: int) -> None:
+    found = memory.states(step(engine="transformers", precision="bf16-autocast", fp8=fp8))
+    assert sum(found.values()) == bytes_a_parameter * LLAMA.parameters
+
+
+def test_dpo_of_all_weights_holds_a_reference_model_and_twice_the_sequences() -> None:
+    dpo = step(task="dpo")
+    assert memory.states(dpo)["reference model"] == 2 * LLAMA.parameters
+    assert memory.states(step(task="dpo", method="lora"))["reference model"] == 0
+    assert memory.active(dpo)["activations"] > 1.9 * memory.active(step())["activations"]
+
+
+def test_a_reward_model_has_no_logits() -> None:
+    assert "logits and loss" not in memory.active(step(task="reward", engine="transformers"))
+
+
+def test_expert_parallel_never_shares_experts_among_more_processes_than_there_are() -> None:
+    model = find("mixtral-8x7b")
+    base = step(model=model, engine="megatron", precision="bf16-mixed", sharding="zero1", shard=8)
+    spread = replace(base, expert=8)
+    assert sum(memory.states(spread).values()) >= 18 * model.parameters / 8
+    assert memory.states(spread)["weights"] < memory.states(base)["weights"] / 4
+
+
+def test_fsdp1_keeps_whole_gradients_of_frozen_weights_while_it_accumulates() -> None:
+    """Fabric's no_backward_sync over flat parameters: 12.5 GiB of Llama 2 7B on two GPUs, as was measured."""
+    lora = step(model=find("llama-2-7b"), engine="litgpt", method="lora", sharding="fsdp", shard=2)
+    assert memory.states(replace(lora, accumulation=8))["gradients"] / GIB == pytest.approx(12.06, abs=0.1)
+    assert memory.states(lora)["gradients"] / GIB == pytest.approx(6.03, abs=0.1)
+
+
+def test_paged_states_are_not_on_the_gpu_and_8_bit_ones_take_a_quarter() -> None:
+    full = memory.states(step(precision="fp32"))["optimizer"]
+    assert memory.states(step(precision="fp32", optimizer="paged-adamw8bit"))["optimizer"] == 0
+    eight = memory.states(step(precision="fp32", optimizer="adamw8bit"))["optimizer"]
+    assert eight == pytest.approx(full / 4, rel=0.02)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_one_process_holds_every_parameter_of_the_model_once(name: str) -> None:
+    model = models.find(name)
+    assert memory.states(step(model=model))["weights"] == 2 * model.parameters
