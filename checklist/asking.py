@@ -125,6 +125,7 @@ class Requests:
         for rank, (why, at) in died.items():
             sequence = at[1] if at else None
             self._hang(rank, what, sequence, waited_s, "died", alive, why)
+        behind: list[int] = []
         at = self._where(alive)
         texts = self._traces(alive) if not died else {}
         if not died and alive:
@@ -135,9 +136,10 @@ class Requests:
                 self._hang(rank, what, at[rank][1] if rank in at else None, waited_s, "hang", waiting, detail)
             if not behind:
                 outcome.why = f"{what}: all of ranks {_some(alive)} wait in it, none is behind"
-        if outcome.why is None:
-            named = ", ".join(str(hang.rank) for hang in self.hangs[-3:]) if (died or alive) else ""
-            outcome.why = f"{what} did not end in {waited_s:.1f} s because of rank {named}"
+        if outcome.why is None and died:
+            outcome.why = f"rank {_some(sorted(died))} died in {what}"
+        elif outcome.why is None:
+            outcome.why = f"{what} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
         self._restart(outcome.unfinished)
 
     def _hang(

@@ -35,7 +35,7 @@ def reach(
     def probe(node: str) -> dict[str, Any]:
         address, port = peers[node]
         worker.progress.begin()
-        sent = deliver(address, port, sizes=(BULK_BYTES,), connect_s=connect_s, limit_s=bulk_s)
+        sent = deliver(address, port, first=BULK_BYTES, connect_s=connect_s, limit_s=bulk_s)
         return to_dict(
             Probe(
                 src=worker.node,

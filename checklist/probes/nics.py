@@ -18,6 +18,7 @@ class Choice:
     """The interface that the backend takes."""
 
     nic: str | None
+    """Its name, also where the host has none of that name."""
     reason: str
     address: str | None
     """Where others are to reach this host; where the choice is unusable, that of the route to rank 0."""
@@ -58,7 +59,7 @@ def choose(
         if not found:
             has = ", ".join(nic.name for nic in nics)
             reason = f"{variable}={wanted} names no interface of this host, which has {has}"
-            return Choice(nic=None, reason=reason, address=route, usable=False)
+            return Choice(nic=wanted.lstrip("=^"), reason=reason, address=route, usable=False)
         return _of(found[0], f"{variable}={wanted}", route, route_to)
     if backend == "gloo":
         return _of_hostname(nics, route, route_to)

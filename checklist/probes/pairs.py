@@ -15,19 +15,31 @@ from checklist.probes.sockets import deliver
 if TYPE_CHECKING:
     from checklist.probes.worker import Worker
 
-WARM_UP_BYTES = 64 << 10
+_WARM_UP_BYTES = 256 << 10
+_LEAST_BYTES = 512 << 10  # less would measure the burst that a rate limit lets through
+_MESSAGE_S = 0.1  # a slow pair gets smaller messages, so that it doesn't hold up the whole round
 _WARM_UPS = 2
 
 
 def send(
     worker: Worker, address: str, port: int, size: int, repetitions: int, connect_s: float, limit_s: float
 ) -> dict[str, Any]:
-    """Send ``repetitions`` messages over one connection; the seconds of each."""
+    """Send ``repetitions`` messages of up to ``size`` bytes over one connection; the seconds of each."""
     worker.progress.begin()
+
+    def fitting(warm_up_s: float) -> int:
+        return min(size, max(_LEAST_BYTES, int(_WARM_UP_BYTES / warm_up_s * _MESSAGE_S)))
+
     sent = deliver(
-        address, port, sizes=(WARM_UP_BYTES, *(size,) * repetitions), connect_s=connect_s, limit_s=limit_s
+        address,
+        port,
+        first=_WARM_UP_BYTES,
+        then=fitting,
+        repetitions=repetitions,
+        connect_s=connect_s,
+        limit_s=limit_s,
     )
-    return {"seconds": sent.seconds[1:], "bytes": size, "error": sent.error}
+    return {"seconds": sent.seconds[1:], "bytes": sent.bytes, "error": sent.error}
 
 
 def exchange(

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _HEADER = struct.Struct("<Q")  # how many bytes follow before one byte is sent back
@@ -89,30 +90,41 @@ class Sender:
         self._socket.close()
 
 
-def deliver(address: str, port: int, *, sizes: tuple[int, ...], connect_s: float, limit_s: float) -> Sent:
-    """Connect and send messages of these sizes, ``limit_s`` for all of them together."""
+def deliver(
+    address: str,
+    port: int,
+    *,
+    first: int,
+    then: Callable[[float], int] | None = None,
+    repetitions: int = 0,
+    connect_s: float,
+    limit_s: float,
+) -> Sent:
+    """Connect and send ``first`` bytes, then ``repetitions`` messages of the size that ``then`` says.
+
+    ``then`` is given the seconds of the first message. ``limit_s`` is for all messages together.
+    """
     begin = time.perf_counter()
     try:
         sender = Sender(address, port, connect_s)
     except OSError as error:
         return Sent(connected=False, error=f"connect: {_words(error, connect_s)}")
     connect = time.perf_counter() - begin
-    payload = memoryview(bytes(max(sizes, default=0)))
-    seconds: list[float] = []
     deadline = time.perf_counter() + limit_s
-    problem = None
+    seconds: list[float] = []
+    size, problem = first, None
+    payload = memoryview(bytes(size))
     try:
-        for size in sizes:
-            seconds.append(  # noqa: PERF401 - those before a failure count
-                sender.send(payload[:size], max(0.001, deadline - time.perf_counter()))
-            )
+        while len(seconds) <= repetitions:
+            seconds.append(sender.send(payload, max(0.001, deadline - time.perf_counter())))
+            if len(seconds) == 1 and then is not None and repetitions:
+                size = then(seconds[0])
+                payload = memoryview(bytes(size))
     except OSError as error:
-        problem = f"{sizes[len(seconds)]} bytes: {_words(error, limit_s)}"
+        problem = f"{size} bytes: {_words(error, limit_s)}"
     finally:
         sender.close()
-    return Sent(
-        connected=True, connect_s=connect, seconds=tuple(seconds), bytes=max(sizes, default=0), error=problem
-    )
+    return Sent(connected=True, connect_s=connect, seconds=tuple(seconds), bytes=size, error=problem)
 
 
 def _words(error: OSError, limit_s: float) -> str:

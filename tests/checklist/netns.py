@@ -1,0 +1,271 @@
+"""Separate hosts on one machine: network namespaces on a bridge, each with its own name and rate limit.
+
+Bandwidth within a machine says nothing of a network, so every host is limited (tbf) before one of them is
+made slower. All of it has names of its own and is gone after :meth:`Bed.close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checklist.result import Result, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = "200mbit"
+_TOOLS = ("ip", "tc", "iptables", "unshare")
+_BURST = ("burst", "64kb", "latency", "100ms")
+_NETNS = Path("/etc/netns")
+
+
+def missing() -> str | None:
+    """Why there can be no hosts here, in words; None: there can."""
+    if os.geteuid() != 0:
+        return "making network namespaces needs root"
+    absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if absent:
+        return f"no {', '.join(absent)} (apt install iproute2 iptables)"
+    probe = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, check=False)
+    return None if probe.returncode == 0 else "this machine does not allow network namespaces"
+
+
+def _do(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@dataclass
+class Job:
+    """The checklist running on every host."""
+
+    processes: list[subprocess.Popen[str]]
+    json: Path
+    begin: float
+    keep: Path
+    seconds: float = 0.0
+
+    def wait(self, limit_s: float) -> list[int]:
+        """Exit statuses; -9 for what had to be killed at the limit. ``seconds``: how long host 0 took."""
+        codes = []
+        for host, process in enumerate(self.processes):
+            try:
+                process.wait(timeout=max(0.1, limit_s - (time.monotonic() - self.begin)))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            codes.append(process.returncode)
+            if host == 0:
+                self.seconds = time.monotonic() - self.begin
+        return codes
+
+    @property
+    def result(self) -> Result:
+        """What host 0 has written."""
+        return read(self.json)
+
+    def output(self, host: int = 0) -> str:
+        """What that host's process has printed."""
+        return (self.keep / f"host{host}.txt").read_text()
+
+
+class Bed:
+    """Some hosts. Host i has the address 10.77.0.(10 + i) and the name ``h<i>``."""
+
+    def __init__(self, hosts: int, rate: str = RATE) -> None:
+        self.hosts = hosts
+        self._id = secrets.token_hex(3)
+        self._bridge = f"ckb{self._id}"
+        self._jobs: list[Job] = []
+        try:
+            _do("ip", "link", "add", self._bridge, "type", "bridge")
+            _do("ip", "link", "set", self._bridge, "up")
+            for host in range(hosts):
+                self._add(host, rate)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, host: int, rate: str) -> None:
+        name, wire = self.name(host), self._wire(host)
+        known = "".join(f"{self.address(other)} h{other}\n" for other in range(self.hosts))
+        self.names(host, f"127.0.0.1 localhost\n{known}")
+        _do("ip", "netns", "add", name)
+        _do("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _do("ip", "link", "set", wire, "master", self._bridge, "up")
+        _do("ip", "-n", name, "link", "set", "lo", "up")
+        _do("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        _do("ip", "-n", name, "link", "set", "eth0", "up")
+        self.slow(host, rate)
+
+    def name(self, host: int) -> str:
+        """Of the namespace."""
+        return f"ck{self._id}h{host}"
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{10 + host}"
+
+    def _wire(self, host: int) -> str:
+        return f"ckv{self._id}{host}"
+
+    def names(self, host: int, hosts_file: str) -> None:
+        """What that host has as /etc/hosts."""
+        folder = _NETNS / self.name(host)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts").write_text(hosts_file)
+        (folder / "resolv.conf").write_text("")  # no name server: an unknown name is unknown at once
+        (folder / "nsswitch.conf").write_text("hosts: files\n")
+
+    # -- faults ----------------------------------------------------------------------------------------
+
+    def slow(self, host: int, rate: str, *, sends: bool = True, receives: bool = True) -> None:
+        """Limit what a host sends, receives, or both."""
+        if sends:
+            self.on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *_BURST)
+        if receives:
+            _do("tc", "qdisc", "replace", "dev", self._wire(host), "root", "tbf", "rate", rate, *_BURST)
+
+    def slow_link(self, a: int, b: int, rate: str, others: str = RATE) -> None:
+        """Limit what two hosts send each other, and nothing else."""
+        for src, dst in ((a, b), (b, a)):
+            device = ("dev", "eth0")
+            self.on(src, "tc", "qdisc", "del", *device, "root")
+            self.on(src, "tc", "qdisc", "add", *device, "root", "handle", "1:", "htb", "default", "10")
+            for number, speed in (("1:10", others), ("1:20", rate)):
+                command = ("tc", "class", "add", *device, "parent", "1:", "classid", number, "htb", "rate")
+                self.on(src, *command, speed, "burst", "64kb")
+            peer = f"{self.address(dst)}/32"
+            selector = ("protocol", "ip", "parent", "1:", "u32", "match", "ip", "dst", peer, "flowid", "1:20")
+            self.on(src, "tc", "filter", "add", *device, *selector)
+
+    def cut(self, a: int, b: int) -> None:
+        """Nothing gets from one to the other, and nothing says so."""
+        for src, dst in ((a, b), (b, a)):
+            self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), "-j", "DROP")
+
+    def black_hole(self, a: int, b: int, largest: int = 1200) -> None:
+        """Only small packets get through, as where the path's MTU is smaller than both ends'."""
+        for src, dst in ((a, b), (b, a)):
+            long = ("-m", "length", "--length", f"{largest}:")
+            self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), *long, "-j", "DROP")
+
+    def other_nic(self, host: int, name: str = "mgmt0") -> None:
+        """A second interface, with an address that nobody else can reach."""
+        self.on(host, "ip", "link", "add", name, "type", "bridge")
+        self.on(host, "ip", "addr", "add", "192.168.250.1/24", "dev", name)
+        self.on(host, "ip", "link", "set", name, "up")
+
+    # -- runs ------------------------------------------------------------------------------------------
+
+    def on(self, host: int, *command: str) -> None:
+        """Run a command on that host."""
+        _do("ip", "netns", "exec", self.name(host), *command)
+
+    def start(
+        self,
+        keep: Path,
+        *arguments: str,
+        environment: Mapping[int, Mapping[str, str]] | None = None,
+        world: int | None = None,
+    ) -> Job:
+        """Start the checklist on all hosts, as torchrun would with one process each."""
+        keep.mkdir(parents=True, exist_ok=True)
+        job = Job(processes=[], json=keep / "result.json", begin=time.monotonic(), keep=keep)
+        self._jobs.append(job)
+        for host in range(self.hosts):
+            own = (environment or {}).get(host, {})
+            command = ["ip", "netns", "exec", self.name(host), "unshare", "--uts"]
+            command += ["sh", "-c", f'hostname h{host} && exec "$@"', "sh"]
+            command += [sys.executable, "-m", "checklist", *arguments, "--keep", str(keep / f"host{host}")]
+            command += ["--json", str(keep / ("result.json" if host == 0 else f"result{host}.json"))]
+            with (keep / f"host{host}.txt").open("w") as output:
+                job.processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                        cwd=ROOT,
+                        env=self._environment(host, own, self.hosts if world is None else world),
+                    )
+                )
+        return job
+
+    def _environment(self, host: int, own: Mapping[str, str], world: int) -> dict[str, str]:
+        return {
+            **os.environ,
+            "RANK": str(host),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": "29500",
+            "OMP_NUM_THREADS": "1",
+            "CHECKLIST_HOST_ID": self.name(host),  # one kernel has one boot id
+            "NODE_NAME": f"h{host}",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "PYTHONPATH": str(ROOT),
+            **own,
+        }
+
+    def run(self, keep: Path, *arguments: str, limit_s: float = 60.0, **more: object) -> Job:
+        """Start and wait."""
+        job = self.start(keep, *arguments, **more)  # type: ignore[arg-type]
+        job.wait(limit_s)
+        return job
+
+    def pids(self, host: int) -> list[int]:
+        """Processes on that host."""
+        command = ["ip", "netns", "pids", self.name(host)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return [int(pid) for pid in done.stdout.split()]
+
+    def worker(self, host: int) -> int | None:
+        """The process of that host that takes part in the collectives."""
+        for pid in self.pids(host):
+            with contextlib.suppress(OSError):
+                if b"checklist.probes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
+
+    def close(self) -> None:
+        """Nothing is left: no process, namespace, interface or file."""
+        for host in range(self.hosts):
+            for pid in self.pids(host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for job in self._jobs:
+            for process in job.processes:
+                process.kill()
+                process.wait()
+        commands: list[Sequence[str]] = [
+            ("ip", "link", "del", self._wire(host)) for host in range(self.hosts)
+        ]
+        commands += [("ip", "netns", "del", self.name(host)) for host in range(self.hosts)]
+        for command in [*commands, ("ip", "link", "del", self._bridge)]:
+            subprocess.run(command, capture_output=True, check=False)
+        for host in range(self.hosts):
+            shutil.rmtree(_NETNS / self.name(host), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def bed(hosts: int, rate: str = RATE) -> Iterator[Bed]:
+    """Hosts for the length of a block."""
+    made = Bed(hosts, rate)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,206 @@
+"""Whole runs on separate hosts with one fault each: the right one is named, in bounded time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.checklist import netns
+from tests.checklist.netns import Bed, Job, bed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from checklist.result import Result
+
+WHY_NOT = netns.missing()
+pytestmark = [
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"no separate hosts here: {WHY_NOT}"),
+    pytest.mark.slow,
+]
+
+NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs")
+COLLECTIVES = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60")
+LIMIT_S = 90.0  # a machine with other things to do; alone the longest case takes a third of it
+
+
+def measured(
+    folder: Path, hosts: int, fault: Callable[[Bed], object], *arguments: str, **more: object
+) -> Result:
+    with bed(hosts) as made:
+        fault(made)
+        job = made.run(folder, *arguments, limit_s=LIMIT_S, **more)
+        return told(made, job)
+
+
+def told(made: Bed, job: Job) -> Result:
+    """The result, once it is sure that every process ended by itself and left nothing."""
+    codes = [process.returncode for process in job.processes]
+    assert job.json.exists(), f"exit {codes}: {job.output()}"
+    assert len(set(codes)) == 1, f"hosts end differently: {codes}"
+    assert codes[0] == job.result.exit_code
+    assert [made.pids(host) for host in range(made.hosts)] == [[]] * made.hosts
+    return job.result
+
+
+def nothing(_: Bed) -> None:
+    """No fault."""
+
+
+def named(result: Result, check: str) -> set[str]:
+    """Nodes that findings of a check name, as culprits or as suspects."""
+    found = [finding for finding in result.findings if finding.check == check]
+    return {name for finding in found for name in (*finding.nodes, *finding.suspects)}
+
+
+def test_healthy_hosts_pass_every_phase_and_nobody_is_named(tmp_path: Path) -> None:
+    result = measured(tmp_path, 3, nothing)
+
+    assert result.verdict in ("PASS", "WARN"), result.headline
+    assert result.findings == ()
+    assert {phase.status for phase in result.measurements.phases} == {"done"}
+    assert all(item.correct for item in result.measurements.collectives if not item.bare)
+
+
+def test_a_slow_host_is_named(tmp_path: Path) -> None:
+    result = measured(tmp_path, 4, lambda made: made.slow(2, "50mbit"), *NETWORK)
+
+    assert result.bad_nodes == ("h2",)
+    assert result.diagnosis is not None
+    assert [fault.kind for fault in result.diagnosis.with_status("confirmed")] == ["node"]
+
+
+@pytest.mark.parametrize(("side", "kind"), [("sends", "transmit"), ("receives", "receive")])
+def test_a_host_that_is_slow_in_one_direction_is_named_with_the_direction(
+    tmp_path: Path, side: str, kind: str
+) -> None:
+    def fault(made: Bed) -> None:
+        made.slow(2, "50mbit", sends=side == "sends", receives=side == "receives")
+
+    result = measured(tmp_path, 4, fault, *NETWORK)
+
+    assert result.bad_nodes == ("h2",)
+    assert result.diagnosis is not None
+    assert [fault.kind for fault in result.diagnosis.with_status("confirmed")] == [kind]
+
+
+def test_a_slow_link_is_named_and_neither_end_of_it_is_bad(tmp_path: Path) -> None:
+    result = measured(tmp_path, 4, lambda made: made.slow_link(1, 3, "40mbit"), *NETWORK)
+
+    assert result.verdict == "FAIL"
+    assert named(result, "pairs") == {"h1", "h3"}
+    assert result.bad_nodes == ()
+
+
+def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_it(tmp_path: Path) -> None:
+    result = measured(tmp_path, 4, lambda made: made.cut(1, 3), "--only", "mesh,correctness")
+
+    probes = result.measurements.probes
+    assert {(probe.src, probe.dst) for probe in probes if not probe.connected} == {(1, 3), (3, 1)}
+    assert named(result, "mesh") == {"h1", "h3"}
+    mesh, world = result.measurements.phase("mesh"), result.measurements.phase("world")
+    assert mesh is not None
+    assert mesh.seconds < 10
+    assert world is not None
+    assert world.status == "skipped"
+    assert "hang" in (world.reason or "")
+
+
+def test_an_mtu_black_hole_shows_as_a_pair_that_connects_and_moves_nothing(tmp_path: Path) -> None:
+    result = measured(tmp_path, 3, lambda made: made.black_hole(1, 2), "--only", "mesh,correctness")
+
+    bad = [probe for probe in result.measurements.probes if probe.bulk_ok is False]
+    assert {(probe.src, probe.dst) for probe in bad} == {(1, 2), (2, 1)}
+    assert all(probe.connected for probe in bad)
+    assert named(result, "mesh") == {"h1", "h2"}
+
+
+def test_the_wrong_interface_is_named_by_those_who_cannot_reach_it(tmp_path: Path) -> None:
+    own = {2: {"GLOO_SOCKET_IFNAME": "mgmt0"}}
+    result = measured(tmp_path, 3, lambda made: made.other_nic(2), *NETWORK, environment=own)
+
+    failed = {(probe.src, probe.dst) for probe in result.measurements.probes if not probe.connected}
+    assert failed == {(0, 2), (1, 2)}
+    assert result.bad_nodes == ("h2",)
+
+
+def test_an_interface_that_does_not_exist_is_named_with_its_variable(tmp_path: Path) -> None:
+    own = {1: {"GLOO_SOCKET_IFNAME": "ib0"}}
+    result = measured(tmp_path, 2, nothing, "--only", "interface,correctness", environment=own)
+
+    assert named(result, "interface") == {"h1"}
+    assert any("GLOO_SOCKET_IFNAME=ib0" in finding.title for finding in result.findings)
+
+
+def test_a_host_that_cannot_resolve_its_own_name_is_named(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.names(2, "127.0.0.1 localhost\n")
+
+    result = measured(tmp_path, 3, fault, "--only", "hostname,interface,mesh,correctness")
+
+    assert named(result, "hostname") == {"h2"}
+    assert named(result, "interface") == {"h2"}
+    assert named(result, "mesh") == set()
+
+
+def test_two_runs_of_one_node_each_say_that_they_are_not_one_job(tmp_path: Path) -> None:
+    with bed(2) as made:
+        own = {host: {"RANK": "0", "MASTER_ADDR": made.address(host)} for host in range(2)}
+        job = made.run(tmp_path, "--nodes", "2", *NETWORK, world=1, environment=own, limit_s=LIMIT_S)
+        result = told(made, job)
+
+    assert result.verdict == "FAIL"
+    assert any("2 nodes asked for, 1 seen" in finding.title for finding in result.findings)
+
+
+@pytest.mark.parametrize(("how", "kind"), [(signal.SIGSTOP, "hang"), (signal.SIGKILL, "died")])
+def test_a_rank_that_hangs_or_dies_in_a_collective_is_named_with_it(
+    tmp_path: Path, how: signal.Signals, kind: str
+) -> None:
+    with bed(3) as made:
+        job = made.start(tmp_path, *COLLECTIVES, "--op-timeout", "8")
+        worker = _in_collective(made, tmp_path, host=2)
+        fault = time.monotonic()
+        os.kill(worker, how)
+        job.wait(LIMIT_S)
+        since = time.monotonic() - fault
+        result = told(made, job)
+
+    hang = result.measurements.hangs[0]
+    assert (hang.rank, hang.node, hang.phase, hang.kind) == (2, 2, "world", kind)
+    assert hang.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    assert named(result, "hangs") == {"h2"}
+    assert since < 40
+    assert any(item.seconds_median for item in result.measurements.collectives), "what was measured is kept"
+
+
+def _in_collective(made: Bed, folder: Path, host: int) -> int:
+    """The worker of that host, once it times all_reduce."""
+    progress = folder / f"host{host}" / f"rank{host}.progress"
+    journal = folder / f"host{host}" / f"rank{host}.jsonl"
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        timing = journal.exists() and b'"seconds": [0.' in journal.read_bytes()
+        if timing and b"all_reduce" in progress.read_bytes() and (worker := made.worker(host)):
+            return worker
+        time.sleep(0.02)
+    raise AssertionError("no worker came as far as a collective")
+
+
+def test_a_host_that_is_gone_is_named_and_the_others_end_in_time(tmp_path: Path) -> None:
+    with bed(3) as made:
+        job = made.start(tmp_path, *COLLECTIVES, "--op-timeout", "8")
+        _in_collective(made, tmp_path, host=2)
+        begin = time.monotonic()
+        for pid in made.pids(2):
+            os.kill(pid, signal.SIGKILL)
+        codes = job.wait(LIMIT_S)
+
+    assert codes[:2] == [1, 1], job.output()
+    assert time.monotonic() - begin < 40
+    assert {(hang.node, hang.kind) for hang in job.result.measurements.hangs} == {(2, "died")}
