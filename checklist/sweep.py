@@ -125,8 +125,8 @@ def _one(
         return None
     run.got.collectives.append(_measured(run, op, dtype, size, ranks, outcome))
     if bare:
-        seconds = max(reply["bare"] for reply in outcome.replies.values())
-        run.got.collectives.append(_collective(run, op, dtype, size, ranks, seconds=[seconds], bare=True))
+        loops = [max(means) for means in zip(*(r["bare"] for r in outcome.replies.values()), strict=True)]
+        run.got.collectives.append(_collective(run, op, dtype, size, ranks, seconds=loops, bare=True))
     return None
 
 

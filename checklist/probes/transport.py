@@ -11,7 +11,7 @@ _NETWORK = re.compile(r"Using network (.+)")
 _SOCKET = re.compile(r"NET/Socket : Using (?:\[\d+\])?([^\s:\[]+):")
 _PROVIDER = re.compile(r"Selected [Pp]rovider is (\w+)")
 _PLUGIN = re.compile(r"(?:Loaded net plugin|Successfully loaded external plugin) (\S+)")
-_VIA = re.compile(r"via (NET/\S+|SHM\S*|P2P\S*)")
+_VIA = re.compile(r"via (NET/.+|SHM\S*|P2P\S*)")  # a plugin's name may have spaces
 _TELLING = (_NODES, _NETWORK, _SOCKET, _PROVIDER, _PLUGIN, _VIA, re.compile("GPU Direct RDMA"))
 _MOST_LINES = 20
 

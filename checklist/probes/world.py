@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from checklist.probes.worker import Worker
 
 _WARM_UPS = 2
+_BLOCKS = 10
 
 
 def store(worker: Worker, address: str) -> int:
@@ -85,7 +86,7 @@ def correct(worker: Worker, op: str, dtype: str, elements: int) -> dict[str, Any
 def timed(worker: Worker, op: str, dtype: str, elements: int, iterations: int, bare: bool) -> dict[str, Any]:
     """Do ``op`` that often; seconds of each, and the wrong values of the last.
 
-    ``bare``: additionally as a plain loop with nothing around the operation; its seconds for each iteration.
+    ``bare``: in turns with plain loops with nothing around the operation; the mean seconds of each loop.
     """
     return _do(worker, op, dtype, elements, iterations, bare=bare)
 
@@ -108,11 +109,21 @@ def _do(
         _wait(device)
     except Unavailable as error:
         return {"unavailable": str(error)}
-    seconds = _measure(work.run, iterations, begin, device)
-    reply: dict[str, Any] = {"seconds": seconds, "wrong": wrong_values(work)}
-    if bare:
-        reply["bare"] = bare_loop(work.run, iterations, device)
-    return reply
+    seconds: list[float] = []
+    loops: list[float] = []
+    for number, count in enumerate(_blocks(iterations) if bare else [iterations]):
+        if bare and number % 2:  # in turns, and each in turn first: what drifts touches both
+            loops.append(_bare_loop(work.run, count, device))
+        seconds += _measure(work.run, count, begin, device)
+        if bare and not number % 2:
+            loops.append(_bare_loop(work.run, count, device))
+    return {"seconds": seconds, "bare": loops, "wrong": wrong_values(work)}
+
+
+def _blocks(iterations: int) -> list[int]:
+    """That many iterations in up to ten parts."""
+    parts = min(_BLOCKS, iterations)
+    return [iterations // parts + (part < iterations % parts) for part in range(parts)]
 
 
 def _measure(run: Any, iterations: int, begin: Any, device: Any) -> list[float]:
@@ -139,7 +150,7 @@ def _measure(run: Any, iterations: int, begin: Any, device: Any) -> list[float]:
     return [b - a for a, b in pairwise(times)]
 
 
-def bare_loop(run: Any, iterations: int, device: Any) -> float:
+def _bare_loop(run: Any, iterations: int, device: Any) -> float:
     """Seconds for each iteration of a loop with nothing in it but the operation."""
     _wait(device)
     begin = time.perf_counter()

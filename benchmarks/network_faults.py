@@ -1,0 +1,203 @@
+"""Every fault of the test bed, several times: is the right one named, how long does it take, any false alarm?
+
+    python -m benchmarks.network_faults [--repeats 5] [--healthy 20]   # as root, with iproute2 and iptables
+
+Writes benchmarks/results/network_faults.{json,md}. Hosts are network namespaces, each limited to 200 Mbit/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from checklist.result import Result
+from tests.checklist import netns
+from tests.checklist.netns import Bed, bed
+
+RESULTS = Path(__file__).parent / "results"
+LIMIT_S = 150.0
+NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs")
+WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60", "--op-timeout", "8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One fault, and what a right answer says."""
+
+    name: str
+    hosts: int
+    right: Callable[[Result], bool]
+    fault: Callable[[Bed], object] = lambda _: None
+    arguments: tuple[str, ...] = NETWORK
+    environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    world: int | None = None
+    strike: signal.Signals | None = None
+
+
+def _kinds(result: Result) -> list[str]:
+    return [] if result.diagnosis is None else [f.kind for f in result.diagnosis.with_status("confirmed")]
+
+
+def _blames(kind: str) -> Callable[[Result], bool]:
+    return lambda result: result.bad_nodes == ("h2",) and _kinds(result) == [kind]
+
+
+def _suspects(check: str, *nodes: str) -> Callable[[Result], bool]:
+    return lambda result: (
+        not result.bad_nodes
+        and {n for f in result.findings if f.check == check for n in (*f.nodes, *f.suspects)} == set(nodes)
+    )
+
+
+def _hung(kind: str) -> Callable[[Result], bool]:
+    return lambda result: (
+        result.bad_nodes == ("h2",)
+        and [(hang.node, hang.kind) for hang in result.measurements.hangs] == [(2, kind)]
+    )
+
+
+CASES = (
+    Case(name="healthy", hosts=3, right=lambda r: not r.findings, arguments=()),
+    Case(name="healthy, network only", hosts=4, right=lambda r: not r.findings),
+    Case(name="slow host", hosts=4, right=_blames("node"), fault=lambda b: b.slow(2, "50mbit")),
+    Case(
+        name="sends slowly",
+        hosts=4,
+        right=_blames("transmit"),
+        fault=lambda b: b.slow(2, "50mbit", receives=False),
+    ),
+    Case(
+        name="receives slowly",
+        hosts=4,
+        right=_blames("receive"),
+        fault=lambda b: b.slow(2, "50mbit", sends=False),
+    ),
+    Case(
+        name="slow link",
+        hosts=4,
+        right=_suspects("pairs", "h1", "h3"),
+        fault=lambda b: b.slow_link(1, 3, "40mbit"),
+    ),
+    Case(name="cut pair", hosts=4, right=_suspects("mesh", "h1", "h3"), fault=lambda b: b.cut(1, 3)),
+    Case(
+        name="MTU black hole",
+        hosts=3,
+        right=_suspects("mesh", "h1", "h2"),
+        fault=lambda b: b.black_hole(1, 2),
+    ),
+    Case(
+        name="rank hangs",
+        hosts=3,
+        right=_hung("hang"),
+        arguments=WORLD,
+        strike=signal.SIGSTOP,
+    ),
+    Case(name="rank dies", hosts=3, right=_hung("died"), arguments=WORLD, strike=signal.SIGKILL),
+    Case(
+        name="wrong interface",
+        hosts=3,
+        right=lambda r: r.bad_nodes == ("h2",),
+        fault=lambda b: b.other_nic(2),
+        environment={2: {"GLOO_SOCKET_IFNAME": "mgmt0"}},
+    ),
+    Case(
+        name="unresolvable host name",
+        hosts=3,
+        right=_suspects("hostname", "h2"),
+        fault=lambda b: b.names(2, "127.0.0.1 localhost\n"),
+    ),
+    Case(
+        name="two runs of one node",
+        hosts=2,
+        right=lambda r: any("1 seen" in finding.title for finding in r.findings),
+        arguments=("--nodes", "2", *NETWORK),
+        environment={0: {"RANK": "0"}, 1: {"RANK": "0", "MASTER_ADDR": "10.77.0.11"}},
+        world=1,
+    ),
+)
+
+
+def once(case: Case, folder: Path) -> dict[str, Any]:
+    """Run a case once; whether it was right, how long it took, what was left behind."""
+    with bed(case.hosts) as made:
+        case.fault(made)
+        job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
+        if case.strike is not None:
+            _strike(made, folder, case.strike)
+        codes = job.wait(LIMIT_S)
+        left = sum(len(made.pids(host)) for host in range(case.hosts))
+        ended = -9 not in codes and job.json.exists()
+        result = job.result if ended else None
+    return {
+        "right": result is not None and case.right(result),
+        "ended": ended,
+        "seconds": round(job.seconds, 1),
+        "left": left,
+        "verdict": result.verdict if result else None,
+        "headline": result.headline if result else None,
+    }
+
+
+def _strike(made: Bed, folder: Path, how: signal.Signals) -> None:
+    """Stop or kill host 2's worker while it times collectives."""
+    journal = folder / "host2" / "rank2.jsonl"
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        if journal.exists() and b'"seconds": [0.' in journal.read_bytes() and (pid := made.worker(2)):
+            os.kill(pid, how)
+            return
+        time.sleep(0.02)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--healthy", type=int, default=20)
+    asked = parser.parse_args()
+    why_not = netns.missing()
+    if why_not is not None:
+        sys.exit(f"No separate hosts here: {why_not}.")
+    table = []
+    for case in CASES:
+        runs = []
+        for _ in range(asked.healthy if case.name.startswith("healthy") else asked.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                runs.append(once(case, Path(folder)))
+            print(case.name, runs[-1], flush=True)
+        table.append({"case": case.name, "hosts": case.hosts, "runs": runs})
+    command = f"python -m benchmarks.network_faults --repeats {asked.repeats} --healthy {asked.healthy}"
+    RESULTS.mkdir(exist_ok=True)
+    told = {"command": command, "machine": describe(), "cases": table}
+    (RESULTS / "network_faults.json").write_text(json.dumps(told, indent=1) + "\n")
+    lines = [
+        "# Faults of a network, named",
+        "",
+        f"`{command}`, {describe()['text']}. Hosts are network namespaces, each limited to 200 Mbit/s.",
+        "",
+        "| Case | Hosts | Runs | Right | Seconds, median | Most | Processes left |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in table:
+        seconds = [run["seconds"] for run in row["runs"]]
+        right, left = (sum(run[key] for run in row["runs"]) for key in ("right", "left"))
+        lines.append(
+            f"| {row['case']} | {row['hosts']} | {len(seconds)} | {right} | {statistics.median(seconds):.1f} "
+            f"| {max(seconds):.1f} | {left} |"
+        )
+    (RESULTS / "network_faults.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
