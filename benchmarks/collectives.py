@@ -38,8 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=100.0, help="for each run; all sizes need more")
     asked = parser.parse_args()
-    options = Options(profile="standard", nodes=asked.nodes, only=("bandwidth",))
+    limits = {"world": asked.seconds}
+    options = Options(profile="standard", nodes=asked.nodes, only=("bandwidth",), time_limits_s=limits)  # type: ignore[arg-type]
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for _ in range(asked.repeats):
         measured = run_local(options)
@@ -57,7 +59,8 @@ def main() -> None:
     ]
     overall = statistics.median(value for values in found.values() for value in values)
     told = {
-        "command": f"python -m benchmarks.collectives --repeats {asked.repeats} --nodes {asked.nodes}",
+        "command": f"python -m benchmarks.collectives --repeats {asked.repeats} --nodes {asked.nodes} "
+        f"--seconds {asked.seconds:g}",
         "machine": describe(),
         "device": measured.device,
         "backend": measured.backend,

@@ -91,7 +91,9 @@ class Requests:
             if failed and together:
                 deadline = min(deadline, time.monotonic() + self.limits.settle)
         if pending:
-            self._blame(set(pending), died, operation or what, time.monotonic() - begin, outcome)
+            waited = time.monotonic() - begin
+            patient = bool(died) or bool(outcome.errors) or waited >= 0.9 * limit_s
+            self._blame(set(pending), died, operation or what, waited, outcome, patient=patient)
         self._asked = set()
         return outcome
 
@@ -117,7 +119,14 @@ class Requests:
         return True
 
     def _blame(
-        self, pending: set[int], died: dict[int, list[Any]], what: str, waited_s: float, outcome: Outcome
+        self,
+        pending: set[int],
+        died: dict[int, list[Any]],
+        what: str,
+        waited_s: float,
+        outcome: Outcome,
+        *,
+        patient: bool,
     ) -> None:
         """Say who is at fault, and start the workers of all that did not finish anew."""
         outcome.unfinished = tuple(sorted(pending))
@@ -126,15 +135,17 @@ class Requests:
             sequence = at[1] if at else None
             self._hang(rank, what, sequence, waited_s, "died", alive, why)
         behind: list[int] = []
+        if not patient:  # the phase's time was over: whoever is merely slow is not to blame
+            outcome.why = f"the time for the phase was over in {what}"
         at = self._where(alive)
         texts = self._traces(alive) if not died else {}
         if not died and alive:
-            behind = _behind(at, alive, bool(outcome.errors))
+            behind = _behind(at, alive, bool(outcome.errors)) if patient else _stuck(at, alive)
             for rank in behind:
                 waiting = [other for other in alive if other not in behind]
                 detail = "; ".join(filter(None, (_state_words(at.get(rank)), texts.get(rank)))) or None
                 self._hang(rank, what, at[rank][1] if rank in at else None, waited_s, "hang", waiting, detail)
-            if not behind:
+            if not behind and patient:
                 outcome.why = f"{what}: all of ranks {_some(alive)} wait in it, none is behind"
         if outcome.why is None and died:
             outcome.why = f"rank {_some(sorted(died))} died in {what}"
@@ -257,17 +268,19 @@ class Requests:
 
 def _behind(at: Mapping[int, list[Any]], alive: list[int], others_failed: bool) -> list[int]:
     """Who holds the others up: those that can't run, else those that have begun the fewest operations."""
-    stopped = [rank for rank in alive if rank in at and at[rank][2] in _STOPPED]
-    if stopped:
-        return stopped
-    silent = [rank for rank in alive if rank not in at]
-    if silent:
-        return silent
+    if stuck := _stuck(at, alive):
+        return stuck
     fewest = min(at[rank][1] for rank in alive)
     behind = [rank for rank in alive if at[rank][1] == fewest]
     if len(behind) < len(alive) or len(alive) == 1 or others_failed:
         return behind
     return []
+
+
+def _stuck(at: Mapping[int, list[Any]], alive: list[int]) -> list[int]:
+    """Ranks that can't run, else those whose supervisors don't answer."""
+    stopped = [rank for rank in alive if rank in at and at[rank][2] in _STOPPED]
+    return stopped or [rank for rank in alive if rank not in at]
 
 
 def _state_words(at: list[Any] | None) -> str | None:

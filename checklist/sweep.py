@@ -60,29 +60,47 @@ def sweep(run: Conductor, ranks: tuple[int, ...]) -> str | None:
     """Times over sizes, smallest first, until the largest that fits in memory and in the phase's time."""
     if not (_wanted(run, "latency") or _wanted(run, "bandwidth")):
         return None
-    effort, profile = run.options.effort, run.options.profile
-    largest = effort.largest_cuda if run.device == "cuda" else effort.largest_cpu
+    profile = run.options.profile
+    cases = [
+        (op, dtype)
+        for op in _OPS[profile]
+        for dtype in (DTYPES if op != "barrier" and profile != "quick" else ("float32",))
+    ]
     ends = time.monotonic() + _SHARE * (run.phase_ends - time.monotonic())
-    for op in _OPS[profile]:
-        for dtype in DTYPES if op != "barrier" and profile != "quick" else ("float32",):
-            expected = 0.0  # seconds of one iteration, from the size before
-            for size in sizes(op, largest, _GROWTH[profile]):
-                left = ends - time.monotonic()
-                if left < 0 or expected * (_FEWEST + 2) > left:
-                    run.notes.append(f"{op} ({dtype}) was not timed from {size} bytes on: out of time.")
-                    break
-                iterations = effort.iterations
-                if expected:
-                    iterations = max(_FEWEST, min(iterations, int(left / 10 / expected)))
-                elements = formulas.buffer_elements(op, size, DTYPES[dtype], len(ranks))
-                problem = _one(run, ranks, "time", op, dtype, elements, iterations)
-                if problem == "memory":
-                    run.notes.append(f"{op} ({dtype}) of {size} bytes does not fit into memory.")
-                    break
-                if problem is not None:
-                    return problem
-                last = run.got.collectives[-1]
-                expected = (last.seconds_median or 0.0) * _GROWTH[profile]
+    for number, (op, dtype) in enumerate(cases):
+        # An equal part of what is left for each: the first must not take the time of the last.
+        share = (ends - time.monotonic()) / (len(cases) - number)
+        problem = _sizes(run, ranks, op, dtype, time.monotonic() + share)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _sizes(run: Conductor, ranks: tuple[int, ...], op: str, dtype: str, ends: float) -> str | None:
+    """One operation and type over all sizes, until ``ends``."""
+    effort, growth = run.options.effort, _GROWTH[run.options.profile]
+    largest = effort.largest_cuda if run.device == "cuda" else effort.largest_cpu
+    expected = 0.0  # seconds of one iteration, from the size before
+    for size in sizes(op, largest, growth):
+        left = ends - time.monotonic()
+        bare = 1 if run.options.profile == "quick" else 2  # a plain loop takes as long again
+        if left < 0 or expected * bare * (_FEWEST + 2) > left:
+            run.notes.append(f"{op} ({dtype}) was not timed from {size} bytes on: out of time.")
+            return None
+        iterations = effort.iterations
+        if expected:
+            iterations = max(_FEWEST, min(iterations, int(left / 3 / bare / expected)))
+        elements = formulas.buffer_elements(op, size, DTYPES[dtype], len(ranks))
+        problem = _one(run, ranks, "time", op, dtype, elements, iterations)
+        if problem == "memory":
+            run.notes.append(f"{op} ({dtype}) of {size} bytes does not fit into memory.")
+            return None
+        if problem is not None:
+            return problem
+        timed = [
+            item for item in run.got.collectives if (item.op, item.dtype, item.bare) == (op, dtype, False)
+        ]
+        expected = (timed[-1].seconds_median or 0.0) * growth if timed else 0.0
     return None
 
 

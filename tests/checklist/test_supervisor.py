@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import secrets
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -208,3 +210,30 @@ def test_a_rank_outside_the_world_is_refused_in_words() -> None:
 
 def test_without_a_launcher_there_is_no_rendezvous() -> None:
     assert from_environment({"PATH": "/bin"}) is None
+
+
+def test_when_the_phase_is_over_before_the_operations_limit_nobody_is_blamed_for_being_slow() -> None:
+    here = place(0, 1)
+    hub = Hub(here, SHORT)
+    try:
+        link = Link.connect(here, SHORT)
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    message = link.line.receive()
+                    if message["kind"] == "at":
+                        link.line.send({"kind": "at", "ranks": {"0": ["storage_write", 1, "S"]}})
+
+        threading.Thread(target=answer, daemon=True).start()
+        requests = Requests(hub, SHORT)
+        requests.phase_ends = time.monotonic() + 0.3
+        outcome = requests.ask("local", {0: {}}, limit_s=30)
+        assert outcome.why == "the time for the phase was over in local"
+        assert requests.hangs == []
+        requests.phase_ends = float("inf")
+        requests.ask("local", {0: {}}, limit_s=0.3)
+        assert [(hang.rank, hang.op) for hang in requests.hangs] == [(0, "local")]
+        link.line.close()
+    finally:
+        hub.close()
