@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from estimator import compare
-from estimator.compare import Scored, percentile, score
 from estimator.models import ModelSpec
 from estimator.plan import GIB
+from estimator.published import compare
+from estimator.published.compare import Scored, percentile, score
 from estimator.setup import Setup
 
 RESULTS = Path(__file__).parent / "results"
-TABLE = Path(compare.__file__).with_name("data") / "measured.csv"
+TABLE = Path(compare.__file__).parents[1] / "data" / "measured.csv"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.machine import describe
-from estimator import rows
 from estimator.exact.support import untraceable
 from estimator.plan import GIB
-from estimator.rows import Row
+from estimator.published import rows
+from estimator.published.rows import Row
 
-MEASURED = Path(rows.__file__).parent / "data" / "measured.csv"
+MEASURED = Path(rows.__file__).parents[1] / "data" / "measured.csv"
 RESULTS = Path(__file__).parent / "results"
 
 

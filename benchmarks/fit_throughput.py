@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.throughput_coefficients import SPECS
-from estimator import rows, throughput
-from estimator.catalogue import Gpu
-from estimator.compare import usual_network
-from estimator.efficiency import TABLE, Coefficient, Efficiency, kernels, published
+from estimator import throughput
+from estimator.hardware.catalogue import Gpu
+from estimator.published import rows
+from estimator.published.compare import usual_network
 from estimator.setup import Setup
+from estimator.throughput.efficiency import TABLE, Coefficient, Efficiency, kernels, published
 
 MEASURED = TABLE.with_name("measured.csv")
 RESULTS = Path(__file__).parent / "results"

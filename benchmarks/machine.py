@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from estimator.local_machine import here
+from estimator.hardware.local_machine import here
 
 
 def describe() -> dict[str, Any]:

@@ -25,10 +25,10 @@ from typing import Any
 import yaml
 
 from benchmarks.machine import describe
+from estimator.hardware.local_machine import here
 from estimator.job import Target
-from estimator.local_machine import here
 from estimator.models import find
-from estimator.planner import plan
+from estimator.planning.planner import plan
 from flows import planning
 from launchers import settings, tiny_llama
 from launchers.dataset import prepare, python_docs, rows

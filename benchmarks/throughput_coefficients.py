@@ -1,6 +1,6 @@
 """The coefficients that benchmarks.fit_throughput fits: what each means, its physical prior, how free it is.
 
-To add one, add a line here, use it in estimator/throughput.py, and fit again.
+To add one, add a line here, use it in estimator/throughput/, and fit again.
 """
 
 from __future__ import annotations

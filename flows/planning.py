@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from estimator import calibration, local_machine
+from estimator import calibration
 from estimator.errors import UserError
+from estimator.hardware import local_machine
 from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
 from estimator.plan import GIB, MIB, Plan
-from estimator.planner import CannotFit, plan
-from estimator.report import render, render_cannot_fit
+from estimator.planning.planner import CannotFit, plan
+from estimator.planning.report import render, render_cannot_fit
 from flows import staging, workdir
 from launchers import engines, settings, trackers, weights
 from launchers.dataset import prepare, rows, sources

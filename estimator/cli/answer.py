@@ -12,12 +12,12 @@ from typing import Any
 
 from estimator import calibration, hardware, memory, models, throughput
 from estimator.calibration import Calibration, Correction
-from estimator.catalogue import Gpu, Instance
 from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
 from estimator.cli.steps import setup_from
 from estimator.errors import UserError
-from estimator.places import RDMA_FABRICS
+from estimator.hardware.catalogue import Gpu, Instance
 from estimator.plan import MemoryEstimate
+from estimator.planning.places import RDMA_FABRICS
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
 

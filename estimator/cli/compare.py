@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from estimator.compare import Comparison, Score, Scored
+    from estimator.published.compare import Comparison, Score, Scored
 
 WORST = 10  # rows shown
 
@@ -27,8 +27,8 @@ def compare(
     """Score the estimator against a table of published measurements."""
     import json
 
-    from estimator import compare as scoring
     from estimator.errors import UserError
+    from estimator.published import compare as scoring
 
     if by not in scoring.GROUPS:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(scoring.GROUPS)}.")
@@ -45,7 +45,7 @@ def _print_csv(found: Comparison) -> None:
     import csv
     import sys
 
-    from estimator.compare import line
+    from estimator.published.compare import line
 
     lines = [line("memory", item) for item in found.memory]
     lines += [line("throughput", item) for item in found.throughput]
@@ -74,7 +74,7 @@ def _print_tables(found: Comparison, by: str, *, every: bool) -> None:
 def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:
     from rich.table import Table
 
-    from estimator.compare import GROUPS, SPEED_GROUPS, grouped, score
+    from estimator.published.compare import GROUPS, SPEED_GROUPS, grouped, score
 
     if title == "Throughput" and by not in SPEED_GROUPS:
         by = "quality"

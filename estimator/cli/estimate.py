@@ -12,8 +12,8 @@ from estimator.cli.answer import Answer, answer, catalogue
 from estimator.cli.defaults import defaults
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.output import gib
-from estimator.diffusion import DiffusionSpec
 from estimator.errors import UserError
+from estimator.models.diffusion import DiffusionSpec
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from estimator.catalogue import Gpu, Instance
-    from estimator.from_cluster import Cluster
+    from estimator.hardware.catalogue import Gpu, Instance
+    from estimator.hardware.from_cluster import Cluster
 
 
 WIDEST = 1000  # characters; more than any row has
@@ -60,13 +60,14 @@ def gpus(
     what is reported, which is what the table shows. A figure that nobody
     has sourced is "?" here and null in JSON.
     """
-    from estimator import hardware, hardware_report
+    from estimator import hardware
+    from estimator.hardware import report
 
     if as_json and as_csv:
         raise UserError("--json and --csv can't go together.", "Choose one of them.")
     if context is not None and not from_cluster:
         raise UserError("--context goes with --from-cluster.", "Add --from-cluster, or leave --context out.")
-    wish = hardware_report.Wish(
+    wish = report.Wish(
         min_vram=min_vram, architecture=arch, cloud=cloud, gpu=gpu, max_usd_per_hour=max_price, spot=spot
     )
     told = _refresh(hardware_file) if refresh else ()
@@ -74,11 +75,11 @@ def gpus(
     for line in (*told, *catalogue.warnings):
         typer.echo(line, err=True)
     if from_cluster:
-        from estimator.from_cluster import read_cluster
+        from estimator.hardware.from_cluster import read_cluster
 
         cluster = read_cluster(context, catalogue=catalogue)
         catalogue = cluster.catalogue(catalogue)
-    cards, machines = hardware_report.choose(catalogue, wish)
+    cards, machines = report.choose(catalogue, wish)
     if cluster is not None:
         there = {item.gpu for item in machines}
         cards = tuple(card for card in cards if card.name in there)
@@ -87,14 +88,14 @@ def gpus(
     if as_json:
         _print_json(cards, machines, cluster, told)
     elif as_csv:
-        typer.echo(hardware_report.as_csv(cards, machines), nl=False)
+        typer.echo(report.as_csv(cards, machines), nl=False)
     else:
         _print_tables(cards, machines, cluster)
 
 
 def _refresh(hardware_file: Path | None) -> tuple[str, ...]:
     from estimator import hardware
-    from estimator.refresh import refresh
+    from estimator.hardware.refresh import refresh
 
     return refresh(hardware.catalogue(hardware_file))
 
@@ -105,7 +106,7 @@ def _print_json(
     import json
     from datetime import date
 
-    from estimator.hardware_report import cluster_record, gpu_record, instance_record
+    from estimator.hardware.report import cluster_record, gpu_record, instance_record
 
     record = {
         "gpus": [gpu_record(card) for card in cards],
@@ -121,7 +122,7 @@ def _print_tables(cards: tuple[Gpu, ...], machines: tuple[Instance, ...], cluste
 
     from rich.console import Console
 
-    from estimator.hardware_view import cluster_table, gpu_table, instance_table, price_sources
+    from estimator.hardware.view import cluster_table, gpu_table, instance_table, price_sources
 
     console = Console(soft_wrap=True)
     if cluster is not None:

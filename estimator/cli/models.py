@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from estimator.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec
 from estimator.errors import UserError
-from estimator.model_spec import ModelSpec
 from estimator.models import FAMILIES, aliases, find_any, names, resolve
+from estimator.models.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec
+from estimator.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from rich.table import Table

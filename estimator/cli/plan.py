@@ -13,9 +13,9 @@ from estimator.cli.options import DEFAULT_SEQ_LEN, expanded, tokens_of
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
-    from estimator.goals import Goals
     from estimator.job import Job, Target
     from estimator.models import ModelSpec
+    from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
 DEFAULT_BATCH = 16  # as launchers/settings.py
@@ -144,7 +144,7 @@ def plan(
     """The best configurations for a model, from goals to a ranked list."""
     from estimator import calibration, hardware
     from estimator.cli.plan_answer import row_of, show
-    from estimator.planner import plans
+    from estimator.planning.planner import plans
 
     output.one_format(json=as_json, csv=as_csv)
     found = hardware.catalogue(limits.hardware)
@@ -208,7 +208,7 @@ def _target(limits: GoalOptions) -> Target:
 
 
 def _goals(limits: GoalOptions) -> Goals:
-    from estimator.goals import Goals
+    from estimator.planning.goals import Goals
 
     return Goals(
         deadline_hours=limits.deadline_hours,
@@ -233,7 +233,7 @@ def _cluster_nodes(limits: GoalOptions) -> tuple[Any, ...]:
                 "--context goes with --from-cluster.", "Add --from-cluster, or leave --context out."
             )
         return ()
-    from estimator.from_cluster import read_cluster
+    from estimator.hardware.from_cluster import read_cluster
 
     cluster = read_cluster(limits.context)
     for aside in cluster.aside:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from estimator.cli import output
 from estimator.plan import GIB, Plan
-from estimator.ranking import Ranking
-from estimator.report import layout_words, render
+from estimator.planning.ranking import Ranking
+from estimator.planning.report import layout_words, render
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,8 @@ from estimator.cli.defaults import EngineDefaults, defaults
 from estimator.cli.options import DEFAULT_SEQ_LEN, METHODS, SetupOptions
 from estimator.errors import UserError
 from estimator.memory import implementations
-from estimator.model_spec import ModelSpec
+from estimator.models.spec import ModelSpec
+from estimator.planning.engines import dense_mask
 from estimator.setup import Setup
 
 
@@ -56,7 +57,9 @@ def setup_from(wanted: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         seq_len=seq_len,
         fixed_length=packed,
         longest_once=wanted.longest_once,
-        document_mask=_or(wanted.document_mask, packed and engine.document_mask),
+        document_mask=_or(
+            wanted.document_mask, packed and engine.document_mask and dense_mask(wanted.engine, wanted.device)
+        ),
         checkpointing=wanted.checkpointing or engine.checkpointing_of(sharded=sharded),  # type: ignore[arg-type]
         activation_offload=wanted.activation_offload,
         compile=wanted.compile,

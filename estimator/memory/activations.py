@@ -7,11 +7,11 @@ size, f MLP width, q and kv the widths of all query and all key heads.
 
 from __future__ import annotations
 
-from estimator.architectures import FAMILIES
 from estimator.memory import implementations
 from estimator.memory.shape import shape_of
 from estimator.memory.states import computing
 from estimator.models import ModelSpec
+from estimator.models.architectures import FAMILIES
 from estimator.setup import Setup
 
 # What torch.compile's partitioner keeps of a block: 16 B for each of h and q together, 6 f. Traced with

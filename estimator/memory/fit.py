@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from estimator import rows
 from estimator.memory.moments import peak
 from estimator.memory.residuals import LIVE, TABLE, Residual, class_of, table
 from estimator.plan import GIB
+from estimator.published import rows
 
 Scores = dict[str, dict[str, float]]  # by group of rows
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator import parameters
-from estimator.models import ModelSpec
+from estimator.models import ModelSpec, parameters
 from estimator.setup import Setup
 
 

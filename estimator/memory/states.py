@@ -227,7 +227,8 @@ def shared(setup: Setup, part: Part, total: int, what: str) -> int:
     arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do alike).
     """
     among = divisor(setup, what)
-    if setup.adapters or part.expert_ways >= among or not part.experts:
+    trained_adapters = setup.adapters and what != "weights"  # a small part, shared out like any other
+    if trained_adapters or part.expert_ways >= among or not part.experts:
         return share(total, among)
     experts = total * part.experts // part.parameters
     return share(total - experts, among) + share(experts, part.expert_ways)

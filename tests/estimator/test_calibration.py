@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from estimator import calibration, memory, models
-from estimator import finished as finished_runs
 from estimator.calibration import Calibration, Correction, Finished, Store, apply, formulas
+from estimator.calibration import finished as finished_runs
 from estimator.errors import UserError
 from estimator.plan import GIB, MemoryEstimate
 from estimator.setup import Setup

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from estimator import hardware
-from estimator.communication import Links, MeasuredBandwidth, communication_seconds, links, volumes
 from estimator.errors import UserError
 from estimator.models import find
 from estimator.setup import Setup
+from estimator.throughput.communication import Links, MeasuredBandwidth, communication_seconds, links, volumes
 
 H100 = hardware.gpu("H100 SXM")
 LLAMA = find("llama-8b")

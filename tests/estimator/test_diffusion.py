@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from estimator import models
-from estimator.diffusion import STABLE_DIFFUSION_XL, unet_activation_bytes
 from estimator.errors import UserError
+from estimator.models.diffusion import STABLE_DIFFUSION_XL, unet_activation_bytes
 
 # (width, height, batch, dtype) -> bytes that autograd has saved after the forward pass of diffusers 0.42.1's
 # UNet2DConditionModel, without the parameters themselves (torch 2.13, FakeTensorMode on a CPU).

@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from estimator import cluster_nodes, hardware
+from estimator import hardware
 from estimator.errors import UserError
-from estimator.from_cluster import Cluster, read_cluster
+from estimator.hardware import cluster_nodes
+from estimator.hardware.from_cluster import Cluster, read_cluster
 from estimator.plan import GIB, MIB
 
 

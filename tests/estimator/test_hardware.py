@@ -181,7 +181,7 @@ def test_an_architecture_is_found_by_its_beginning_and_a_cloud_in_any_case() -> 
 
 def test_importing_it_loads_no_cloud_and_no_cluster_library() -> None:
     code = (
-        "import sys, estimator.hardware, estimator.refresh, estimator.from_cluster;"
+        "import sys, estimator.hardware, estimator.hardware.refresh, estimator.hardware.from_cluster;"
         "print([name for name in ('boto3', 'botocore', 'kubernetes', 'gpuhunt') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from estimator import hardware, price_cache
+from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware_columns import GPU, INSTANCE, stem
+from estimator.hardware import price_cache
+from estimator.hardware.columns import GPU, INSTANCE, stem
 from estimator.plan import GIB, MIB
 
 
@@ -218,7 +219,7 @@ def test_columns_that_share_a_stem_differ_in_their_unit_only() -> None:
 
 
 def test_every_cell_of_the_shipped_tables_keeps_the_rules_for_users_files() -> None:
-    from estimator.hardware_csv import read
+    from estimator.hardware.csv_files import read
 
     gpus, machines = (read(hardware.DATA / name) for name in ("gpus.csv", "instances.csv"))
     assert (len(gpus), len(machines)) == (len(hardware.gpus()), len(hardware.instances()))

@@ -10,10 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from estimator import cluster_nodes, from_cluster, hardware
-from estimator import refresh as refreshing
+from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
+from estimator.hardware import cluster_nodes, from_cluster
+from estimator.hardware import refresh as refreshing
 
 PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
 APP = typer.Typer()

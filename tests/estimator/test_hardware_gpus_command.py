@@ -11,12 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from estimator import from_cluster, hardware, hardware_report, price_cache
-from estimator import refresh as refreshing
+from estimator import hardware
 from estimator.cli.gpus import gpus
-from estimator.cluster_nodes import Node
 from estimator.errors import UserError
-from estimator.refresh_learned import Learned
+from estimator.hardware import from_cluster, price_cache, report
+from estimator.hardware import refresh as refreshing
+from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.refresh_learned import Learned
 
 APP = typer.Typer()
 APP.command()(gpus)
@@ -229,6 +230,6 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
 
 
 def test_every_column_of_the_csv_is_one_that_is_read() -> None:
-    header = hardware_report.as_csv((), ()).strip().split(",")
+    header = report.as_csv((), ()).strip().split(",")
     assert header[0] == "kind"
     assert len(header) == len(set(header))

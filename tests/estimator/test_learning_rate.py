@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from estimator import Job, learning_rate
+from estimator import Job
 from estimator.models import find
+from estimator.planning import learning_rate
 
 
 def job_of(batch: int, **changes: Any) -> Job:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from estimator import local_machine
+from estimator.hardware import local_machine
 
 
 def test_this_machine_has_cores_memory_and_disk(tmp_path: Path) -> None:

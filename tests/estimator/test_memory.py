@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import hardware, memory
-from estimator.engines import setup_of
 from estimator.job import Job
 from estimator.models import find
 from estimator.plan import GIB, Layout, Sharding
+from estimator.planning.engines import setup_of
 
 
 def layout_of(**changes: Any) -> Layout:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from estimator.hf_config import read
 from estimator.memory.activations import block_bytes
-from estimator.model_spec import ModelSpec
+from estimator.models.hf_config import read
+from estimator.models.spec import ModelSpec
 from estimator.setup import Setup
 
 torch = pytest.importorskip("torch")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from estimator import models
-from estimator.architectures import FAMILIES
 from estimator.models import ModelSpec, find
+from estimator.models.architectures import FAMILIES
 from tests.estimator.hf_configs import config_of
 
 # Not read from config.json as config_of writes it, or not there at all.

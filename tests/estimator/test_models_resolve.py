@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from estimator import hf_files, models
+from estimator import models
 from estimator.errors import UserError
+from estimator.models import hf_files
 from tests.estimator.hf_configs import config_of
 
 CONFIG = {**config_of(models.find("llama-3.2-1b")), "num_hidden_layers": 3}

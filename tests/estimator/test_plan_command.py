@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from estimator import Plan
 from estimator.cli.app import app
 from estimator.plan import GIB
-from estimator.search import Miss
+from estimator.planning.search import Miss
 
 
 def run(text: str) -> Result:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from estimator import Job, Target, UserError, hardware
-from estimator.from_cluster import ClusterNodes
-from estimator.goals import Goals
+from estimator.hardware.from_cluster import ClusterNodes
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.planner import CannotFit, plan, plans
+from estimator.planning.goals import Goals
+from estimator.planning.planner import CannotFit, plan, plans
 
 KUBERNETES = Target(kind="kubernetes")
 FULL = Job(model=find("llama-70b"), global_batch=64)

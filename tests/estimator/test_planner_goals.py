@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, UserError, hardware
-from estimator.goals import Goals
 from estimator.models import find
-from estimator.planner import plan, plans
+from estimator.planning.goals import Goals
+from estimator.planning.planner import plan, plans
 
 ANY = Target(kind="catalogue")
 LORA = Job(model=find("llama-8b"), method="lora", global_batch=64)

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from estimator import hardware, price_cache, refresh, refresh_aws, refresh_gpuhunt
-from estimator.refresh_learned import Learned
+from estimator import hardware
+from estimator.hardware import price_cache, refresh, refresh_aws, refresh_gpuhunt
+from estimator.hardware.refresh_learned import Learned
 
 TODAY = date(2026, 11, 20)
 CLOSED = "http://127.0.0.1:9"  # the discard port: nothing listens

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimator import row_words, rows
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS
-from estimator.row_cells import MEASURED
-from estimator.row_words import Unclaimed
+from estimator.published import row_words, rows
+from estimator.published.row_cells import MEASURED
+from estimator.published.row_words import Unclaimed
 
-CARRIED = Path(rows.__file__).with_name("data") / "measured.csv"
+CARRIED = Path(rows.__file__).parents[1] / "data" / "measured.csv"
 LLAMA_7B = {
     "model": "llama2-7b",
     "n_params": "6738415616",

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import hardware, throughput
-from estimator.engines import setup_of
 from estimator.errors import UserError
-from estimator.flops import weights_of, work
 from estimator.job import Job
 from estimator.models import find
+from estimator.planning.engines import setup_of
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
+from estimator.throughput.flops import weights_of, work
 from tests.estimator.test_memory import layout_of
 
 H100, A100 = hardware.gpu("H100 SXM"), hardware.gpu("A100 SXM 80GB")

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import fit_throughput, throughput_coefficients
 from estimator import throughput
-from estimator.efficiency import TABLE, published
+from estimator.throughput.efficiency import TABLE, published
 
 RESULTS = json.loads((fit_throughput.RESULTS / "throughput_fit.json").read_text(encoding="utf-8"))
 ROWS = list(csv.DictReader(TABLE.open(newline="", encoding="utf-8")))
@@ -68,7 +68,7 @@ def test_every_coefficient_has_a_meaning_and_evidence_or_a_source() -> None:
 def test_every_coefficient_is_used_by_the_model() -> None:
     code = "".join(
         (Path(throughput.__file__).with_name(name)).read_text(encoding="utf-8")
-        for name in ("throughput.py", "efficiency.py")
+        for name in ("__init__.py", "efficiency.py")
     )
     for name in throughput_coefficients.MEANINGS:
         assert re.search(rf'(of|get)\(\s*"{name}"', code), name

@@ -9,7 +9,7 @@ import pytest
 from estimator.job import Job, Machine, Target
 from estimator.models import find
 from estimator.plan import Plan
-from estimator.planner import plan
+from estimator.planning.planner import plan
 from launchers.metrics import Meter, dist_lines, duration, step_line, summarise
 from launchers.telemetry import DistInfo, Phase, Step
 

@@ -1,0 +1,115 @@
+"""The catalogue of GPUs and machines: the shipped tables, refreshed prices, and the user's own rows.
+
+To add a GPU or a machine for everybody, add a row to ``data/gpus.csv`` or ``data/instances.csv``; for
+oneself, a CSV named by FINETUNE_HARDWARE or ``--hardware`` (docs/hardware.md). Blank in a table is None here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+
+from estimator.hardware import price_cache, tables
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+
+__all__ = [
+    "Catalogue",
+    "Gpu",
+    "Instance",
+    "catalogue",
+    "clouds",
+    "current",
+    "find_gpu_by_nvml_name",
+    "forget",
+    "gpu",
+    "gpus",
+    "instance",
+    "instances",
+    "using",
+]
+
+DATA = Path(__file__).parents[1] / "data"
+VARIABLE = "FINETUNE_HARDWARE"  # files of one's own, separated as in PATH
+
+_chosen: ContextVar[Catalogue | None] = ContextVar("catalogue", default=None)
+
+
+def catalogue(extra: Path | None = None) -> Catalogue:
+    """The shipped tables, under the refreshed prices, the files of FINETUNE_HARDWARE and ``extra``.
+
+    Later ones win, cell by cell. Raises UserError for a file that can't be read or a value that can't be.
+    """
+    named = os.environ.get(VARIABLE, "")
+    if extra is None:
+        return _cached(named, os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    return _load((*_files(named), extra))
+
+
+def current() -> Catalogue:
+    """The catalogue that the functions below answer from: that of ``using``, else the default one."""
+    return _chosen.get() or catalogue()
+
+
+@contextmanager
+def using(chosen: Catalogue) -> Iterator[Catalogue]:
+    """Let ``gpu``, ``instances`` and the others answer from this catalogue, in this thread of work."""
+    token = _chosen.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _chosen.reset(token)
+
+
+def forget() -> None:
+    """Read the default catalogue's files again when it is next asked for."""
+    _cached.cache_clear()
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of that table name, alias or NVML product name; raises UserError with the nearest names."""
+    return current().gpu(name)
+
+
+def find_gpu_by_nvml_name(name: str) -> Gpu | None:
+    """The GPU that a driver or a node label calls ``name``, or None."""
+    return current().find_gpu(name)
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """All rows of the GPU table."""
+    return current().gpus
+
+
+def instances() -> tuple[Instance, ...]:
+    """All rows of the machine table; their GPUs by the GPU table's names."""
+    return current().instances
+
+
+def instance(name: str) -> Instance:
+    """The machine type of that name; raises UserError with the nearest names."""
+    return current().instance(name)
+
+
+def clouds() -> tuple[str, ...]:
+    return current().clouds()
+
+
+def _files(text: str) -> tuple[Path, ...]:
+    return tuple(Path(name).expanduser() for name in text.split(os.pathsep) if name.strip())
+
+
+@lru_cache(maxsize=4)
+def _cached(named: str, *_place_of_prices: str | None) -> Catalogue:
+    return _load(_files(named))
+
+
+def _load(files: tuple[Path, ...]) -> Catalogue:
+    found = tables.shipped(DATA)
+    warnings = price_cache.overlay(found, price_cache.path())
+    for file in files:
+        tables.overlay(found, file)
+    return tables.build(found, warnings)

@@ -1,0 +1,171 @@
+"""Reading a hardware table of the user's own, with every mistake named by its cell."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from estimator.errors import UserError
+from estimator.hardware.catalogue import normal
+from estimator.hardware.columns import GPU, INSTANCE, Column, stem
+
+Cells = dict[str, str]  # one row by column; blank cells are left out
+Kind = Literal["gpu", "instance"]
+KIND_COLUMN = "kind"
+# A card's reported memory beside its label's: 0.93 (L4) to 1.07 (the label's GB as GiB), with some room.
+REPORTED_TO_LABEL = (0.85, 1.15)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One line of a user's file."""
+
+    file: Path
+    line: int
+    kind: Kind
+    cells: Cells
+
+    def bad(self, column: str, rule: str, advice: str = "") -> UserError:
+        value = self.cells.get(column)
+        said = "" if value is None else f" {value!r}"
+        return UserError(f"{self.file}, line {self.line}, column {column}:{said} {rule}.", advice)
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a file, each cell checked by its column's rule."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            lines = csv.reader(opened, strict=True)
+            header = [name.strip() for name in next(lines, [])]
+            kinds = _kinds(file, header)
+            rows = [
+                _row(file, lines.line_num, header, kinds, [cell.strip() for cell in cells])
+                for cells in lines
+                if any(cell.strip() for cell in cells)
+            ]
+    except OSError as error:
+        raise UserError(
+            f"{file} can't be read: {error.strerror or error}.", "Give a CSV file (docs/hardware.md)."
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} is not a CSV file in UTF-8: {error}.", "Save it as CSV, UTF-8.") from None
+    _once(rows)
+    return rows
+
+
+def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
+    """What the file's rows may be, by its header; every column is one that such rows have."""
+    where = f"{file}, line 1"
+    if not any(header):
+        raise UserError(f"{where}: there are no column names.", "The first line names the columns.")
+    if len(header) == 1 and re.search(r"[;\t]", header[0]):
+        raise UserError(f"{where}: the columns are not separated by commas.", "Save it with commas.")
+    kinds: tuple[Kind, ...] = (
+        ("gpu", "instance")
+        if KIND_COLUMN in header
+        else ("instance",)
+        if "instance_type" in header or "cloud" in header
+        else ("gpu",)
+    )
+    known = {name for kind in kinds for name in _columns(kind)} | {KIND_COLUMN}
+    for name in header:
+        if name not in known:
+            raise _unknown_column(where, name, known - {KIND_COLUMN})
+        if header.count(name) > 1:
+            raise UserError(f"{where}, column {name}: it is there twice.", "Leave one of them out.")
+    return kinds
+
+
+def _unknown_column(where: str, name: str, known: set[str]) -> UserError:
+    same = sorted(column for column in known if stem(column) == stem(name))
+    same += [column for column in sorted(known) if column.lower() == name.lower() and column not in same]
+    if same and same[0].lower() != name.lower():
+        return UserError(
+            f"{where}, column {name}: wrong unit: the table has {' and '.join(same)}.",
+            f"Convert the values and call the column {same[0]}.",
+        )
+    spelled = {column.lower(): column for column in known}
+    near = [spelled[key] for key in difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.6)]
+    return UserError(
+        f"{where}, column {name or '(blank)'}: there is no such column.",
+        f"Did you mean {' or '.join(near)}?" if near else f"The columns are {', '.join(sorted(known))}.",
+    )
+
+
+def _columns(kind: Kind) -> Mapping[str, Column]:
+    return GPU if kind == "gpu" else INSTANCE
+
+
+def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], values: list[str]) -> Row:
+    if len(values) > len(header):
+        raise UserError(
+            f"{file}, line {line}: it has {len(values)} values for {len(header)} columns.",
+            'Put a value that has a comma into quotes ("...").',
+        )
+    cells = {name: value for name, value in zip(header, values, strict=False) if value}
+    kind = kinds[0]
+    if len(kinds) > 1:
+        told = cells.get(KIND_COLUMN, "").lower()
+        whole = Row(file=file, line=line, kind=kind, cells=cells)
+        if told not in kinds:
+            raise whole.bad(
+                KIND_COLUMN, "is not known" if told else "is missing", "It takes gpu or instance."
+            )
+        kind = "gpu" if told == "gpu" else "instance"
+        del cells[KIND_COLUMN]
+    row = Row(file=file, line=line, kind=kind, cells=cells)
+    columns = _columns(kind)
+    for name, value in cells.items():
+        if name not in columns:
+            raise row.bad(name, f"is not a column of {kind} rows", "Leave it blank there.")
+        fault = columns[name].fault(value)
+        if fault is not None:
+            raise row.bad(name, *fault)
+    key = "gpu" if kind == "gpu" else "instance_type"
+    if key not in cells:
+        raise row.bad(key, "is missing", "It says which row this is.")
+    names = [cells["gpu"]] if kind == "gpu" else []
+    for name in (*names, *aliases_of(cells)):
+        if not normal(name):
+            raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is no name", "")
+    agree(row)
+    return row
+
+
+def agree(row: Row) -> None:
+    """A reported size near the label's."""
+    reported, label = number(row.cells, "vram_reported_MiB"), number(row.cells, "vram_GB")
+    if reported is None or label is None:
+        return
+    low, high = REPORTED_TO_LABEL
+    if not low * label <= reported / 1024 <= high * label:
+        raise row.bad(
+            "vram_reported_MiB",
+            f"is {reported / 1024:.1f} GiB, which contradicts vram_GB = {label:g}",
+            "Both are of one GPU. Where the table has the other one, give both.",
+        )
+
+
+def _once(rows: list[Row]) -> None:
+    seen: dict[tuple[str, str], int] = {}
+    for row in rows:
+        column = "gpu" if row.kind == "gpu" else "instance_type"
+        name = row.cells[column]
+        first = seen.setdefault((row.kind, normal(name) if row.kind == "gpu" else name.lower()), row.line)
+        if first != row.line:
+            raise row.bad(column, f"stands in line {first} already", "Leave one of them out.")
+
+
+def number(cells: Cells, column: str) -> float | None:
+    """The figure; of "16 or 32" the smaller. None where the cell is blank."""
+    text = cells.get(column)
+    return None if text is None else float(text.split(" or ")[0])
+
+
+def aliases_of(cells: Cells) -> list[str]:
+    return [name.strip() for name in cells.get("aliases", "").split(";") if name.strip()]

@@ -1,0 +1,270 @@
+"""``--from-cluster``: the GPU nodes that a Kubernetes cluster has, as machines to plan with.
+
+Read from the nodes' labels and from what they can allocate. A label that no table knows is reported, never
+guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE, and Kubernetes' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from estimator import hardware
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+from estimator.hardware.cluster_nodes import Node, fetch
+from estimator.plan import MIB
+
+PRODUCT, PRODUCT_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
+REPLICAS, SHARING = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
+KARPENTER_NAME, KARPENTER_MIB = "karpenter.k8s.aws/instance-gpu-name", "karpenter.k8s.aws/instance-gpu-memory"
+GKE = "cloud.google.com/gke-accelerator"
+GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
+GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+# Where a label tells bought-on-demand from spot: Karpenter, EKS node groups, GKE, AKS
+SPOT_LABELS = (
+    ("karpenter.sh/capacity-type", "spot"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("cloud.google.com/gke-spot", "true"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+)
+GPUS, EFA, MIG = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "nvidia.com/mig-"
+OTHER_ACCELERATORS = ("amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi")
+CLOUD_OF_PROVIDER = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # the scheme of a node's providerID
+ON_PREMISES = "cluster"  # the cloud of a node that names none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterNodes:
+    """Equal nodes of one cluster that pods can be placed on.
+
+    What can be allocated is the least of the group, before the pods that run there now.
+    """
+
+    instance: Instance  # its GPU count is what can be allocated
+    gpu: Gpu  # with the memory that the node's label gives, where that is less than the table's
+    count: int
+    cpu: float  # cores
+    memory_bytes: int
+    ephemeral_bytes: int | None
+    efa: int  # interfaces
+    spot: bool | None  # None: no label says so
+    zones: tuple[str, ...]
+    taints: tuple[str, ...]  # that a pod must tolerate, "key=value:effect"
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aside:
+    """Nodes that can't be planned with, and why."""
+
+    reason: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """The GPU nodes of one cluster, and the nodes that were left aside."""
+
+    context: str  # of the kubeconfig; "in-cluster" in a pod
+    nodes: tuple[ClusterNodes, ...]
+    aside: tuple[Aside, ...]
+    without_gpu: int  # nodes that have none and no label of one
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        return tuple(group.instance for group in self.nodes)
+
+    def catalogue(self, base: Catalogue | None = None) -> Catalogue:
+        """The tables' GPUs, with this cluster's own machines instead of the clouds'.
+
+        Where groups share a machine type, the one with most GPUs a node stands for it.
+        """
+        tables = base or hardware.current()
+        largest_first = sorted(self.nodes, key=lambda group: -group.gpu.vram_bytes)
+        sizes = {group.gpu.name: group.gpu for group in largest_first}  # of two sizes the smaller
+        machines: dict[str, Instance] = {}
+        for item in sorted(self.instances, key=lambda item: -item.gpu_count):
+            machines.setdefault(item.name.lower(), item)
+        return Catalogue(
+            gpus=tuple(sizes.get(gpu.name, gpu) for gpu in tables.gpus), instances=tuple(machines.values())
+        )
+
+
+class _LeftAsideError(Exception):
+    """Why one node can't be planned with."""
+
+
+def read_cluster(context: str | None = None, *, catalogue: Catalogue | None = None) -> Cluster:
+    """Ask the cluster of that kubeconfig context (default: the current one; in a pod, its own cluster).
+
+    Raises UserError where it can't be reached, found or read, within seconds.
+    """
+    name, nodes = fetch(context)
+    return group(name, nodes, catalogue or hardware.current())
+
+
+def group(context: str, nodes: Iterable[Node], catalogue: Catalogue) -> Cluster:
+    """Equal nodes together; those that can't be used by reason."""
+    usable: dict[tuple[object, ...], list[tuple[Node, ClusterNodes]]] = {}
+    aside: dict[str, list[str]] = {}
+    without = 0
+    for node in sorted(nodes, key=lambda node: node.name):
+        if not _has_accelerator(node):
+            without += 1
+            continue
+        try:
+            one = _usable(node, catalogue)
+        except _LeftAsideError as reason:
+            aside.setdefault(str(reason), []).append(node.name)
+            continue
+        key = (one.instance.name, one.gpu.name, one.instance.gpu_count, one.efa, one.spot, one.taints)
+        usable.setdefault(key, []).append((node, one))
+    return Cluster(
+        context=context,
+        nodes=tuple(_together([one for _, one in members]) for members in usable.values()),
+        aside=tuple(Aside(reason=reason, names=tuple(names)) for reason, names in aside.items()),
+        without_gpu=without,
+    )
+
+
+def _has_accelerator(node: Node) -> bool:
+    resources = {*node.allocatable, *node.capacity}
+    if any(name in (GPUS, *OTHER_ACCELERATORS) or name.startswith(MIG) for name in resources):
+        return True
+    return any(label in node.labels for label in (PRODUCT, KARPENTER_NAME, GKE))
+
+
+def _together(members: list[ClusterNodes]) -> ClusterNodes:
+    ephemeral = [one.ephemeral_bytes for one in members if one.ephemeral_bytes is not None]
+    sizes = [one.gpu for one in members]
+    return replace(
+        members[0],
+        gpu=min(sizes, key=lambda gpu: gpu.vram_bytes),
+        count=len(members),
+        cpu=min(one.cpu for one in members),
+        memory_bytes=min(one.memory_bytes for one in members),
+        ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
+        zones=tuple(sorted({zone for one in members for zone in one.zones})),
+        names=tuple(name for one in members for name in one.names),
+    )
+
+
+def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
+    """One node as a group of itself; raises _LeftAsideError."""
+    if not node.ready:
+        raise _LeftAsideError("not Ready")
+    if node.unschedulable:
+        raise _LeftAsideError("unschedulable (cordoned)")
+    _whole_gpus(node)
+    count = int(node.allocatable.get(GPUS, 0))
+    gpu = _sized(node, _gpu(node, catalogue))
+    labels = node.labels
+    return ClusterNodes(
+        instance=_instance(node, gpu, count, catalogue),
+        gpu=gpu,
+        count=1,
+        cpu=float(node.allocatable.get("cpu", 0)),
+        memory_bytes=int(node.allocatable.get("memory", 0)),
+        ephemeral_bytes=_whole(node.allocatable.get("ephemeral-storage")),
+        efa=int(node.allocatable.get(EFA, 0)),
+        spot=next((labels[key] == value for key, value in SPOT_LABELS if key in labels), None),
+        zones=(labels[ZONE],) if ZONE in labels else (),
+        taints=node.taints,
+        names=(node.name,),
+    )
+
+
+def _whole_gpus(node: Node) -> None:
+    """Raises _LeftAsideError unless the node hands out whole NVIDIA GPUs."""
+    labels = node.labels
+    product = labels.get(PRODUCT, "")
+    if any(node.allocatable.get(name, 0) for name in OTHER_ACCELERATORS):
+        found = next(name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0))
+        raise _LeftAsideError(f"not an NVIDIA GPU: {found}")
+    replicas = labels.get(REPLICAS, "1")
+    shared = product.endswith("-SHARED") or labels.get(SHARING, "none") not in ("none", "")
+    if shared or (replicas.isdigit() and int(replicas) > 1):
+        named = labels.get(SHARING, "none")
+        how = named if named != "none" else "time-slicing"
+        raise _LeftAsideError(f"GPUs are shared ({how}, {REPLICAS}={replicas}): not whole ones")
+    if labels.get(GKE_CLIENTS, "1") not in ("", "0", "1"):
+        raise _LeftAsideError(f"GPUs are shared ({GKE_CLIENTS}={labels[GKE_CLIENTS]}): not whole ones")
+    if "-MIG-" in product or GKE_PARTITION in labels:
+        what = product or f"{GKE_PARTITION}={labels[GKE_PARTITION]}"
+        raise _LeftAsideError(f"GPUs are cut into MIG slices ({what}): not whole ones")
+    if not node.allocatable.get(GPUS, 0):
+        slices = sorted(name for name, value in node.allocatable.items() if name.startswith(MIG) and value)
+        if slices:
+            raise _LeftAsideError(f"GPUs are cut into MIG slices ({slices[0]}): not whole ones")
+        raise _LeftAsideError(f"no {GPUS} can be allocated: is NVIDIA's device plugin running there?")
+
+
+def _names(node: Node) -> Iterator[tuple[str, str]]:
+    """(label, value) of what names the node's GPU, the most exact first."""
+    for label in (PRODUCT, GKE, KARPENTER_NAME):
+        if node.labels.get(label):
+            yield label, node.labels[label]
+
+
+def _gpu(node: Node, catalogue: Catalogue) -> Gpu:
+    """By the first label that names one; by the machine type only where no label does."""
+    for label, value in _names(node):
+        mib = node.labels.get(KARPENTER_MIB, "")
+        if label == KARPENTER_NAME and mib.isdigit():
+            gpu = catalogue.find_gpu_of_size(value, int(mib))
+            value = f"{value} of {mib} MiB"
+        else:
+            gpu = catalogue.find_gpu(value)
+        if gpu is None:
+            raise _LeftAsideError(f"unknown GPU: {label}={value} (add it: --hardware FILE)")
+        return gpu
+    kind = node.labels.get(INSTANCE_TYPE, "")
+    item = catalogue.find_instance(kind) if kind else None
+    if item is None:
+        also = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
+        raise _LeftAsideError(f"unknown GPU: no label names it ({PRODUCT} is missing){also}")
+    return catalogue.gpu(item.gpu)
+
+
+def _sized(node: Node, gpu: Gpu) -> Gpu:
+    """With the driver's size where that is less, or where the table has only the label's."""
+    told = node.labels.get(PRODUCT_MIB, "")
+    if not told.isdigit() or int(told) == 0:
+        return gpu
+    size = int(told) * MIB
+    return replace(
+        gpu, vram_bytes=min(size, gpu.vram_bytes) if gpu.vram_reported else size, vram_reported=True
+    )
+
+
+def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instance:
+    """The table's machine where the node's type is there and has that GPU, else one from the labels alone."""
+    kind = node.labels.get(INSTANCE_TYPE, "")
+    known = catalogue.find_instance(kind) if kind else None
+    vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
+    if known is not None and known.gpu == gpu.name:
+        return replace(known, gpu_count=count, vcpu=known.vcpu or vcpu, ram_bytes=known.ram_bytes or ram)
+    scheme = node.provider_id.partition(":")[0]
+    return Instance(
+        cloud=CLOUD_OF_PROVIDER.get(scheme, ON_PREMISES),
+        name=kind or f"{count}x {gpu.name}",
+        gpu=gpu.name,
+        gpu_count=count,
+        vcpu=vcpu,
+        ram_bytes=ram,
+        network_gbps=None,
+        fabric="EFA" if node.allocatable.get(EFA) else "",
+        usd_per_hour=None,
+        spot_usd_per_hour=None,
+        region=node.labels.get(REGION),
+        price_date=None,
+        price_source="",
+        source=f"labels of node {node.name}",
+        notes="",
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,216 @@
+"""Choosing from the catalogue, and writing it as JSON or as a CSV that can be used again."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from estimator.errors import UserError
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normal
+from estimator.hardware.columns import GPU, INSTANCE
+from estimator.plan import GIB, MIB
+
+if TYPE_CHECKING:
+    from estimator.hardware.from_cluster import Cluster
+
+RATES = ("bf16", "fp16", "fp8", "tf32", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What a user wants to see; None is no wish. Checked against a catalogue by ``choose``."""
+
+    min_vram: float | None = None  # a card's size class in GB (Gpu.is_at_least)
+    architecture: str | None = None
+    cloud: str | None = None
+    gpu: str | None = None
+    max_usd_per_hour: float | None = None  # of a whole machine
+    spot: bool = False  # only machines with a spot price, which is then the one that counts
+
+    def __post_init__(self) -> None:
+        if self.min_vram is not None and not self.min_vram > 0:
+            raise UserError(f"--min-vram {self.min_vram:g}: a card has more than 0 GiB.")
+        if self.max_usd_per_hour is not None and not self.max_usd_per_hour >= 0:
+            raise UserError(f"--max-price {self.max_usd_per_hour:g}: a price can't be below 0.")
+
+    @property
+    def of_machines(self) -> bool:
+        return self.cloud is not None or self.max_usd_per_hour is not None or self.spot
+
+    def price(self, item: Instance) -> float | None:
+        return item.spot_usd_per_hour if self.spot else item.usd_per_hour
+
+
+def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Instance, ...]]:
+    """GPUs and machines that go with the wish; UserError for a name that no table has.
+
+    A wish about machines leaves only GPUs that such a machine has. Machines come by GPU, then by price.
+    """
+    architectures = None if wish.architecture is None else catalogue.architecture(wish.architecture)
+    cloud = None if wish.cloud is None else catalogue.cloud(wish.cloud)
+    named = None if wish.gpu is None else _named(catalogue, wish.gpu)
+    gpus = [
+        gpu
+        for gpu in catalogue.gpus
+        if (named is None or gpu in named)
+        and (wish.min_vram is None or gpu.is_at_least(wish.min_vram))
+        and (architectures is None or gpu.architecture in architectures)
+    ]
+    order = {gpu.name: place for place, gpu in enumerate(gpus)}
+    machines = []
+    for item in catalogue.instances:
+        price = wish.price(item)
+        priced = wish.max_usd_per_hour is not None or wish.spot
+        if item.gpu not in order or cloud not in (None, item.cloud) or (priced and price is None):
+            continue
+        if item.gpu_count == 0 and wish.min_vram is not None:
+            continue  # a share of a card has a share of its memory
+        if wish.max_usd_per_hour is None or price is None or price <= wish.max_usd_per_hour:
+            machines.append(item)
+    machines.sort(key=lambda item: (order[item.gpu], wish.price(item) is None, wish.price(item) or 0))
+    if wish.of_machines:
+        there = {item.gpu for item in machines}
+        gpus = [gpu for gpu in gpus if gpu.name in there]
+    return tuple(gpus), tuple(machines)
+
+
+def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
+    """The GPU of that name, or all whose name begins so ("a100")."""
+    found = catalogue.find_gpu(name)
+    if found is not None:
+        return (found,)
+    key = normal(name)
+    alike = tuple(gpu for gpu in catalogue.gpus if key and normal(gpu.name).startswith(key))
+    return alike or (catalogue.gpu(name),)
+
+
+def gpu_record(gpu: Gpu) -> dict[str, Any]:
+    """One GPU for JSON; unknown is null."""
+    return {
+        "name": gpu.name,
+        "vendor": gpu.vendor,
+        "architecture": gpu.architecture,
+        "vram_bytes": gpu.vram_bytes,
+        "vram_gib": round(gpu.vram_gib, 3),
+        "vram_reported": gpu.vram_reported,
+        "label_gb": gpu.label_gb,
+        "memory_bandwidth_gigabytes_per_s": gpu.bandwidth_gbps,
+        "interconnect": gpu.interconnect or None,
+        "interconnect_gigabytes_per_s_both_ways": gpu.interconnect_gbps,
+        **{f"{dtype}_tflops_dense": dict(gpu.peak_tflops).get(dtype) for dtype in RATES},
+        "compute_capability": gpu.compute_capability,
+        "tensor_dtypes": list(gpu.dtypes),
+        "form_factor": gpu.form_factor or None,
+        "aliases": list(gpu.aliases),
+        "source": gpu.source,
+        "notes": gpu.notes or None,
+    }
+
+
+def instance_record(item: Instance, today: date) -> dict[str, Any]:
+    """One machine for JSON; unknown is null."""
+    return {
+        "cloud": item.cloud,
+        "name": item.name,
+        "gpu": item.gpu,
+        "gpu_count": item.gpu_count,
+        "vcpu": item.vcpu,
+        "ram_bytes": item.ram_bytes,
+        "ram_gib": None if item.ram_bytes is None else round(item.ram_bytes / GIB, 3),
+        "network_gigabits_per_s": item.network_gbps,
+        "fabric": item.fabric or None,
+        "on_demand_usd_per_hour": item.usd_per_hour,
+        "spot_usd_per_hour": item.spot_usd_per_hour,
+        "price_region": item.region,
+        "price_date": item.price_date,
+        "price_age_days": item.price_age_days(today),
+        "price_source": item.price_source or None,
+        "source": item.source,
+        "notes": item.notes or None,
+    }
+
+
+def cluster_record(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "context": cluster.context,
+        "nodes": [
+            {
+                "instance": group.instance.name,
+                "gpu": group.gpu.name,
+                "vram_bytes": group.gpu.vram_bytes,
+                "count": group.count,
+                "allocatable_gpus": group.instance.gpu_count,
+                "allocatable_cpu_cores": group.cpu,
+                "allocatable_memory_bytes": group.memory_bytes,
+                "allocatable_ephemeral_storage_bytes": group.ephemeral_bytes,
+                "allocatable_efa_interfaces": group.efa,
+                "spot": group.spot,
+                "zones": list(group.zones),
+                "taints": list(group.taints),
+                "names": list(group.names),
+            }
+            for group in cluster.nodes
+        ],
+        "left_aside": [{"reason": aside.reason, "names": list(aside.names)} for aside in cluster.aside],
+        "nodes_without_gpu": cluster.without_gpu,
+    }
+
+
+def as_csv(gpus: tuple[Gpu, ...], machines: tuple[Instance, ...]) -> str:
+    """Both in one table with a column ``kind``, in the form that ``--hardware`` reads."""
+    columns = ["kind", *dict.fromkeys([*GPU, *INSTANCE])]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"kind": "gpu"} | _gpu_cells(gpu) for gpu in gpus)
+    writer.writerows({"kind": "instance"} | _instance_cells(item) for item in machines)
+    return out.getvalue()
+
+
+def _gpu_cells(gpu: Gpu) -> dict[str, str]:
+    rates = dict(gpu.peak_tflops)
+    return {
+        "gpu": gpu.name,
+        "vendor": gpu.vendor,
+        "vram_GB": _cell(gpu.label_gb),
+        "vram_reported_MiB": _cell(gpu.vram_bytes / MIB) if gpu.vram_reported else "",
+        "mem_bw_GBps": _cell(gpu.bandwidth_gbps),
+        "interconnect": gpu.interconnect,
+        "interconnect_GBps_bidir": _cell(gpu.interconnect_gbps),
+        **{f"{dtype}_TFLOPS_dense": _cell(rates.get(dtype)) for dtype in RATES if dtype != "fp32"},
+        "fp32_TFLOPS": _cell(rates.get("fp32")),
+        "architecture": gpu.architecture or "",
+        "compute_capability": gpu.compute_capability or "",
+        "tensor_dtypes": " ".join(gpu.dtypes),
+        "form_factor": gpu.form_factor,
+        "source": gpu.source,
+        "notes": gpu.notes,
+        "aliases": ";".join(gpu.aliases),
+    }
+
+
+def _instance_cells(item: Instance) -> dict[str, str]:
+    return {
+        "cloud": item.cloud,
+        "instance_type": item.name,
+        "gpu": item.gpu,
+        "gpu_count": str(item.gpu_count) if item.gpu_count else "",
+        "vcpu": _cell(item.vcpu),
+        "ram_GiB": "" if item.ram_bytes is None else _cell(item.ram_bytes / GIB),
+        "network_Gbps": _cell(item.network_gbps),
+        "fabric": item.fabric,
+        "on_demand_usd_h": _cell(item.usd_per_hour),
+        "spot_usd_h": _cell(item.spot_usd_per_hour),
+        "price_region": item.region or "",
+        "price_date": item.price_date or "",
+        "price_source": item.price_source,
+        "spec_source": item.source,
+        "notes": item.notes,
+    }
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.10g}"

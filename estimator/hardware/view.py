@@ -1,0 +1,108 @@
+"""The catalogue as tables for people. What nobody has sourced is "?"."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Literal
+
+from estimator.hardware.catalogue import Gpu, Instance
+from estimator.plan import GIB, MIB
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from estimator.hardware.from_cluster import Cluster
+
+
+def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
+    table = _table("GPU", "memory", "architecture", ">bf16 TFLOPS", ">bandwidth GB/s", "interconnect")
+    for gpu in gpus:
+        table.add_row(
+            gpu.name,
+            _memory(gpu),
+            gpu.architecture or "?",
+            _figure(dict(gpu.peak_tflops).get("bf16")),
+            _figure(gpu.bandwidth_gbps),
+            gpu.interconnect or "?",
+        )
+    return table
+
+
+def _memory(gpu: Gpu) -> str:
+    """As the cloud reports it; else what the label says, marked so."""
+    if gpu.vram_reported:
+        return f"{gpu.vram_gib:.2f} GiB ({gpu.vram_bytes // MIB:,} MiB)"
+    return f"{gpu.vram_gib:.2f} GiB (label: {gpu.label_gb:g} GB)"
+
+
+def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
+    table = _table(
+        *("cloud", "type", "GPUs", ">vCPU", ">RAM GiB", ">Gbit/s", "fabric"),
+        *(">$/h", ">spot $/h", "region", ">age", ">source"),
+    )
+    sources = price_sources(machines)
+    for item in machines:
+        age = item.price_age_days(today)
+        priced = item.usd_per_hour is not None or item.spot_usd_per_hour is not None
+        table.add_row(
+            item.cloud,
+            item.name,
+            f"{item.gpu_count}x {item.gpu}" if item.gpu_count else f"a share of {item.gpu}",
+            _figure(item.vcpu),
+            "?" if item.ram_bytes is None else _figure(item.ram_bytes / GIB),
+            _figure(item.network_gbps),
+            item.fabric or "?",
+            "?" if item.usd_per_hour is None else f"{item.usd_per_hour:,.2f}",
+            "?" if item.spot_usd_per_hour is None else f"{item.spot_usd_per_hour:,.2f}",
+            (item.region or "?") if priced else "",
+            "" if not priced else f"{age} days" if age is not None else _undated(item.price_date),
+            str(sources.index(item.price_source) + 1) if item.price_source else "",
+        )
+    return table
+
+
+def price_sources(machines: tuple[Instance, ...]) -> list[str]:
+    """The prices' sources; the table of machines gives their numbers, from 1."""
+    return list(dict.fromkeys(item.price_source for item in machines if item.price_source))
+
+
+def _undated(text: str | None) -> str:
+    return "?" if text is None else f"of {text.split(' (')[0]}"
+
+
+def cluster_table(cluster: Cluster) -> Table:
+    table = _table(
+        *(">nodes", "type", "GPUs of each", "memory of each GPU", ">cores", ">memory GiB", ">disk GiB"),
+        *(">EFA", "spot", "zones", "taints"),
+    )
+    for group in cluster.nodes:
+        table.add_row(
+            str(group.count),
+            group.instance.name,
+            f"{group.instance.gpu_count}x {group.gpu.name}",
+            f"{group.gpu.vram_gib:.2f} GiB",
+            f"{group.cpu:.1f}",
+            f"{group.memory_bytes / GIB:,.0f}",
+            "?" if group.ephemeral_bytes is None else f"{group.ephemeral_bytes / GIB:,.0f}",
+            str(group.efa),
+            "?" if group.spot is None else "yes" if group.spot else "no",
+            " ".join(group.zones) or "?",
+            " ".join(group.taints),
+        )
+    return table
+
+
+def _table(*names: str) -> Table:
+    """Columns by name; one that begins with ">" holds figures."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        justify: Literal["right", "left"] = "right" if name.startswith(">") else "left"
+        table.add_column(name.removeprefix(">"), justify=justify, no_wrap=True)
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.6g}"

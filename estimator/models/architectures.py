@@ -1,0 +1,205 @@
+"""What the models of one family have in common: norms, biases, kind of MLP, names of their linear layers.
+
+To add a family, add it to ``FAMILIES``, and to ``hf_config.py`` where its config.json has field names of its
+own; ``tests/estimator/test_models_against_transformers.py`` compares it with the real code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS = ATTENTION_PROJECTIONS + MLP_PROJECTIONS
+LATENT_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+"""Linear layers of multi-head latent attention (MLA, arXiv:2405.04434), by transformers' names."""
+
+Norm = Literal["rms", "layer"]
+QkNorm = Literal["", "head", "all"]
+Linears = Mapping[str, tuple[tuple[str, ...], ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """What a Hugging Face `model_type` says without its config.json. The defaults are Llama's.
+
+    Attributes
+    ----------
+    norm_bias:
+        Whether the norms have a bias beside their weight.
+    norms_per_layer:
+        Norms over the hidden size in one block: Gemma 2 and 3 have one before and one after each part.
+    qk_norm:
+        Norms of queries and keys: "head" shares one weight of head_dim among the heads, "all" has one for
+        each channel.
+    attention_sinks:
+        One learned number for each head that takes part in the softmax.
+    causal:
+        False for an encoder, which sees the whole text and has no output head here.
+    free_head_dim:
+        Whether heads * head_dim may differ from the hidden size.
+    published_quantised:
+        The publisher's own weights are in 4 or 8 bits; config.json says so, and the shape is the same.
+    linears:
+        The family's own names of linear layers -> the generic ones that each stands for. Those in one inner
+        tuple are one matrix there.
+    source:
+        The code that says so.
+    """
+
+    norm: Norm = "rms"
+    norm_bias: bool = False
+    norms_per_layer: int = 2
+    qk_norm: QkNorm = ""
+    gated_mlp: bool = True
+    causal: bool = True
+    parallel_residual: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    attention_sinks: bool = False
+    router_bias: bool = False
+    shared_expert_gate: bool = False
+    pooler: bool = False
+    free_head_dim: bool = True
+    published_quantised: bool = False
+    linears: Linears = field(default_factory=dict)
+    source: str
+
+    def traits(self) -> dict[str, Any]:
+        """The fields that :class:`estimator.models.spec.ModelSpec` has too."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_TRAITS}
+
+
+_NOT_TRAITS = ("free_head_dim", "published_quantised", "linears", "source")
+
+_FUSED_QKV = (("q_proj", "k_proj", "v_proj"),)
+_NEOX_LINEARS = {
+    "query_key_value": _FUSED_QKV,
+    "dense": (("o_proj",),),
+    "dense_h_to_4h": (("up_proj",),),
+    "dense_4h_to_h": (("down_proj",),),
+}
+
+
+def _transformers(name: str) -> str:
+    return f"transformers 5.4.0, models/{name}/modeling_{name}.py"
+
+
+FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
+    "llama": Family(source=_transformers("llama")),
+    "llama4_text": Family(source=_transformers("llama4")),  # its norms of q and k have no weights
+    "mistral": Family(source=_transformers("mistral")),
+    "ministral": Family(source=_transformers("ministral")),
+    "mixtral": Family(source=_transformers("mixtral")),
+    "qwen": Family(
+        qkv_bias=True,
+        linears={
+            "c_attn": _FUSED_QKV,
+            "c_proj": (("o_proj",), ("down_proj",)),
+            "w1": (("up_proj",),),
+            "w2": (("gate_proj",),),
+        },
+        source="https://huggingface.co/Qwen/Qwen-7B/blob/main/modeling_qwen.py",
+    ),
+    "qwen2": Family(qkv_bias=True, source=_transformers("qwen2")),
+    "qwen2_moe": Family(qkv_bias=True, shared_expert_gate=True, source=_transformers("qwen2_moe")),
+    "qwen3": Family(qk_norm="head", source=_transformers("qwen3")),
+    "qwen3_moe": Family(qk_norm="head", source=_transformers("qwen3_moe")),
+    "gemma": Family(source=_transformers("gemma")),
+    "gemma2": Family(norms_per_layer=4, source=_transformers("gemma2")),
+    "gemma3_text": Family(norms_per_layer=4, qk_norm="head", source=_transformers("gemma3")),
+    "olmo2": Family(qk_norm="all", source=_transformers("olmo2")),
+    "phi": Family(
+        norm="layer",
+        norm_bias=True,
+        norms_per_layer=1,
+        gated_mlp=False,
+        parallel_residual=True,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        free_head_dim=False,
+        linears={"dense": (("o_proj",),), "fc1": (("up_proj",),), "fc2": (("down_proj",),)},
+        source=_transformers("phi"),
+    ),
+    "phi3": Family(
+        linears={"qkv_proj": _FUSED_QKV, "gate_up_proj": (("gate_proj", "up_proj"),)},
+        source=_transformers("phi3"),
+    ),
+    "deepseek_v2": Family(source=_transformers("deepseek_v2")),
+    "deepseek_v3": Family(published_quantised=True, source=_transformers("deepseek_v3")),
+    "gpt_oss": Family(
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        attention_sinks=True,
+        router_bias=True,
+        published_quantised=True,
+        source=_transformers("gpt_oss"),
+    ),
+    "gpt_neox": Family(
+        norm="layer",
+        norm_bias=True,
+        gated_mlp=False,
+        parallel_residual=True,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        free_head_dim=False,
+        linears=_NEOX_LINEARS,
+        source=_transformers("gpt_neox"),
+    ),
+    "gptj": Family(
+        norm="layer",
+        norm_bias=True,
+        norms_per_layer=1,
+        gated_mlp=False,
+        parallel_residual=True,
+        mlp_bias=True,
+        head_bias=True,
+        free_head_dim=False,
+        linears={"out_proj": (("o_proj",),), "fc_in": (("up_proj",),), "fc_out": (("down_proj",),)},
+        source=_transformers("gptj"),
+    ),
+    "falcon": Family(
+        norm="layer",
+        norm_bias=True,
+        norms_per_layer=1,
+        gated_mlp=False,
+        parallel_residual=True,
+        free_head_dim=False,
+        linears=_NEOX_LINEARS,
+        source=_transformers("falcon"),
+    ),
+    "mpt": Family(
+        norm="layer",
+        gated_mlp=False,
+        free_head_dim=False,
+        linears={"Wqkv": _FUSED_QKV, "out_proj": (("o_proj",),)},
+        source=_transformers("mpt"),
+    ),
+    "stablelm": Family(norm="layer", norm_bias=True, free_head_dim=False, source=_transformers("stablelm")),
+    "bert": Family(
+        norm="layer",
+        norm_bias=True,
+        gated_mlp=False,
+        causal=False,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        pooler=True,
+        free_head_dim=False,
+        linears={
+            "query": (("q_proj",),),
+            "key": (("k_proj",),),
+            "value": (("v_proj",),),
+            "dense": (("o_proj",), ("up_proj",), ("down_proj",), ("pooler",)),
+        },
+        source=_transformers("bert"),
+    ),
+}

@@ -1,0 +1,288 @@
+"""Shapes from the contents of a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from estimator.errors import UserError
+from estimator.models.architectures import FAMILIES
+from estimator.models.config_reader import ConfigReader
+from estimator.models.spec import ModelSpec
+
+# Our name -> the field of config.json; the first that is there counts.
+_FIELDS = {
+    "layers": ("num_hidden_layers", "n_layers", "n_layer"),
+    "hidden": ("hidden_size", "d_model", "n_embd"),
+    "heads": ("num_attention_heads", "n_heads", "n_head"),
+    "vocab": ("vocab_size",),
+    "max_seq_len": ("max_position_embeddings", "max_seq_len", "n_positions"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+}
+# What config.json leaves out because it is the default of the family's configuration class
+# (transformers 5.4.0, models/*/configuration_*.py).
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+    },
+    "gpt_oss": {"attention_bias": True, "max_position_embeddings": 131_072},
+    "falcon": {"max_position_embeddings": 2048, "multi_query": True, "parallel_attn": True},
+    "mpt": {"expansion_ratio": 4, "no_bias": True},
+    "qwen2_moe": {"qkv_bias": True},
+    "gpt_neox": {"attention_bias": True, "use_parallel_residual": True},
+}
+_SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
+_TIED = ("gemma", "gemma2", "gemma3_text", "falcon", "mpt", "bert")  # unless config.json says otherwise
+_FFN = {"falcon": "ffn_hidden_size", "gptj": "n_inner"}  # 4 * hidden where config.json gives none
+# The field may be missing in these, and means as many key/value heads as heads.
+_KV_HEADS_OPTIONAL = ("llama", "qwen", "olmo2", "phi", "phi3", "gpt_neox", "gptj", "mpt", "bert")
+_EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")  # have moe_intermediate_size
+_REFUSED = ("qk_layernorm", "qk_ln", "add_cross_attention")  # they add parameters that aren't counted
+
+
+def read(config: Mapping[str, Any], name: str) -> ModelSpec:
+    """A shape from the contents of a ``config.json``; of the language part where there are others.
+
+    Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
+    field, or values that contradict each other.
+    """
+    reader = ConfigReader(_language_part(config, name), name)
+    family = reader.text("model_type")
+    family = _SAME_CODE.get(family, family)
+    if family not in FAMILIES:
+        raise UserError(
+            f"Model {name}: config.json has model_type {family!r}, which is not supported.",
+            f"Supported are {', '.join(FAMILIES)}.",
+        )
+    reader.defaults = _DEFAULTS.get(family, {})
+    _refuse(reader, family)
+    shape = _widths(reader, family)
+    shape |= _experts(reader, family) | _latent(reader, shape) | _window(reader, family, shape["layers"])
+    return ModelSpec(
+        name=name,
+        family=family,
+        **shape,
+        **(FAMILIES[family].traits() | _traits(reader, family)),
+        **_rope(reader),
+        **_positions(reader, family, shape["max_seq_len"]),
+        tied_embeddings=bool(reader.get("tie_word_embeddings", family in _TIED)),
+        norm_eps=_epsilon(reader),
+        source=f"config.json of {name}",
+    )
+
+
+def _language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Models that see images too keep the language model's configuration under ``text_config``."""
+    text = config.get("text_config")
+    if text is None:
+        return config
+    if not isinstance(text, Mapping):
+        raise UserError(f"Model {name}: config.json has text_config = {text!r}; it must be an object.")
+    outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    return {**outer, **text}
+
+
+def _refuse(reader: ConfigReader, family: str) -> None:
+    attention = reader.mapping("attn_config")
+    for flag in _REFUSED:
+        if reader.get(flag) or attention.get(flag):
+            raise UserError(f"Model {reader.name}: config.json has {flag} = true, which is not supported.")
+    if reader.get("quantization_config") and not FAMILIES[family].published_quantised:
+        raise UserError(
+            f"Model {reader.name}: its weights are already quantised (quantization_config in config.json).",
+            "Start from the unquantised model; --method qlora quantises it on loading.",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Parts of the shape, as keyword arguments of ModelSpec
+
+
+def _widths(reader: ConfigReader, family: str) -> dict[str, Any]:
+    hidden, heads = reader.whole(*_FIELDS["hidden"]), reader.whole(*_FIELDS["heads"])
+    latent = reader.get("kv_lora_rank") is not None
+    if reader.get("head_dim") is None and hidden % heads and not latent:
+        raise UserError(
+            f"Model {reader.name}: config.json has hidden_size {hidden}, "
+            f"which {heads} attention heads don't divide, and no head_dim."
+        )
+    head_dim = reader.whole("kv_channels", default=reader.whole("head_dim", default=hidden // heads))
+    return {
+        "layers": reader.whole(*_FIELDS["layers"]),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": _kv_heads(reader, family, heads),
+        "head_dim": head_dim,
+        "ffn": _ffn(reader, family, hidden),
+        "vocab": reader.whole(*_FIELDS["vocab"]),
+        "max_seq_len": reader.whole(*_FIELDS["max_seq_len"]),
+    }
+
+
+def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
+    if family == "falcon":  # modeling_falcon.py, FalconAttention
+        if reader.get("new_decoder_architecture"):
+            return reader.whole("num_kv_heads", default=heads)
+        return 1 if reader.get("multi_query") else heads
+    if family in ("deepseek_v2", "deepseek_v3"):  # the latent is expanded to keys for every head
+        return heads
+    optional = family in _KV_HEADS_OPTIONAL
+    return reader.whole("num_key_value_heads", default=heads if optional else None)
+
+
+def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
+    """Width of the MLP, or of one expert."""
+    if family in _EXPERT_WIDTH:
+        return reader.whole("moe_intermediate_size")
+    if family == "mpt":
+        return reader.whole("expansion_ratio") * hidden
+    if family in _FFN:
+        return reader.whole(_FFN[family], default=4 * hidden)
+    width = reader.whole("intermediate_size")
+    return width // 2 if family == "qwen" else width  # Qwen 1 counts gate and up as one
+
+
+def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
+    """Experts, shared experts, and how many blocks have none."""
+    if family not in (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss"):
+        return {}
+    found = {
+        "experts": reader.whole(*_FIELDS["experts"]),
+        "experts_per_token": reader.whole(*_FIELDS["experts_per_token"]),
+    }
+    layers = reader.whole(*_FIELDS["layers"])
+    if family in ("deepseek_v2", "deepseek_v3"):
+        shared = reader.whole("n_shared_experts", default=0, least=0)
+        found["shared_ffn"] = shared * reader.whole("moe_intermediate_size")
+        found["dense_layers"] = reader.whole("first_k_dense_replace", default=0, least=0)
+    elif family == "llama4_text":
+        found["shared_ffn"] = reader.whole("intermediate_size")
+        every = reader.whole("interleave_moe_layer_step", default=1)
+        chosen = reader.items("moe_layers")
+        found["dense_layers"] = layers - (len(chosen) if chosen else layers // every)
+    elif family in ("qwen2_moe", "qwen3_moe"):
+        if family == "qwen2_moe":
+            found["shared_ffn"] = reader.whole("shared_expert_intermediate_size")
+        only, every = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
+        found["dense_layers"] = sum(i in only or (i + 1) % every > 0 for i in range(layers))
+    if found.get("dense_layers"):
+        field = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
+        found["dense_ffn"] = reader.whole(field)
+    return found
+
+
+def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
+    """Multi-head latent attention; ``head_dim`` is then the sum of its two parts."""
+    if reader.get("kv_lora_rank") is None:
+        return {}
+    nope, rope = reader.whole("qk_nope_head_dim"), reader.whole("qk_rope_head_dim")
+    return {
+        "kv_lora_rank": reader.whole("kv_lora_rank"),
+        "q_lora_rank": reader.whole("q_lora_rank", default=0),
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": reader.whole("v_head_dim", default=shape["hidden"] // shape["heads"]),
+        "head_dim": nope + rope,
+    }
+
+
+def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | None]:
+    """The window and how many blocks use it, by the rules of transformers' configuration classes."""
+    field = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
+    window = reader.whole(field, default=0, least=0)
+    if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
+        return {}
+    kinds = reader.items("layer_types")
+    if kinds:
+        count = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    elif family in ("gemma2", "gpt_oss"):  # every second block, from the first
+        count = (layers + 1) // 2
+    elif family == "gemma3_text":
+        count = layers - layers // reader.whole("sliding_window_pattern", default=6)
+    elif family == "llama4_text":  # blocks without rotary positions see everything
+        rotary = reader.items("no_rope_layers")
+        every = reader.whole("no_rope_layer_interval", default=4)
+        count = sum(map(bool, rotary)) if rotary else layers - layers // every
+    elif family in ("qwen2", "qwen3"):
+        count = max(0, layers - reader.whole("max_window_layers", default=28, least=0))
+    else:
+        count = layers
+    return {"sliding_window": window, "sliding_layers": count} if count else {}
+
+
+_NO_WINDOW = ("llama", "gemma", "deepseek_v2", "deepseek_v3")  # don't read the field
+
+
+def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
+    """What a config.json changes of the family's traits."""
+    changed: dict[str, Any] = {}
+    if family == "mpt" and not reader.get("no_bias"):
+        return dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "norm_bias"), True)
+    if family == "falcon":
+        return _falcon_traits(reader)
+    if reader.get("attention_bias") is not None:
+        if reader.get("attention_bias") and reader.get("kv_lora_rank") is not None:
+            raise UserError(
+                f"Model {reader.name}: config.json has attention_bias = true with latent attention, "
+                "which is not supported."
+            )
+        changed |= dict.fromkeys(("qkv_bias", "o_bias"), bool(reader.get("attention_bias")))
+    for ours, field in (
+        ("qkv_bias", "qkv_bias"),
+        ("qkv_bias", "use_qkv_bias"),
+        ("mlp_bias", "mlp_bias"),
+        ("parallel_residual", "use_parallel_residual"),
+    ):
+        if reader.get(field) is not None:
+            changed[ours] = bool(reader.get(field))
+    if family == "stablelm" and changed.get("parallel_residual"):
+        changed["norms_per_layer"] = 1
+    if family == "qwen2":  # its code adds them whatever config.json says
+        changed["qkv_bias"], changed["o_bias"] = True, False
+    return changed
+
+
+def _falcon_traits(reader: ConfigReader) -> dict[str, Any]:
+    """modeling_falcon.py, FalconDecoderLayer: how many norms there are depends on the order of the parts."""
+    parallel = bool(reader.get("parallel_attn"))
+    default = 2 if reader.get("new_decoder_architecture") else 1
+    return {
+        **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), bool(reader.get("bias"))),
+        "parallel_residual": parallel,
+        "norms_per_layer": reader.whole("num_ln_in_parallel_attn", default=default) if parallel else 2,
+    }
+
+
+def _rope(reader: ConfigReader) -> dict[str, Any]:
+    found = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
+    # Gemma 3 has one for each kind of block
+    rope = ConfigReader(found, reader.name)
+    rope = ConfigReader(rope.mapping("full_attention") or found, reader.name)
+    kind = rope.get("rope_type", rope.get("type"))
+    theta = rope.number("rope_theta") or reader.number("rope_theta") or reader.number("rotary_emb_base")
+    return {
+        "rope_theta": theta or 10_000.0,
+        "rope_scaling_type": None if kind in (None, "default") else str(kind),
+        "rope_scaling_factor": rope.number("factor"),
+        "rope_low_freq_factor": rope.number("low_freq_factor"),
+        "rope_high_freq_factor": rope.number("high_freq_factor"),
+        "rope_original_max_seq_len": rope.whole("original_max_position_embeddings", default=0) or None,
+    }
+
+
+def _positions(reader: ConfigReader, family: str, max_seq_len: int) -> dict[str, Any]:
+    """Learned positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
+    if family == "bert":
+        return {"position_embeddings": max_seq_len, "token_types": reader.whole("type_vocab_size", default=2)}
+    return {}
+
+
+def _epsilon(reader: ConfigReader) -> float:
+    fields = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+    return next((value for field in fields if (value := reader.number(field)) is not None), 1e-6)

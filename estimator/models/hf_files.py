@@ -1,0 +1,58 @@
+"""Models as files: a directory with a config.json, and the local cache of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from estimator.errors import UserError
+from estimator.models import hf_config
+from estimator.models.spec import ModelSpec
+
+
+def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
+    """The shape of the model in a directory in Hugging Face's layout."""
+    path = folder / "config.json"
+    if not path.is_file():
+        if (folder / "model_index.json").is_file():
+            raise UserError(
+                f"{folder} is a diffusion pipeline, not a language model.",
+                "The flow trains language models; finetune estimate knows stable-diffusion-xl's memory.",
+            )
+        raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}.", "Fetch it again.") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}.") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object.", "Fetch it again.")
+    return hf_config.read(config, name or folder.name)
+
+
+def cached(hf_id: str) -> Path | None:
+    """The folder of that model in the Hub's local cache, None where its config.json isn't there.
+
+    The cache's layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+    """
+    repository = hub_cache() / f"models--{hf_id.replace('/', '--')}"
+    reference = repository / "refs" / "main"
+    snapshots = sorted(
+        (repository / "snapshots").glob("*/config.json"), key=lambda path: path.stat().st_mtime
+    )
+    if reference.is_file():
+        snapshots.append(repository / "snapshots" / reference.read_text().strip() / "config.json")
+    found = [path.parent for path in snapshots if path.is_file()]
+    return found[-1] if found else None
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps what it has fetched: HF_HUB_CACHE, or ``hub`` under HF_HOME."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return Path(os.environ[variable]).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(home).expanduser() / "hub"

@@ -1,0 +1,165 @@
+"""Parameters of a model, counted part by part from its shape.
+
+Each function counts one part of one block, or one part outside the blocks. Letters: h hidden size, f MLP
+width, E experts. The code that each family's parts follow is named in ``estimator/models/architectures.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from estimator.models.architectures import LATENT_PROJECTIONS, MLP_PROJECTIONS
+
+if TYPE_CHECKING:
+    from estimator.models.spec import ModelSpec
+
+# ---------------------------------------------------------------------------------------------------------
+# One block
+
+
+def attention_shapes(m: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Linear layers of one block's attention -> (out, in)."""
+    if not m.latent_attention:
+        return {
+            "q_proj": (m.q_dim, m.hidden),
+            "k_proj": (m.kv_dim, m.hidden),
+            "v_proj": (m.v_dim, m.hidden),
+            "o_proj": (m.hidden, m.attention_out_dim),
+        }
+    q_a, q_b, kv_a, kv_b = LATENT_PROJECTIONS
+    queries = {"q_proj": (m.q_dim, m.hidden)}
+    if m.q_lora_rank:
+        queries = {q_a: (m.q_lora_rank, m.hidden), q_b: (m.q_dim, m.q_lora_rank)}
+    return {
+        **queries,
+        # the rotary part of the keys is one for all heads and skips the bottleneck
+        kv_a: (m.kv_lora_rank + m.qk_rope_head_dim, m.hidden),
+        kv_b: (m.heads * (m.qk_nope_head_dim + m.v_head_dim), m.kv_lora_rank),
+        "o_proj": (m.hidden, m.attention_out_dim),
+    }
+
+
+def mlp_shapes(m: ModelSpec, width: int) -> dict[str, tuple[int, int]]:
+    """Linear layers of one MLP of that width -> (out, in)."""
+    gate = {"gate_proj": (width, m.hidden)} if m.gated_mlp else {}
+    return {**gate, "up_proj": (width, m.hidden), "down_proj": (m.hidden, width)}
+
+
+def _weights(shapes: dict[str, tuple[int, int]]) -> int:
+    return sum(out * into for out, into in shapes.values())
+
+
+def attention_weights(m: ModelSpec) -> int:
+    return _weights(attention_shapes(m))
+
+
+def attention_extras(m: ModelSpec) -> int:
+    """Biases, sinks, and norms of queries, keys and latents."""
+    count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
+    count += m.heads * m.attention_sinks
+    count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]
+    return count + m.q_lora_rank + m.kv_lora_rank
+
+
+def mlp_weights(m: ModelSpec, width: int) -> int:
+    """3hf where it is gated, 2hf otherwise."""
+    return (3 if m.gated_mlp else 2) * m.hidden * width
+
+
+def mlp(m: ModelSpec, width: int) -> int:
+    """One MLP with its biases."""
+    bias = (2 if m.gated_mlp else 1) * width + m.hidden if m.mlp_bias else 0
+    return mlp_weights(m, width) + bias
+
+
+def router(m: ModelSpec) -> int:
+    """hE, its biases, and the gate of the shared experts."""
+    return m.experts * (m.hidden + m.router_bias) + (m.hidden if m.shared_expert_gate else 0)
+
+
+def norm(m: ModelSpec) -> int:
+    return m.hidden * (2 if m.norm_bias else 1)
+
+
+def layer(m: ModelSpec) -> int:
+    """One block; one with experts where there are any."""
+    shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
+    return _around_mlp(m) + max(m.experts, 1) * mlp(m, m.ffn) + shared + router(m)
+
+
+def dense_layer(m: ModelSpec) -> int:
+    """One of the blocks without experts of a model that has experts."""
+    return _around_mlp(m) + mlp(m, m.dense_ffn or m.ffn)
+
+
+def _around_mlp(m: ModelSpec) -> int:
+    return attention_weights(m) + attention_extras(m) + m.norms_per_layer * norm(m)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Outside the blocks
+
+
+def embeddings(m: ModelSpec) -> int:
+    """Tokens, learned positions, token types."""
+    return (m.vocab + m.position_embeddings + m.token_types) * m.hidden
+
+
+def head(m: ModelSpec) -> int:
+    """The output head, where it is a matrix of its own; an encoder has none."""
+    weight = 0 if m.tied_embeddings or not m.causal else m.vocab * m.hidden
+    return weight + m.vocab * m.head_bias
+
+
+def pooler(m: ModelSpec) -> int:
+    """BERT's dense layer over the first token."""
+    return m.hidden * (m.hidden + 1) if m.pooler else 0
+
+
+def model(m: ModelSpec) -> int:
+    """All parameters. One norm more than the blocks have: after them, or in BERT before them."""
+    blocks = (m.layers - m.dense_layers) * layer(m) + m.dense_layers * dense_layer(m)
+    return embeddings(m) + blocks + norm(m) + head(m) + pooler(m)
+
+
+def idle(m: ModelSpec) -> int:
+    """Parameters that one token does not pass through: the experts it is not sent to."""
+    unused = max(m.experts, 1) - max(m.experts_per_token, 1)
+    return (m.layers - m.dense_layers) * unused * mlp(m, m.ffn)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Over the whole model
+
+
+def mlps(m: ModelSpec) -> list[tuple[int, int]]:
+    """(how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks."""
+    with_experts = m.layers - m.dense_layers
+    found = [
+        (with_experts * max(m.experts, 1), m.ffn),
+        (with_experts, m.shared_ffn),
+        (m.dense_layers, m.dense_ffn or m.ffn),
+    ]
+    return [(count, width) for count, width in found if count and width]
+
+
+def linears(m: ModelSpec) -> int:
+    """Weights of all linear layers of the blocks, without routers."""
+    return m.layers * attention_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
+
+
+def lora(m: ModelSpec, rank: int, group: tuple[str, ...]) -> int:
+    """Adapters on one matrix of every block, which may be several projections fused into one.
+
+    Two matrices each, (rank, in) and (out, rank): Hu et al. 2021 (arXiv:2106.09685), section 4.1.
+    """
+    if group == ("pooler",):
+        return rank * 2 * m.hidden
+    if group[0] not in MLP_PROJECTIONS:
+        shapes = attention_shapes(m)
+        return m.layers * rank * (sum(shapes[name][0] for name in group) + shapes[group[0]][1])
+    total = 0
+    for count, width in mlps(m):
+        shapes = mlp_shapes(m, width)
+        total += count * rank * (sum(shapes[name][0] for name in group) + shapes[group[0]][1])
+    return total

@@ -1,0 +1,1 @@
+"""From a job and a place to ranked plans."""

@@ -1,0 +1,94 @@
+"""From a layout on a machine to the Plan: the request, the prediction and the reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator import memory, throughput
+from estimator.job import Job, Target
+from estimator.plan import GIB, MIB, Plan, Prediction, Request
+from estimator.planning import learning_rate
+from estimator.planning.engines import setup_of
+from estimator.planning.search import Candidate
+
+SHARED_MEMORY_PER_GPU = 8 * GIB
+
+
+def assemble(
+    job: Job,
+    target: Target,
+    chosen: Candidate,
+    why: list[str],
+    rejected: tuple[str, ...],
+    tokens: int | None = None,
+) -> Plan:
+    """The Plan of a candidate. ``tokens`` of the whole job give its hours and its price."""
+    setup = setup_of(job, chosen.layout)
+    layout, place = chosen.layout, chosen.place
+    peak = None
+    if chosen.gpu is not None:
+        peak = chosen.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
+    made = Plan(
+        model=job.model.name,
+        parameters=job.model.parameters,
+        method=job.method,  # type: ignore[arg-type]  # "auto" is decided before
+        engine=job.engine,
+        target=target.kind,
+        request=_request(job, target, chosen),
+        layout=layout,
+        prediction=Prediction(
+            memory=chosen.memory,
+            flops_per_token=throughput.flops_per_token(setup),
+            peak_flops_per_gpu=peak,
+            tokens_per_second=chosen.speed.tokens_per_second,
+            hours=chosen.hours(tokens),
+            usd_per_hour=chosen.usd_per_hour,
+            usd=chosen.usd(tokens),
+            throughput_basis=chosen.speed.basis,
+            tokens=tokens,
+            mfu=chosen.speed.mfu,
+            tokens_per_second_range=chosen.speed.tokens_per_second_range,
+            price_kind="spot" if place is not None and place.spot else "on demand",
+            price_source=place.price if place is not None else "",
+        ),
+        why=tuple(why),
+        rejected=rejected,
+        learning_rates=learning_rate.hints(job),
+        task=job.task,
+    )
+    if made.planned_only is None:
+        return made
+    return replace(made, why=(*made.why, made.planned_only))
+
+
+def _request(job: Job, target: Target, chosen: Candidate) -> Request:
+    layout, place = chosen.layout, chosen.place
+    processes = layout.processes_per_node
+    on_gpus = layout.device == "cuda"
+    host, cpu = chosen.memory.host_bytes, processes
+    ram = target.machine.ram_bytes if target.machine is not None else None
+    if place is not None:
+        share = place.allocatable * processes / place.gpus
+        cpu = max(int((place.vcpu or processes) * share), 1)
+        ram = place.ram_bytes
+        host = int(ram * share) if ram is not None else int(host * 1.25)
+    elif target.machine is not None:
+        cpu = max(target.machine.cpu_cores // layout.nodes, 1)
+        host = min(host, target.machine.ram_bytes // layout.nodes)
+    shared = SHARED_MEMORY_PER_GPU * processes
+    if ram is not None:
+        shared = min(shared, ram // 4 // layout.nodes if place is None else ram // 4)
+    name = chosen.gpu.name if chosen.gpu is not None else None
+    if name is None and on_gpus and target.machine is not None:
+        name = target.machine.gpus[0][0]
+    return Request(
+        nodes=layout.nodes,
+        gpus_per_node=processes if on_gpus else 0,
+        gpu=name,
+        cpu=cpu,
+        memory_mib=-(-host // MIB),
+        shared_memory_mib=shared // MIB,
+        disk_mib=-(-memory.disk_bytes(setup_of(job, layout)) // MIB),
+        instance_type=place.name if place is not None else None,
+        cloud=place.cloud if place is not None else None,
+    )

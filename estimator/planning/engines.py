@@ -1,0 +1,70 @@
+"""What each engine implies where a Job and a Layout leave it open. To add an engine, add a row here."""
+
+from __future__ import annotations
+
+from estimator.job import Job
+from estimator.plan import Layout
+from estimator.setup import LossKind, Setup, StateSharding
+
+# launchers/engines/torchtune_config.py uses the chunked loss; deepspeed_batches.py recomputes the head.
+# torchtitan computes the whole cross-entropy by default (components/loss.py); Megatron-LM does so over the
+# vocabulary's shards (core/tensor_parallel/cross_entropy.py).
+LOSSES: dict[str, LossKind] = {
+    "torchtune": "chunked",
+    "deepspeed": "recomputed",
+    "torchtitan": "plain",
+    "megatron": "plain",
+}
+
+
+# They cut one stream of tokens into pieces of seq_len: every batch is full (torchtitan,
+# hf_datasets/text_datasets.py; Megatron-LM, core/datasets/gpt_dataset.py)
+STREAMS = ("torchtitan", "megatron")
+
+
+def dense_mask(engine: str, device: str) -> bool:
+    """Whether packed samples are kept apart by a dense mask.
+
+    torchtune has flex attention's sparse one on GPUs since Turing (torchtune 0.6.1, utils/_import_guard.py).
+    """
+    return engine not in STREAMS and not (engine == "torchtune" and device == "cuda")
+
+
+def setup_of(job: Job, layout: Layout) -> Setup:
+    """The step that the engine runs for a job in a layout."""
+    sharding: StateSharding = layout.sharding
+    shared = layout.sharding not in ("none", "ddp", "zero0")
+    # With context parallel the states are shared over its processes as well
+    processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
+    return Setup(
+        model=job.model,
+        engine=job.engine,
+        method="lora" if job.method == "qlora" else job.method,  # type: ignore[arg-type]
+        task=job.task,
+        quantization="nf4-double" if job.method == "qlora" else "none",
+        lora_rank=job.lora_rank,
+        lora_targets=job.lora_targets,
+        precision=layout.precision,
+        optimizer=job.optimizer,
+        sharding=sharding,
+        shard=processes // layout.replicate if shared else 1,
+        replicate=layout.replicate if shared else processes,
+        tensor=layout.tensor_parallel,
+        context=layout.context_parallel,
+        pipeline=layout.pipeline_parallel,
+        virtual_stages=layout.virtual_stages,
+        schedule=layout.schedule,
+        expert=layout.expert_parallel,
+        micro_batch=layout.micro_batch,
+        accumulation=layout.accumulation,
+        seq_len=layout.seq_len,
+        fixed_length=job.packing or job.engine in STREAMS,
+        document_mask=job.packing and dense_mask(job.engine, layout.device),
+        checkpointing="full" if layout.activation_checkpointing else "none",
+        compile=job.compile,
+        loss=LOSSES[job.engine],
+        offload="optimizer" if layout.offload == "cpu" else "none",
+        device=layout.device,
+        processes_per_node=layout.processes_per_node,
+        keep_checkpoints=job.keep_checkpoints,
+    )

@@ -1,0 +1,89 @@
+"""Goals: what the user wants of a plan beyond that it fits: a deadline, a budget, and which machines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from estimator.errors import UserError
+from estimator.job import Job
+
+if TYPE_CHECKING:
+    from estimator.hardware.from_cluster import ClusterNodes
+
+PREFERENCES = ("price", "speed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goals:
+    """Limits and wishes. None and empty: no limit."""
+
+    deadline_hours: float | None = None
+    budget_usd: float | None = None
+    tokens: int | None = None  # of the whole job
+    epochs: int | None = None  # with dataset_tokens: another way to say tokens
+    dataset_tokens: int | None = None
+    prefer: Literal["price", "speed"] = "price"  # among plans that meet the rest
+    clouds: tuple[str, ...] = ()
+    instance_types: tuple[str, ...] = ()
+    spot: bool = False  # spot prices; a machine without one has no price
+    cluster_nodes: tuple[ClusterNodes, ...] = ()  # plan for these instead of a catalogue
+    max_nodes: int | None = None
+    max_gpus: int | None = None  # of all nodes
+
+    def __post_init__(self) -> None:
+        for name in ("deadline_hours", "budget_usd"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} = {value!r} must be a number above 0.")
+        for name in ("tokens", "epochs", "dataset_tokens", "max_nodes", "max_gpus"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise UserError(f"{name} = {value!r} must be a whole number above 0.")
+        if self.prefer not in PREFERENCES:
+            raise UserError(
+                f"prefer = {self.prefer!r} is not known.", f"Choose one of {', '.join(PREFERENCES)}."
+            )
+        if self.epochs is not None and self.dataset_tokens is None:
+            raise UserError(
+                f"{self.epochs} epochs are so many times the dataset, whose size is not given.",
+                "Give the dataset's tokens too, or the tokens of the whole job.",
+            )
+
+    def total_tokens(self, job: Job) -> int | None:
+        """Tokens of the whole job; None where nothing says so. A deadline or a budget needs them."""
+        if self.tokens is not None:
+            return self.tokens
+        if self.dataset_tokens is not None:
+            return self.dataset_tokens * (self.epochs or 1)
+        if job.steps is not None:
+            return job.steps * job.tokens_per_step
+        for name, value in (("deadline", self.deadline_hours), ("budget", self.budget_usd)):
+            if value is not None:
+                raise UserError(
+                    f"A {name} of {value:g} {'hours' if name == 'deadline' else 'USD'} says nothing without "
+                    "the amount of training.",
+                    "Give the tokens of the whole job: --tokens.",
+                )
+        return None
+
+    @property
+    def by_speed(self) -> bool:
+        """Whether the fastest comes first: within a budget, or as preferred where there is no deadline."""
+        return self.deadline_hours is None and (self.budget_usd is not None or self.prefer == "speed")
+
+    @property
+    def order(self) -> str:
+        """The order of the plans, in words."""
+        if self.deadline_hours is not None and self.budget_usd is not None:
+            return (
+                f"cheapest first, of those done within {self.deadline_hours:g} h for ${self.budget_usd:,.2f}"
+            )
+        if self.deadline_hours is not None:
+            return f"cheapest first, of those done within {self.deadline_hours:g} h"
+        if self.budget_usd is not None:
+            return f"fastest first, of those that cost at most ${self.budget_usd:,.2f}"
+        if self.prefer == "speed":
+            return "those that fit and reach the batch; fastest first, then cheapest"
+        return "those that fit and reach the batch; cheapest a token first, then fastest"

@@ -1,0 +1,101 @@
+"""Ladders: all layouts of a job on a number of processes, each kind with its micro batches in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from estimator.job import Job
+from estimator.plan import Device, Layout
+from estimator.planning.parallelism import Spread, spreads
+
+LARGEST_MICRO_BATCH = 64
+# Pipelines take small micro batches, as more of them idle less; Megatron-LM's examples have 1 or 2
+LARGEST_PIPELINE_MICRO_BATCH = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # each is made once, so that identity will do as a key
+class Ladder:
+    """One spread with or without checkpointing; its rungs are the micro batches."""
+
+    nodes: int
+    processes: int
+    spread: Spread
+    checkpointing: bool
+
+
+class Ladders:
+    """The layouts of one job in one precision; each is made once, when it is asked for."""
+
+    def __init__(self, job: Job, precision: Literal["bf16", "bf16-mixed", "fp32"], device: Device) -> None:
+        self.job, self.precision, self.device = job, precision, device
+        self._made: dict[tuple[int, int], list[Ladder]] = {}
+        self._sizes: dict[Ladder, list[int]] = {}
+        self._layouts: dict[tuple[Ladder, int], Layout] = {}
+
+    def of(self, nodes: int, processes: int) -> list[Ladder]:
+        """The kinds of layout: without checkpointing first, and those that divide the model least."""
+        key = (nodes, processes)
+        if key not in self._made:
+            wanted = self.job.activation_checkpointing
+            ways = spreads(self.job, nodes, processes)
+            found = (
+                Ladder(nodes, processes, way, checkpointing)
+                for checkpointing in ((False, True) if wanted is None else (wanted,))
+                for way in ways
+            )
+            self._made[key] = [ladder for ladder in found if self.sizes(ladder)]
+        return self._made[key]
+
+    def rung(self, ladder: Ladder, step: int = 0) -> Layout:
+        """The layout with the smallest micro batch but ``step``."""
+        key = (ladder, step)
+        if key not in self._layouts:
+            size, each = self.sizes(ladder)[step], self._each(ladder)
+            self._layouts[key] = self.layout(
+                ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, each // size
+            )
+        return self._layouts[key]
+
+    def sizes(self, ladder: Ladder) -> list[int]:
+        """Micro batches, from the smallest up."""
+        if ladder not in self._sizes:
+            each, way = self._each(ladder), ladder.spread
+            if self.job.micro_batch:
+                sizes = [self.job.micro_batch]
+            else:
+                most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
+                sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
+            if way.virtual_stages > 1:  # interleaving goes round by round
+                sizes = [size for size in sizes if each // size % way.pipeline == 0]
+            self._sizes[ladder] = sizes
+        return self._sizes[ladder]
+
+    def _each(self, ladder: Ladder) -> int:
+        """Sequences of one step for each data parallel process."""
+        data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
+        return self.job.global_batch // data_parallel
+
+    def layout(
+        self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch: int, passes: int
+    ) -> Layout:
+        return Layout(
+            device=self.device,
+            nodes=nodes,
+            processes_per_node=processes,
+            sharding=way.sharding,
+            micro_batch=micro_batch,
+            accumulation=passes,
+            seq_len=self.job.seq_len,
+            activation_checkpointing=checkpointing,
+            precision=self.precision,
+            optimizer=self.job.optimizer,
+            offload=self.job.offload,
+            tensor_parallel=way.tensor,
+            context_parallel=way.context,
+            pipeline_parallel=way.pipeline,
+            virtual_stages=way.virtual_stages,
+            schedule=way.schedule,
+            expert_parallel=way.expert,
+            replicate=way.replicate,
+        )

@@ -1,0 +1,71 @@
+"""Learning rates to start from: a published run's, scaled to another batch by the two rules in use.
+
+A hint, no more: the right rate depends on data and model, and neither rule holds for every batch.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from estimator.job import Job
+from estimator.plan import LearningRate
+
+TABLE = Path(__file__).parents[1] / "data" / "learning_rates.csv"
+
+# The noise of Adam's normalised steps falls with the square root of the batch; that of SGD's steps in
+# proportion to it. What is in between is found by trying.
+SOURCES: dict[Literal["sqrt", "linear"], str] = {
+    "sqrt": "Malladi et al. 2022, arXiv:2205.10287, for Adam",
+    "linear": "Goyal et al. 2017, arXiv:1706.02677, for SGD",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """One published run."""
+
+    method: str
+    batch: int  # sequences for each optimizer step
+    learning_rate: float
+    run: str
+    source: str
+
+
+def hints(job: Job) -> tuple[LearningRate, ...]:
+    """Both rules' rates for the job's batch; none where no run with AdamW was published for its method.
+
+    With a batch of the published run's size both rules say the same.
+    """
+    run = references().get(job.method)
+    # The published runs used AdamW; its 8-bit and paged forms follow the same steps
+    if run is None or "adamw" not in job.optimizer or job.task != "sft":
+        return ()
+    ratio = job.global_batch / run.batch
+    rates = {"sqrt": run.learning_rate * math.sqrt(ratio), "linear": run.learning_rate * ratio}
+    origin = f"{run.learning_rate:g} at batch {run.batch}: {run.run} ({run.source})"
+    return tuple(
+        LearningRate(rule=rule, value=rates[rule], source=source, run=origin)
+        for rule, source in SOURCES.items()
+    )
+
+
+@lru_cache(maxsize=1)
+def references() -> dict[str, Reference]:
+    """The published runs by method."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        row["method"]: Reference(
+            method=row["method"],
+            batch=int(row["batch"]),
+            learning_rate=float(row["learning_rate"]),
+            run=row["run"],
+            source=row["source"],
+        )
+        for row in rows
+    }

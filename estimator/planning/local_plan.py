@@ -1,0 +1,162 @@
+"""Plans for this machine: its GPUs, or its CPU for a small model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator import hardware
+from estimator.errors import CannotFit, UserError
+from estimator.job import Job, Machine, Target
+from estimator.plan import Plan
+from estimator.planning import reasons
+from estimator.planning.assembly import assemble
+from estimator.planning.clusters import best_or_none
+from estimator.planning.failures import smaller
+from estimator.planning.goals import Goals
+from estimator.planning.search import (
+    Evidence,
+    Search,
+    divides,
+    gib,
+    indivisible,
+    percent,
+    precision_of,
+    title,
+)
+
+# Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model does some
+# 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.
+LARGEST_MODEL_ON_CPU = 500_000_000
+
+
+def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
+    """The plan for this machine; CannotFit where the job or a deadline does not."""
+    made = _plan(job, target, goals, evidence)
+    limit, hours = goals.deadline_hours, made.prediction.hours
+    if limit is not None and hours is None:
+        basis = made.prediction.throughput_basis
+        raise CannotFit(
+            f"Nothing says whether this machine is done within {limit:g} h: {basis}.", wanted=made
+        )
+    if limit is not None and hours is not None and hours > limit:
+        raise CannotFit(
+            f"{title(job)} takes {hours:,.1f} h of {limit:g} on this machine: "
+            f"{percent(hours / limit - 1)} over.",
+            "Train on fewer tokens, or see what finetune plan finds elsewhere.",
+            wanted=made,
+        )
+    return made
+
+
+def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
+    machine = target.machine
+    if machine is None:
+        raise UserError("A local plan needs to know the machine.")
+    if target.device == "cuda" and not machine.gpus:
+        raise UserError(
+            "--device cuda: this machine has no NVIDIA GPU that its driver reports.",
+            "Use --device cpu, or --with kubernetes or --with batch.",
+        )
+    if machine.gpus and target.device != "cpu":
+        return _on_gpus(job, target, machine, goals, evidence)
+    if target.device == "auto" and job.model.parameters > LARGEST_MODEL_ON_CPU:
+        raise _cannot_fit_here(
+            job,
+            target,
+            f"{job.model.name} has {job.model.parameters / 1e9:.1f} billion parameters, too many to train "
+            "on CPUs in a useful time, and this machine has no GPU.",
+        )
+    return _on_cpu(job, target, machine, goals, evidence)
+
+
+def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
+    nodes = target.nodes or 1
+    most = len(machine.gpus) // nodes
+    if (target.gpus or 1) > most:
+        raise UserError(
+            f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
+            f"this machine has {len(machine.gpus)}.",
+            "Ask for fewer with --gpus or --nodes, or use --with kubernetes.",
+        )
+    counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes, n)]
+    if not counts:
+        raise indivisible(job, nodes, f"{nodes} nodes")
+    used = machine.gpus[: nodes * counts[0]]
+    name, capacity = used[0][0], min(size for _, size in used)
+    known = hardware.find_gpu_by_nvml_name(name)
+    searched = Search(job, precision_of(job, "cuda", known), "cuda", evidence)
+    found = searched.best(nodes, counts[0], capacity, known)
+    if found is None:
+        miss = searched.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, known)
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on this machine's GPUs: {miss}.")
+    why = [f"this machine's {nodes * counts[0]} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"]
+    if counts[0] < most and not target.gpus:
+        why.append(f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch} can't be divided by more")
+    return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
+
+
+def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
+    nodes, processes = target.nodes or 1, target.gpus or 1
+    if not divides(job, nodes, processes):
+        raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
+    capacity = machine.ram_bytes // (nodes * processes)
+    searched = Search(job, precision_of(job, "cpu", None), "cpu", evidence)
+    found = searched.best(nodes, processes, capacity, None)
+    if found is None:
+        miss = searched.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in this machine's memory: {miss}.")
+    reason = "as --device cpu says" if target.device == "cpu" else "no GPU here, and the model is small"
+    why = [
+        f"on this machine's CPU: {reason} (the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters)"
+    ]
+    return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
+
+
+def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
+    machine = target.machine
+    suggestions: list[str] = []
+    anywhere = replace(target, kind="kubernetes", nodes=None, gpus=None, device="auto", machine=None)
+    wanted = best_or_none(job, anywhere)
+    if wanted is None:
+        anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
+        wanted = best_or_none(job, anywhere)
+    if wanted is not None:
+        suggestions.append("--with kubernetes")
+        if best_or_none(job, replace(anywhere, kind="batch")) is not None:
+            suggestions.append("--with batch")
+    suggestions += smaller(job, lambda other: _fits(other, target), cli=False)
+    return CannotFit(
+        problem,
+        "It would run with " + ", or ".join(suggestions) + "." if suggestions else "",
+        wanted=wanted,
+        suggestions=tuple(suggestions),
+        here=describe(machine) if machine else "",
+    )
+
+
+def _fits(job: Job, target: Target) -> bool:
+    """Whether a local GPU plan exists, without working out the alternatives of one that doesn't."""
+    machine = target.machine
+    if machine is None or not machine.gpus:
+        return False
+    nodes = target.nodes or 1
+    counts = [n for n in range(len(machine.gpus) // nodes, 0, -1) if divides(job, nodes, n)]
+    count = target.gpus or next(iter(counts), 0)
+    if not count or not divides(job, nodes, count):
+        return False
+    known = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
+    capacity = min(size for _, size in machine.gpus[: nodes * count])
+    search = Search(job, precision_of(job, "cuda", known), "cuda")
+    return search.best(nodes, count, capacity, known) is not None
+
+
+def describe(machine: Machine) -> str:
+    """What a machine has, in words."""
+    names = [name for name, _ in machine.gpus]
+    gpus = ", ".join(
+        f"{names.count(name)}x {name} of {gib(dict(machine.gpus)[name])}" for name in dict.fromkeys(names)
+    )
+    return (
+        f"{gpus or 'no GPU'}, {machine.cpu_cores} CPU cores, {gib(machine.ram_bytes)} memory, "
+        f"{gib(machine.disk_free_bytes)} free disk"
+    )

@@ -1,0 +1,155 @@
+"""From a job, a place and goals to ranked Plans: what fits, what of that is best, and why.
+
+A plan fits when the upper bound of its memory is within what the GPU reports. On a given number of GPUs the
+order is the Ultra-Scale Playbook's: what fits, then what makes up the global batch, then the fastest. Over
+all machines the cheapest a token comes first, as otherwise the most GPUs of the largest kind always would,
+unless :class:`Goals` say otherwise: a deadline (the cheapest that meets it), a budget (the fastest within
+it), or ``prefer="speed"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from estimator import hardware
+from estimator.errors import CannotFit, UserError
+from estimator.job import PARALLEL_ENGINES, Job, Target
+from estimator.plan import Plan
+from estimator.planning.clusters import ranking, survey
+from estimator.planning.failures import Failure, of_error, of_survey
+from estimator.planning.goals import Goals
+from estimator.planning.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local
+from estimator.planning.ranking import Ranking, Rejection
+from estimator.planning.search import Evidence, divides, indivisible
+
+if TYPE_CHECKING:
+    from estimator.calibration import Calibration
+    from estimator.hardware import Catalogue
+    from estimator.throughput import MeasuredBandwidth
+
+__all__ = ["LARGEST_MODEL_ON_CPU", "CannotFit", "Ranking", "Rejection", "describe", "plan", "plans"]
+
+# Method "auto": the first of these of which a plan meets the goals. Each trains less of the model than the
+# one before, or on coarser weights.
+METHODS = ("full", "lora", "qlora")
+
+
+def plan(
+    job: Job,
+    target: Target,
+    goals: Goals | None = None,
+    *,
+    calibration: Calibration | None = None,
+    bandwidth: MeasuredBandwidth | None = None,
+    catalogue: Catalogue | None = None,
+) -> Plan:
+    """The best plan for a job on a target: the first of :func:`plans`, which says what the rest mean."""
+    return plans(
+        job, target, goals, top=1, calibration=calibration, bandwidth=bandwidth, catalogue=catalogue
+    ).best
+
+
+def plans(
+    job: Job,
+    target: Target,
+    goals: Goals | None = None,
+    top: int = 5,
+    *,
+    calibration: Calibration | None = None,
+    bandwidth: MeasuredBandwidth | None = None,
+    catalogue: Catalogue | None = None,
+) -> Ranking:
+    """At most ``top`` plans, best first, and the nearest of what was rejected.
+
+    Raises :class:`UserError` for values that can't go together, :class:`CannotFit` where nothing fits or
+    nothing meets the goals.
+
+    Parameters
+    ----------
+    calibration:
+        What finished runs have measured; corrects the memory of runs like them.
+    bandwidth:
+        Bus bandwidth of collectives that was measured on the cluster, instead of the data sheets'.
+    catalogue:
+        GPUs and machines to plan with, instead of the shipped tables.
+    """
+    goals = goals or Goals()
+    if top < 1:
+        raise UserError(f"top = {top!r} must be a whole number above 0.")
+    evidence = Evidence(calibration=calibration, bandwidth=bandwidth)
+    with hardware.using(catalogue) if catalogue is not None else contextlib.nullcontext():
+        return _plans(job, target, goals, top, evidence)
+
+
+def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking:
+    _check_world(job, target)
+    if target.kind != "local" and target.device == "cpu":
+        raise UserError(
+            f"--device cpu: plans for {target.kind} are made for GPUs.",
+            "Run it locally, or leave --device out.",
+        )
+    passed: list[Rejection] = []
+    failures: list[Failure] = []
+    for concrete in _jobs(job, passed):
+        found = _of_method(concrete, target, goals, top, evidence)
+        if isinstance(found, Ranking):
+            return _explained(found, passed) if job.method == "auto" else found
+        failures.append(found)
+        passed.append(found.rejection)
+    raise min(failures, key=lambda failure: failure.distance).error()
+
+
+def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking | Failure:
+    if target.kind == "local":
+        try:
+            made = plan_local(job, target, goals, evidence)
+        except CannotFit as error:
+            return of_error(job, error)
+        return Ranking(plans=(made,), rejected=(), order="this machine")
+    seen = survey(job, target, goals, evidence)
+    return ranking(seen, top) if seen.found else of_survey(seen)
+
+
+def _jobs(job: Job, passed: list[Rejection]) -> list[Job]:
+    """The job with each method that is to be tried, in order."""
+    if job.method != "auto":
+        return [job]
+    jobs = [replace(job, method=method) for method in METHODS[:2]]  # type: ignore[arg-type]
+    reason = None
+    if job.engine == "deepspeed":
+        reason = "DeepSpeed as it is run here has no QLoRA"
+    elif job.model.experts:
+        reason = "experts are not quantised here"
+    if reason is None:
+        return [*jobs, replace(job, method="qlora")]
+    passed.append(Rejection(what="qlora", reason=reason, kind="method"))
+    return jobs
+
+
+def _explained(found: Ranking, passed: list[Rejection]) -> Ranking:
+    """The ranking of method "auto", with the reason for the method."""
+    method = found.best.method
+    before = [line for line in passed if METHODS.index(line.what.split()[0]) < METHODS.index(method)]
+    reason = "".join(f"; {line}" for line in before)
+    why = f"method {method}: the first of {', '.join(METHODS)} that will do{reason}"
+    made = tuple(replace(plan, why=(why, *plan.why)) for plan in found.plans)
+    return replace(found, plans=made, rejected=(*before, *found.rejected))
+
+
+def _check_world(job: Job, target: Target) -> None:
+    """The user's nodes and GPUs must divide the batch."""
+    if job.tensor_parallel and target.gpus and target.gpus % job.tensor_parallel:
+        raise UserError(
+            f"tensor_parallel = {job.tensor_parallel} stays inside a node and does not divide its "
+            f"{target.gpus} GPUs.",
+            "Give a multiple of it with --gpus.",
+        )
+    if not target.nodes and not target.gpus:
+        return
+    if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
+        return  # what is left open may hold the parallel degrees that reach the batch
+    nodes, gpus = target.nodes or 1, target.gpus or 1
+    if not divides(job, nodes, gpus):
+        raise indivisible(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")

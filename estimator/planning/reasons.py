@@ -1,0 +1,160 @@
+"""Why a layout and a machine were chosen, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.job import DEGREES, Job
+from estimator.plan import Layout
+from estimator.planning.engines import setup_of
+from estimator.planning.goals import Goals
+from estimator.planning.search import Candidate, Search, gib, percent
+
+
+def of_layout(search: Search, chosen: Candidate) -> list[str]:
+    """Why precision, sharding, parallelism, micro batch and checkpointing are as they are."""
+    job, layout = search.job, chosen.layout
+    return [
+        _precision(job, layout),
+        _sharding(job, layout),
+        *_parallelism(job, layout),
+        _micro_batch(job, layout),
+        _checkpointing(search, chosen),
+    ]
+
+
+def _precision(job: Job, layout: Layout) -> str:
+    if job.precision != "auto":
+        return f"precision {layout.precision}, as asked"
+    if layout.precision == "fp32":
+        return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
+    if layout.precision == "bf16":
+        return "precision bf16, weights and optimizer too, as torchtune's recipes do"
+    engine = {"deepspeed": "DeepSpeed", "torchtitan": "torchtitan", "megatron": "Megatron"}[job.engine]
+    return f"precision bf16 with fp32 master weights, as {engine} does"
+
+
+def _sharding(job: Job, layout: Layout) -> str:
+    setup = setup_of(job, layout)
+    if layout.sharding == "none":
+        return "no sharding: one process" if layout.world_size == 1 else "no sharding: one copy of the model"
+    if job.engine == "megatron":
+        return f"distributed optimizer: its states divided over {setup.shard} processes"
+    stage = setup.zero_stage
+    if stage is None and layout.replicate > 1:
+        return (
+            f"HYBRID_SHARD: divided over {setup.shard} processes, {layout.replicate} copies, so that only "
+            "gradients cross the nodes"
+        )
+    if stage is None:
+        return f"FSDP: weights, gradients and optimizer divided over {setup.shard} processes"
+    if job.zero_stage is not None:
+        return f"ZeRO stage {stage}, as asked"
+    if layout.world_size == 1:
+        return f"ZeRO stage {stage}: one process"
+    return f"ZeRO stage {stage}: the fastest that fits; lower stages save nothing or do not fit"
+
+
+def _parallelism(job: Job, layout: Layout) -> list[str]:
+    reasons = {
+        "tensor_parallel": "inside a node, where the links are fast",
+        "context_parallel": f"{layout.seq_len // layout.context_parallel} tokens of each sequence a process",
+        "pipeline_parallel": f"{job.model.layers // layout.pipeline_parallel} layers a stage, "
+        f"{layout.schedule} schedule, {layout.accumulation} micro batches",
+        "expert_parallel": f"{job.model.experts // layout.expert_parallel} of each layer's experts a process",
+    }
+    lines = []
+    for name in DEGREES:
+        degree = getattr(layout, name)
+        if degree > 1:
+            words = name.replace("_", " ")
+            asked = "as asked" if getattr(job, name) else "the fastest of those that fit"
+            lines.append(f"{words} {degree}, {asked}: {reasons[name]}")
+    return lines
+
+
+def _micro_batch(job: Job, layout: Layout) -> str:
+    if job.micro_batch:
+        micro = f"micro batch {layout.micro_batch}, as asked"
+    elif layout.pipeline_parallel > 1:
+        micro = f"micro batch {layout.micro_batch}: keeps the pipeline's stages busiest"
+    elif layout.accumulation == 1:
+        micro = f"micro batch {layout.micro_batch}: the whole batch at once fits"
+    else:
+        micro = f"micro batch {layout.micro_batch}: the largest that fits"
+    passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
+    return f"{micro} ({passes} for each step of {job.global_batch})"
+
+
+def _checkpointing(search: Search, chosen: Candidate) -> str:
+    layout = chosen.layout
+    if search.job.activation_checkpointing is not None:
+        return f"activation checkpointing {'on' if layout.activation_checkpointing else 'off'}, as asked"
+    if not layout.activation_checkpointing:
+        return "no activation checkpointing: the activations fit"
+    without = search.estimate(replace(layout, activation_checkpointing=False), chosen.gpu).upper_bytes
+    return (
+        f"activation checkpointing: without it this micro batch needs {gib(without)} of "
+        f"{gib(chosen.memory.capacity_bytes or 0)}"
+    )
+
+
+def of_machine(best: Candidate, found: list[Candidate], asked: bool, goals: Goals) -> list[str]:
+    """Why this machine and so many of them."""
+    place, gpu, layout = best.place, best.gpu, best.layout
+    if place is None or gpu is None:
+        return []
+    each = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
+    kinds = len({candidate.place.name for candidate in found if candidate.place})
+    machines = f"the {kinds} machine types that fit" if kinds > 1 else "the layouts that fit"
+    if asked:
+        line = f"{each}: {place.name}, as asked"
+    elif best.speed.tokens_per_second is not None and goals.by_speed:
+        limit = f" for ${goals.budget_usd:,.2f}" if goals.budget_usd is not None else ""
+        line = f"{each}: {place.name} is the fastest of {machines}{limit}"
+    elif best.usd_per_token is not None:
+        limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
+        line = (
+            f"{each}: {place.name} is the cheapest a token of {machines}{limit} "
+            f"(${best.usd_per_token * 1e6:.2f} a million tokens)"
+        )
+    elif best.speed.tokens_per_second is not None:
+        line = f"{each}: {place.name} is the fastest of {machines}; prices are not known"
+    else:
+        line = f"{each}: {place.name} fits; its price or speed is not known"
+    return [line, *_source(best)]
+
+
+def nearest(candidate: Candidate) -> list[str]:
+    """Of a plan that fits and misses the goals."""
+    return [f"{candidate.what} comes nearest of all that fit", *_source(candidate)]
+
+
+def behind(other: Candidate, best: Candidate) -> list[str]:
+    """How a plan further down compares with the best."""
+    parts = [f"fits on {other.what}"]
+    if other.usd_per_token is not None and best.usd_per_token is not None:
+        parts.append(
+            _compared(other.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token"
+        )
+    speeds = (other.speed.tokens_per_second, best.speed.tokens_per_second)
+    if speeds[0] is not None and speeds[1] is not None:
+        parts.append(_compared(speeds[0] / speeds[1] - 1, "faster", "slower"))
+    return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_source(other)]
+
+
+def _compared(more: float, if_more: str, if_less: str) -> str:
+    return f"{percent(abs(more))} {if_more if more >= 0 else if_less}"
+
+
+def _source(candidate: Candidate) -> list[str]:
+    place = candidate.place
+    if place is None:
+        return []
+    lines = [f"price: {place.price}"] if place.price else []
+    if place.ram_bytes is None:
+        needs = gib(candidate.memory.host_bytes)
+        lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")
+    if place.most_nodes is not None:
+        lines.append(f"the cluster has {place.most_nodes} of {place.name}")
+    return lines

@@ -1,0 +1,300 @@
+"""Finds the best layout of a job for a number of processes: spread, micro batch, checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from estimator import memory, throughput
+from estimator.errors import UserError
+from estimator.hardware import Gpu
+from estimator.job import Job, nearest_multiple
+from estimator.plan import GIB, Device, Layout, MemoryEstimate
+from estimator.planning.engines import setup_of
+from estimator.planning.ladders import Ladder, Ladders
+from estimator.planning.parallelism import Spread, spreads, unshared
+from estimator.planning.places import Place
+from estimator.setup import Setup
+
+if TYPE_CHECKING:
+    from estimator.calibration import Calibration
+    from estimator.throughput import MeasuredBandwidth
+
+MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What was measured and replaces a general figure."""
+
+    calibration: Calibration | None = None  # finished runs, for memory
+    bandwidth: MeasuredBandwidth | None = None  # of collectives, for speed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One layout on one kind of machine that fits."""
+
+    layout: Layout
+    memory: MemoryEstimate
+    gpu: Gpu | None
+    place: Place | None
+    speed: throughput.Speed
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        if self.place is None or self.place.usd_per_hour is None:
+            return None
+        return self.place.usd_per_hour * self.layout.nodes
+
+    @property
+    def usd_per_token(self) -> float | None:
+        if self.usd_per_hour is None or self.speed.tokens_per_second is None:
+            return None
+        return self.usd_per_hour / 3600 / self.speed.tokens_per_second
+
+    def hours(self, tokens: int | None) -> float | None:
+        speed = self.speed.tokens_per_second
+        return None if tokens is None or speed is None else tokens / speed / 3600
+
+    def usd(self, tokens: int | None) -> float | None:
+        hours, hourly = self.hours(tokens), self.usd_per_hour
+        return None if hours is None or hourly is None else hours * hourly
+
+    @property
+    def what(self) -> str:
+        """The GPUs and the machines, in words."""
+        if self.gpu is None or self.place is None:
+            return f"{self.layout.world_size} process(es)"
+        return shape(self.place, self.layout.nodes, self.layout.processes_per_node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Miss:
+    """The leanest layout on one kind of machine, which still does not fit."""
+
+    what: str
+    needs: int
+    has: int
+    where: str = "memory"
+
+    @property
+    def over(self) -> float:
+        return self.needs / self.has - 1
+
+    @property
+    def reason(self) -> str:
+        kind = "" if self.where == "memory" else f" of {self.where}"
+        return f"needs {gib(self.needs)}{kind}, has {gib(self.has)}: {percent(self.over)} over"
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}"
+
+
+class Search:
+    """Finds the best layout of one job in one precision for a given number of processes.
+
+    Memory depends on the layout only (and on the GPU where runs on it were measured), so each layout is
+    worked out once for all machines.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        precision: Literal["bf16", "bf16-mixed", "fp32"],
+        device: Device,
+        evidence: Evidence | None = None,
+    ) -> None:
+        self.job = job
+        self.ladders = Ladders(job, precision, device)
+        self.evidence = evidence or Evidence()
+        self._setups: dict[Layout, Setup] = {}
+        self._states: dict[tuple[int, int, Spread], int] = {}
+        self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
+        self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
+        self._needs: dict[tuple[int, int, str | None], int] = {}
+        self._whole: int | None = None
+        self._fitting: dict[tuple[object, ...], list[Layout]] = {}
+
+    def best(
+        self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, place: Place | None = None
+    ) -> Candidate | None:
+        """The fastest layout whose upper bound fits, or None."""
+        layouts = self._fit(nodes, processes, capacity, gpu)
+        if not layouts:
+            return None
+        # Ladders come without checkpointing first and with the least sharding first: ties go to those
+        speeds = [self._speed(layout, gpu, place) for layout in layouts]
+        chosen = max(range(len(layouts)), key=lambda i: speeds[i].tokens_per_second or 0.0)
+        layout = layouts[chosen]
+        estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
+        return Candidate(layout=layout, memory=estimate, gpu=gpu, place=place, speed=speeds[chosen])
+
+    def reaches(self, nodes: int, processes: int) -> bool:
+        """Whether any spread over so many processes makes up the global batch."""
+        return bool(self.ladders.of(nodes, processes))
+
+    def leanest(self, what: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
+        """The layout that needs least, as a miss."""
+        key = (nodes, processes, self._measured_on(gpu))
+        if key not in self._needs:
+            # Of many products those with the smallest states, and then the smallest activations
+            lean = sorted(
+                self.ladders.of(nodes, processes),
+                key=lambda ladder: (
+                    self._least(ladder),
+                    not ladder.checkpointing,
+                    -ladder.spread.model_parallel,
+                ),
+            )
+            estimates = [self.estimate(self.ladders.rung(ladder), gpu) for ladder in lean[:MOST_WEIGHED]]
+            share = -(-self.whole_states() // (nodes * processes))
+            self._needs[key] = max(min(estimate.upper_bytes for estimate in estimates), share)
+        return Miss(what=what, needs=self._needs[key], has=capacity)
+
+    def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
+        calibration = self.evidence.calibration
+        key = (layout, self._measured_on(gpu))
+        if key not in self._estimates:
+            estimate = memory.estimate(self.setup(layout))
+            if calibration is not None:
+                estimate = calibration.corrected(estimate, self.setup(layout), gpu.name if gpu else None)
+            self._estimates[key] = estimate
+        return self._estimates[key]
+
+    def setup(self, layout: Layout) -> Setup:
+        if layout not in self._setups:
+            self._setups[layout] = setup_of(self.job, layout)
+        return self._setups[layout]
+
+    def whole_states(self) -> int:
+        """The states of one copy of the model: what all GPUs together can't go below."""
+        if self.evidence.calibration is not None or self.job.offload != "none":
+            return 0
+        if self._whole is None:
+            way = Spread(sharding=unshared(self.job))
+            setup = setup_of(self.job, self.ladders.layout(1, 1, way, False, 1, 1))
+            self._whole = sum(dict(memory.states(setup)).values())
+        return self._whole
+
+    def _measured_on(self, gpu: Gpu | None) -> str | None:
+        """The GPU's name where it changes the memory: where runs on it correct the formulas."""
+        return gpu.name if gpu is not None and self.evidence.calibration is not None else None
+
+    def _fit(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
+        """Of each kind of layout, those worth weighing that fit."""
+        key = (nodes, processes, capacity, self._measured_on(gpu))
+        if key not in self._fitting:
+            possible = self.whole_states() <= capacity * nodes * processes
+            ladders = self.ladders.of(nodes, processes) if possible else []
+            failed: set[Spread] = set()
+            found: list[Layout] = []
+            # With checkpointing first: what fails with it can only fail without
+            for checkpointing in (True, False):
+                same = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
+                found = [*self._climb(same, capacity, gpu, failed), *found]
+            self._fitting[key] = found
+        return self._fitting[key]
+
+    def _climb(
+        self, ladders: list[Ladder], capacity: int, gpu: Gpu | None, failed: set[Spread]
+    ) -> list[Layout]:
+        """The layouts of these ladders that fit, without trying those that can't or needn't."""
+        layouts: list[Layout] = []
+        fitted: list[Spread] = []
+        for ladder in ladders:
+            way = ladder.spread
+            if way in failed or (way.virtual_stages > 1 and replace(way, virtual_stages=1) in failed):
+                failed.add(way)  # more stages in flight keep more activations
+                continue
+            if any(other.makes_needless(way, ladder.nodes) for other in fitted):
+                continue
+            found = self._fitting_of(ladder, capacity, gpu)
+            if found:
+                fitted.append(way)
+                layouts += found
+            else:
+                failed.add(way)
+        return layouts
+
+    def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
+        """The largest micro batch that fits; of a pipeline all, as the fewest idle stages may win."""
+        if self._least(ladder) > capacity or not self._fits(self.ladders.rung(ladder), capacity, gpu):
+            return ()
+        low, high = 0, len(self.ladders.sizes(ladder))  # memory never falls when the batch grows
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(self.ladders.rung(ladder, middle), capacity, gpu):
+                low = middle
+            else:
+                high = middle
+        first = 0 if ladder.spread.pipeline > 1 else low
+        return [self.ladders.rung(ladder, step) for step in range(first, low + 1)]
+
+    def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
+        return self.estimate(layout, gpu).upper_bytes <= capacity
+
+    def _least(self, ladder: Ladder) -> int:
+        """The states alone: what no setting of the same spread can go below."""
+        if self.evidence.calibration is not None:
+            return 0  # runs may have shown less than the formulas say
+        way, world = ladder.spread, ladder.nodes * ladder.processes
+        if way.sharding in ("fsdp", "none"):  # all states, in equal parts
+            return self.whole_states() * way.replicate // world
+        key = (ladder.nodes, ladder.processes, way)
+        if key not in self._states:
+            setup = self.setup(self.ladders.rung(ladder))
+            self._states[key] = sum(dict(memory.states(setup)).values())
+        return self._states[key]
+
+    def _speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
+        network = place.network_gbps if place else None
+        rdma = place is not None and place.rdma
+        key = (layout, gpu.name if gpu else None, *((network, rdma) if layout.nodes > 1 else ()))
+        if key not in self._speeds:
+            self._speeds[key] = throughput.speed(
+                self.setup(layout), gpu, network_gbps=network, rdma=rdma, busbw=self.evidence.bandwidth
+            )
+        return self._speeds[key]
+
+
+def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "bf16-mixed", "fp32"]:
+    """The precision of the layout: the user's, or what the device and the engine do well."""
+    if job.precision == "fp32":
+        return "fp32"
+    if job.precision == "auto" and (device == "cpu" or (gpu is not None and not gpu.bf16)):
+        return "fp32"
+    return "bf16" if job.engine == "torchtune" else "bf16-mixed"
+
+
+def divides(job: Job, nodes: int, per_node: int) -> bool:
+    """Whether so many processes can make up the global batch."""
+    return bool(spreads(job, nodes, per_node))
+
+
+def indivisible(job: Job, world: int, what: str) -> UserError:
+    step = world * (job.micro_batch or 1)
+    micro = f" with micro batch {job.micro_batch}" if job.micro_batch else ""
+    return UserError(
+        f"A batch of {job.global_batch} can't be divided over {what}{micro}.",
+        f"Nearest workable batch: {nearest_multiple(job.global_batch, step)} (any multiple of {step}).",
+    )
+
+
+def shape(place: Place, nodes: int, per_node: int) -> str:
+    """GPUs and machines in words: "16x H100 SXM (2 p5.48xlarge)"."""
+    name = place.name if nodes == 1 else f"{nodes} {place.name}"
+    return f"{nodes * per_node}x {place.gpu.name} ({name})"
+
+
+def title(job: Job) -> str:
+    return f"{job.model.name} ({job.method}, {job.engine}, {job.seq_len} tokens)"
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:.1f} %" if abs(value) < 0.1 else f"{value * 100:.0f} %"

@@ -1,0 +1,264 @@
+"""Scores the estimator against a table of published measurements.
+
+An error is predicted / measured - 1. Memory is predicted in the kind that was measured (what torch.cuda calls
+active, allocated or reserved, or what nvidia-smi shows), throughput as tokens a second of one GPU.
+
+Throughput needs a network, which tables leave out: a row whose notes state one ("interconnect 400Gbps") uses
+that, any other the usual server of its GPU in ``data/instances.csv`` (:func:`usual_network`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from estimator import hardware, memory, throughput
+from estimator.errors import UserError
+from estimator.hardware import Gpu
+from estimator.plan import GIB
+from estimator.published import rows
+from estimator.published.rows import Row
+
+UNDER = 0.03  # a prediction this much below the measurement counts as under
+_RDMA = re.compile(r"EFA|IB|InfiniBand|RoCE|RDMA|TCPX", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """One row's measurement and prediction: GiB of one GPU, or tokens/s of one GPU."""
+
+    row: Row
+    measured: float
+    predicted: float
+    upper: float | None  # None for throughput, which has no bound that is safe to request
+    basis: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def covered(self) -> bool | None:
+        return None if self.upper is None else self.upper >= self.measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """Errors of a group of rows, as fractions; None where there is none to take."""
+
+    rows: int
+    median_abs_error: float | None
+    p95_abs_error: float | None  # linear between the two nearest rows
+    bias: float | None  # median of the signed errors
+    under_by_3pct: float | None  # share of rows predicted at more than 3 % below the measurement
+    upper_covers: float | None  # share of rows whose upper bound is at least the measurement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A table of measurements, scored."""
+
+    rows: tuple[Row, ...]
+    memory: tuple[Scored, ...]
+    throughput: tuple[Scored, ...]
+    memory_skipped: Mapping[str, str]  # reason by id: rows with a peak that isn't scored
+    throughput_skipped: Mapping[str, str]
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Reason by id, of rows that are scored in nothing."""
+        scored = {item.row.id for item in (*self.memory, *self.throughput)}
+        return {row.id: _why(self, row) for row in self.rows if row.id not in scored}
+
+
+# Names of the groups and what a row is grouped by.
+GROUPS: dict[str, Callable[[Row], str]] = {
+    "source": lambda row: row.source,
+    "framework": lambda row: row.framework,
+    "method": lambda row: row.method,
+    "quality": lambda row: row.quality,
+    "kind": lambda row: row.kind or "",
+    "quality_kind": lambda row: f"{row.quality} {row.kind or ''}".strip(),
+}
+SPEED_GROUPS = {name: by for name, by in GROUPS.items() if "kind" not in name}
+
+
+def compare(path: str | Path) -> Comparison:
+    """Predicts every row of the table at ``path`` that can be predicted. Raises UserError for a bad table."""
+    return compare_rows(rows.read(path))
+
+
+def compare_rows(table: Iterable[Row]) -> Comparison:
+    table = tuple(table)
+    peaks, speeds = [], []
+    no_peak, no_speed = {}, {}
+    for row in table:
+        peak = _memory(row)
+        if isinstance(peak, Scored):
+            peaks.append(peak)
+        elif row.gib is not None:
+            no_peak[row.id] = peak
+        speed = _throughput(row)
+        if isinstance(speed, Scored):
+            speeds.append(speed)
+        elif row.tps_per_gpu:
+            no_speed[row.id] = speed
+    return Comparison(
+        rows=table,
+        memory=tuple(peaks),
+        throughput=tuple(speeds),
+        memory_skipped=no_peak,
+        throughput_skipped=no_speed,
+    )
+
+
+def _memory(row: Row) -> Scored | str:
+    """The row scored, or why it isn't."""
+    if row.memory_skip or row.setup is None or row.kind is None or row.gib is None:
+        return row.memory_skip or "no memory was measured"
+    try:
+        found = memory.range_of(row.setup, row.kind)
+    except UserError as error:
+        return error.problem
+    return Scored(
+        row=row,
+        measured=row.gib,
+        predicted=found.likely_bytes / GIB,
+        upper=found.upper_bytes / GIB,
+        basis=found.basis,
+    )
+
+
+def _throughput(row: Row) -> Scored | str:
+    if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
+        return row.throughput_skip or "no throughput was measured"
+    gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)
+    if row.network_gbps is not None:
+        gbps, rdma = row.network_gbps, True
+    try:
+        found = throughput.speed(row.setup, row.gpu, network_gbps=gbps, rdma=rdma)
+    except UserError as error:
+        return error.problem
+    if found.tokens_per_second is None:
+        return found.basis
+    each = found.tokens_per_second / row.setup.world_size
+    return Scored(row=row, measured=row.tps_per_gpu, predicted=each, upper=None, basis=found.basis)
+
+
+@lru_cache
+def usual_network(gpu: Gpu, processes_per_node: int) -> tuple[float | None, bool]:
+    """Gbit/s out of a node with that GPU and whether GPUs send past the CPU (RDMA).
+
+    That of the best connected of the clouds' largest machines with the GPU; where none is in the table, as
+    for GB200, of its architecture. In proportion where NVLink joins more GPUs than that machine has (NVL72).
+    """
+    known = [item for item in hardware.instances() if item.network_gbps and item.gpu_count]
+    machines = [item for item in known if item.gpu == gpu.name]
+    if not machines and gpu.architecture is not None and "NVLink" in gpu.interconnect:
+        architectures = {other.name: other.architecture for other in hardware.gpus()}
+        machines = [item for item in known if architectures.get(item.gpu) == gpu.architecture]
+    if not machines:
+        return None, False
+    best = max(machines, key=lambda item: (item.gpu_count, item.network_gbps or 0))
+    scale = max(processes_per_node / best.gpu_count, 1)
+    return (best.network_gbps or 0) * scale, bool(_RDMA.search(best.fabric))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Sums
+
+
+def score(items: Iterable[Scored]) -> Score:
+    items = tuple(items)
+    errors = [item.error for item in items]
+    bounds = [item.covered for item in items if item.covered is not None]
+    sizes = sorted(map(abs, errors))
+    return Score(
+        rows=len(items),
+        median_abs_error=percentile(sizes, 0.5),
+        p95_abs_error=percentile(sizes, 0.95),
+        bias=percentile(sorted(errors), 0.5),
+        under_by_3pct=_share([error < -UNDER for error in errors]),
+        upper_covers=_share(bounds),
+    )
+
+
+def grouped(items: Iterable[Scored], by: Callable[[Row], str]) -> dict[str, Score]:
+    """A score for each group, largest group first."""
+    found: dict[str, list[Scored]] = {}
+    for item in items:
+        found.setdefault(by(item.row), []).append(item)
+    ordered = sorted(found.items(), key=lambda group: (-len(group[1]), group[0]))
+    return {name: score(group) for name, group in ordered}
+
+
+def percentile(ordered: list[float], share: float) -> float | None:
+    """The value below which that share of the ordered values lies, linear between neighbours."""
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _share(flags: list[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
+
+
+def _why(found: Comparison, row: Row) -> str:
+    """One reason; both where a row had both measurements."""
+    reasons = [found.memory_skipped.get(row.id), found.throughput_skipped.get(row.id)]
+    given = list(dict.fromkeys(reason for reason in reasons if reason))
+    return "; ".join(given) or "neither memory nor throughput was measured"
+
+
+def as_json(found: Comparison, *, each_row: bool = False) -> dict[str, Any]:
+    """What ``finetune compare --json`` prints."""
+    scored = {item.row.id for item in (*found.memory, *found.throughput)}
+    answer: dict[str, Any] = {
+        "rows": len(found.rows),
+        "rows_scored": len(scored),
+        "rows_skipped": found.skipped,
+        "memory": _block(found.memory, found.memory_skipped, GROUPS),
+        "throughput": _block(found.throughput, found.throughput_skipped, SPEED_GROUPS),
+    }
+    if each_row:
+        answer["each_row"] = [*_lines("memory", found.memory), *_lines("throughput", found.throughput)]
+    return answer
+
+
+def _block(
+    items: tuple[Scored, ...], skipped: Mapping[str, str], groupings: Mapping[str, Callable[[Row], str]]
+) -> dict[str, Any]:
+    groups = {
+        name: {key: asdict(value) for key, value in grouped(items, by).items()}
+        for name, by in groupings.items()
+    }
+    return {"all": asdict(score(items)), **groups, "skipped": dict(skipped)}
+
+
+def _lines(what: str, items: Iterable[Scored]) -> list[dict[str, Any]]:
+    return [line(what, item) for item in items]
+
+
+def line(what: str, item: Scored) -> dict[str, Any]:
+    """One scored row, flat: GiB for memory, tokens/s of one GPU for throughput."""
+    return {
+        "id": item.row.id,
+        "what": what,
+        "source": item.row.source,
+        "framework": item.row.framework,
+        "method": item.row.method,
+        "quality": item.row.quality,
+        "kind": item.row.kind if what == "memory" else None,
+        "measured": round(item.measured, 4),
+        "predicted": round(item.predicted, 4),
+        "upper": None if item.upper is None else round(item.upper, 4),
+        "error": round(item.error, 5),
+        "basis": item.basis,
+    }

@@ -1,0 +1,142 @@
+"""The model of a row of measurements: from the table of models by name, or from the row's own dimensions."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from estimator import models
+from estimator.errors import UserError
+from estimator.models import ModelSpec
+from estimator.published.row_words import Unclaimed
+
+# A row's dimensions that count to something further from its number of parameters than this describe
+# another kind of model than they are read as.
+TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dims:
+    """What a row says of its model; None where it is blank."""
+
+    name: str
+    parameters: int | None
+    hidden: int | None
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    ffn: int | None
+    vocab: int | None
+    tied: bool | None
+    seq_len: int | None
+
+
+def model_of(dims: Dims) -> ModelSpec:
+    """The row's model; raises :class:`Unclaimed` where neither table nor row describes it."""
+    called = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
+    vocab = dims.vocab
+    # a published vocabulary may be padded to a multiple that suits the hardware
+    named = [spec for spec in called if vocab in (None, spec.vocab)] or [
+        replace(spec, vocab=vocab) for spec in called if vocab
+    ]
+    if named:
+        return _nearest([variant for spec in named for variant in _positions(spec, dims)], dims)
+    plain = list(_candidates(dims, (dims.hidden or 0) // (dims.heads or 1)))
+    if not plain:
+        raise Unclaimed(f"model {dims.name!r} is not in the table and the row leaves its shape blank")
+    best = _nearest(plain, dims)
+    if _off(best, dims) <= TOLERANCE:
+        return best
+    wider = [spec for width in (64, 128, 256) for spec in _candidates(dims, width)]  # of a head
+    wide = _nearest([best, *wider], dims)
+    if _off(wide, dims) <= TOLERANCE:
+        return wide
+    raise Unclaimed(
+        f"the dimensions of model {dims.name!r} count to {best.parameters / 1e9:.2f} billion parameters, "
+        f"its row says {(dims.parameters or 0) / 1e9:.2f}"
+    )
+
+
+def _nearest(specs: list[ModelSpec], dims: Dims) -> ModelSpec:
+    """The one whose count is nearest to the row's; the first where the row has none."""
+    said = dims.parameters
+    return specs[0] if said is None else min(specs, key=lambda spec: abs(spec.parameters - said))
+
+
+def _off(spec: ModelSpec, dims: Dims) -> float:
+    """How far the model's count is from the row's, as a fraction; 0 where the row has none."""
+    return abs(spec.parameters / dims.parameters - 1) if dims.parameters else 0.0
+
+
+def _positions(spec: ModelSpec, dims: Dims) -> Iterator[ModelSpec]:
+    """The model, and where it learns its positions also with as many as the row's sequences have tokens."""
+    yield spec
+    if spec.position_embeddings and dims.seq_len and dims.parameters:
+        yield replace(spec, position_embeddings=dims.seq_len, max_seq_len=dims.seq_len)
+
+
+def _agrees(spec: ModelSpec, dims: Dims) -> bool:
+    """Whether a model of the table has the row's dimensions, vocabulary aside, those that the row states."""
+    stated = (
+        (dims.hidden, spec.hidden),
+        (dims.layers, spec.layers),
+        (dims.heads, spec.heads),
+        (dims.kv_heads, spec.kv_heads),
+        (dims.ffn, spec.ffn),
+    )
+    return all(said is None or said == have for said, have in stated)
+
+
+def _candidates(dims: Dims, head_dim: int) -> Iterator[ModelSpec]:
+    """Models of the row's dimensions; Llama's kind first, as that is the usual one."""
+    hidden, layers, heads, ffn, vocab = dims.hidden, dims.layers, dims.heads, dims.ffn, dims.vocab
+    if not (hidden and layers and heads and ffn and vocab):
+        return
+    ties = (dims.tied,) if dims.tied is not None else (False, True)
+    plain: tuple[dict[str, Any], ...] = (
+        {"gated_mlp": False, "norm": "layer", "o_bias": False},
+        {"gated_mlp": False, "norm": "layer", "o_bias": False, "position_embeddings": dims.seq_len or 0},
+        {"gated_mlp": False, "norm": "layer", "qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    )
+    kinds: tuple[dict[str, Any], ...] = ({}, {"qkv_bias": True}, *plain)
+    for kind, tied in itertools.product(kinds, ties):
+        # a shape that contradicts itself is no candidate
+        with contextlib.suppress(UserError):
+            yield ModelSpec(
+                name=dims.name,
+                family="llama",
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                kv_heads=dims.kv_heads or heads,
+                head_dim=head_dim,
+                ffn=ffn,
+                vocab=vocab,
+                tied_embeddings=tied,
+                max_seq_len=dims.seq_len or 2048,
+                source="the row's own dimensions",
+                **kind,
+            )
+
+
+def _normal(name: str) -> str:
+    """A model's name without the marks that publications add or drop."""
+    bare = name.lower().rsplit("/", 1)[-1]
+    bare = re.sub(r"\(.*?\)", "", bare).replace("meta-llama-", "llama-")
+    bare = re.sub(r"[-_ ](instruct|chat|base|pretrain|hf|it|bf16)\b", "", bare)
+    return re.sub(r"[^a-z0-9]", "", bare)
+
+
+@lru_cache(maxsize=1)
+def _by_name() -> dict[str, tuple[ModelSpec, ...]]:
+    found: dict[str, dict[str, ModelSpec]] = {}
+    for name in models.names():
+        spec = models.find(name)
+        for key in (name, *models.aliases(name)):
+            found.setdefault(_normal(key), {})[name] = spec
+    return {key: tuple(specs.values()) for key, specs in found.items()}

@@ -1,0 +1,226 @@
+"""The Setup that one row of measurements describes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from estimator.hardware import Gpu
+from estimator.models import PROJECTIONS
+from estimator.published import row_models, row_words
+from estimator.published.row_cells import Cells
+from estimator.published.row_words import Unclaimed
+from estimator.setup import Checkpointing, Engine, Precision, Schedule, Setup, StateSharding
+
+# What an engine's own configuration says where a table leaves it blank: torchtitan's train configs select
+# ("selective"), torchtune's recipes recompute everything, Transformers and Megatron-Core nothing.
+_CHECKPOINTING: dict[str, Checkpointing] = {"torchtitan": "selective", "torchtune": "full"}
+# PEFT's default rank and targets for Llama's kind of models, which are torchtune's and litgpt's targets too
+# (peft/tuners/lora/config.py, peft/utils/constants.py); Megatron-Bridge adapts every linear layer at rank 32
+# (megatron/bridge/peft/lora.py).
+_RANK, _TARGETS = {"megatron": 32}, {"megatron": PROJECTIONS}
+
+
+def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
+    """What the row says, and where it is silent what its engine does.
+
+    Raises :class:`Unclaimed` where it says too little or something that nobody here predicts, and
+    :class:`UserError` where it contradicts itself.
+    """
+    engine = row_words.engine_of(cells.text("framework"))
+    method, task, quantised, embeddings = row_words.method_of(cells.text("method"))
+    seq_len, micro_batch = cells.whole("seq_len"), cells.whole("micro_batch")
+    if not seq_len or not micro_batch:
+        raise Unclaimed("the batch or the sequence length is not stated")
+    model = row_models.model_of(_dims(cells, seq_len))
+    targets = row_words.targets_of(cells.text("lora_targets")) or _TARGETS.get(engine, ("q_proj", "v_proj"))
+    if embeddings:
+        targets = tuple(name for name in targets if name not in ("embed_tokens", "lm_head"))
+    loss, chunks = row_words.loss_of(cells.text("loss_impl"), engine, seq_len)
+    checkpointing = row_words.checkpointing_of(cells.text("act_ckpt"))
+    return Setup(
+        model=model,
+        engine=engine,
+        engine_version=row_words.version_of(cells.text("framework"), engine),
+        method=method,
+        task=task,
+        lora_rank=cells.whole("lora_rank") or (8 if method == "full" else _RANK.get(engine, 8)),
+        lora_targets=PROJECTIONS if method == "full" else targets,
+        trained_modules=("embed_tokens", "lm_head") if embeddings else (),
+        quantization=row_words.quantization_of(cells.text("quant"), quantised),
+        precision=_precision(cells, engine),
+        fp8=row_words.fp8_of(cells.text("compute_dtype"), engine),
+        optimizer=row_words.optimizer_of(cells.text("optimizer")),
+        optimizer_in_backward=bool(cells.flag("opt_in_bwd")),
+        seq_len=seq_len,
+        fixed_length=row_words.fixed_length(cells.text("packing")),
+        longest_once="longest-first" in cells.text("packing").lower(),
+        checkpointing=checkpointing or _CHECKPOINTING.get(engine, "none"),
+        activation_offload=bool(cells.flag("act_offload")),
+        compile=bool(cells.flag("compile")),
+        loss=loss,
+        loss_chunks=chunks,
+        attention=row_words.attention_of(cells.text("attn")),
+        **_offload(cells),
+        **_parallelism(cells, engine, micro_batch, gpu),
+    )
+
+
+def _dims(cells: Cells, seq_len: int) -> row_models.Dims:
+    return row_models.Dims(
+        name=cells.text("model"),
+        parameters=cells.whole("n_params"),
+        hidden=cells.whole("hidden"),
+        layers=cells.whole("layers"),
+        heads=cells.whole("heads"),
+        kv_heads=cells.whole("kv_heads"),
+        ffn=cells.whole("ffn"),
+        vocab=cells.whole("vocab"),
+        tied=cells.flag("tied"),
+        seq_len=seq_len,
+    )
+
+
+def _precision(cells: Cells, engine: Engine) -> Precision:
+    """What is kept and what is computed in.
+
+    DeepSpeed and Megatron-Core always keep fp32 master weights; torchtitan, Composer and fms-fsdp keep fp32
+    shards where the table is silent; elsewhere silence means the dtype of computing.
+    """
+    kept, computed = cells.text("param_dtype").lower(), cells.text("compute_dtype").lower()
+    method = cells.text("method").lower()
+    if computed in ("fp32", "float32", "tf32"):
+        return "fp32"
+    if engine in ("deepspeed", "megatron"):
+        return "bf16-mixed"
+    if "pure" in method or re.search("16|half", kept):  # bytes are the same in fp16
+        return "bf16"
+    if "fp16" in computed or "float16" in computed.replace("bfloat16", ""):
+        return "fp16-autocast"
+    sharded = bool(cells.text("fsdp_shard") or cells.text("zero_stage"))
+    if "autocast" in computed and "autocast_adapter" not in computed:
+        return "bf16-autocast"
+    if "fp32" in kept or "float32" in kept or "(amp" in method or "amp" in computed:
+        return "bf16-mixed" if sharded or engine in ("torchtitan", "composer") else "bf16-autocast"
+    return "bf16-mixed" if engine in ("torchtitan", "composer") else "bf16"
+
+
+def _offload(cells: Cells) -> dict[str, Any]:
+    text = cells.text("cpu_offload").lower()
+    if text in ("", "0", "none", "false", "no"):
+        return {}
+    target = "nvme" if "nvme" in text else "cpu"
+    weights = re.search(r"param|fsdp|all|weights|^1$|true", text)
+    return {"offload": "all" if weights else "optimizer", "offload_to": target}
+
+
+def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None) -> dict[str, Any]:
+    """Degrees whose product is the number of GPUs."""
+    tensor, pipeline = cells.whole("tp") or 1, cells.whole("pp") or 1
+    flag = cells.whole("sp")
+    if pipeline == 1 and re.search("device_map|naive (model|pipeline|mp)", cells.text("notes").lower()):
+        pipeline = cells.whole("n_gpus") or 1  # layers one after the other on all GPUs
+    schedule = _schedule(cells, pipeline, cells.whole("vpp") or 1)
+    # torchtitan gives each process 2 stages where its schedule takes several (distributed/pipeline)
+    virtual = cells.whole("vpp") or (2 if schedule in ("interleaved", "zero-bubble") else 1)
+    context = max(cells.whole("cp") or 1, flag if flag and flag > 1 else 1)  # a count of sp is Ulysses'
+    world, sharding, shard, replicate = _data_parallel(cells, engine, tensor * pipeline, context)
+    passes = _accumulation(cells, micro_batch, world // (tensor * pipeline * context) or 1)
+    if engine == "torchtitan" and pipeline > 1 and passes == 1:
+        # its tables state the batch of a process, which the pipeline cuts in as many pieces as it has stages
+        passes = pipeline if micro_batch % pipeline == 0 else micro_batch
+        micro_batch //= passes
+    return {
+        "micro_batch": micro_batch,
+        "sharding": sharding,
+        "shard": shard,
+        "replicate": replicate,
+        "flat_parameters": "FSDP1" in cells.text("framework"),
+        "tensor": tensor,
+        "sequence_parallel": flag is None or flag > 0,
+        "context": context,
+        "pipeline": pipeline,
+        "virtual_stages": virtual if pipeline > 1 else 1,
+        "schedule": schedule,
+        "expert": cells.whole("ep") or 1,
+        "accumulation": passes,
+        "processes_per_node": _per_node(cells, world, gpu),
+    }
+
+
+def _data_parallel(
+    cells: Cells, engine: Engine, model_parallel: int, context: int
+) -> tuple[int, StateSharding, int, int]:
+    """GPUs in all, how states are shared among those that hold the same part of the model, and degrees."""
+    said, stage = cells.whole("n_gpus"), cells.whole("zero_stage")
+    shard, replicate = cells.whole("fsdp_shard"), cells.whole("dp_replicate") or 1
+    if said is None and shard is None:
+        raise Unclaimed("the number of GPUs is not stated")
+    world = said or (shard or 1) * replicate * model_parallel * context
+    rest, remainder = divmod(world, model_parallel)
+    if remainder or rest < 1:
+        raise Unclaimed(f"{world} GPUs can't be divided by tensor x pipeline parallel {model_parallel}")
+    if engine == "deepspeed":
+        return world, _zero(stage), rest if stage else 1, 1 if stage else rest
+    if engine == "megatron":
+        if re.search(r"\bFSDP ?= ?[1-9]", cells.text("notes")):  # Megatron-FSDP
+            return world, "fsdp", rest, 1
+        distributed = "dist" in cells.text("optimizer").lower()
+        return (
+            world,
+            "zero1" if distributed else "ddp",
+            rest if distributed else 1,
+            1 if distributed else rest,
+        )
+    gathered = stage in (1, 2) or re.search(r"reshard\w* ?= ?(False|never)", cells.text("notes"))
+    fsdp: StateSharding = "shard_grad_op" if gathered else "fsdp"
+    if shard is None:
+        sharded = stage is not None and stage > 0 and rest > 1
+        if sharded:
+            return world, fsdp, rest // replicate, replicate
+        return world, "ddp" if rest > 1 else "none", 1, rest
+    for degree in (shard * context, shard):  # torchtitan shares weights over context parallel as well
+        if degree * replicate == rest:
+            if degree == 1:
+                return world, "ddp" if rest > 1 else "none", 1, rest
+            return world, fsdp, degree, replicate
+    raise Unclaimed(f"fsdp_shard {shard} and the other degrees do not multiply to {world} GPUs")
+
+
+def _zero(stage: int | None) -> StateSharding:
+    stages: tuple[StateSharding, ...] = ("zero0", "zero1", "zero2", "zero3")
+    if stage is None or not 0 <= stage <= 3:
+        raise Unclaimed("DeepSpeed's ZeRO stage is not stated")
+    return stages[stage]
+
+
+def _accumulation(cells: Cells, micro_batch: int, data_parallel: int) -> int:
+    """Forward passes a step: stated, or from a global batch ("128/mb" for each process, "GBS=512" in all)."""
+    text = cells.text("grad_accum")
+    if share := re.fullmatch(r"(\d+) ?/ ?mb", text):
+        return max(int(share[1]) // micro_batch, 1)
+    stated = cells.whole("grad_accum")
+    if stated:
+        return stated
+    if found := re.search(r"\bGBS ?=? ?(\d+)", cells.text("notes")):
+        return max(int(found[1]) // (micro_batch * data_parallel), 1)
+    return 1
+
+
+def _schedule(cells: Cells, pipeline: int, virtual: int) -> Schedule:
+    if pipeline == 1:
+        return "none"
+    said = " ".join(cells.text(column) for column in ("notes", "framework", "locator")).lower()
+    if re.search(r"zero[- ]?bubble|zbv", said):
+        return "zero-bubble"
+    if re.search(r"gpipe|afab|device_map|naive", said):
+        return "afab"
+    return "interleaved" if virtual > 1 or "interleaved" in said else "1f1b"
+
+
+def _per_node(cells: Cells, world: int, gpu: Gpu | None) -> int:
+    """GPUs that fast links join; 72 in an NVL72 rack, whatever its nodes."""
+    if gpu is not None and "NVL72" in gpu.interconnect:
+        return min(world, 72)
+    nodes = cells.whole("nodes")
+    return -(-world // nodes) if nodes else min(world, 8)

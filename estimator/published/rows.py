@@ -1,0 +1,147 @@
+"""Tables of published measurements: each row as a Setup to predict, or the reason why it can't be predicted.
+
+The columns are those of ``data/measured.csv``; a blank cell is unknown. Rows are read by what they say, never
+by where they are from: ``row_cells`` reads the file, ``row_words`` knows the words of tables, ``row_models``
+finds the model, ``row_setups`` puts the setup together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.hardware import Gpu
+from estimator.published import row_cells, row_words
+from estimator.published.row_cells import MEASURED, Cells
+from estimator.published.row_setups import setup_of
+from estimator.published.row_words import Kind, Unclaimed
+from estimator.setup import Setup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One published measurement. ``setup`` is None where both reasons say why."""
+
+    id: str
+    source: str
+    framework: str
+    method: str
+    quality: str
+    kind: Kind | None  # of memory; None where none can be scored
+    gib: float | None  # measured peak, GiB on one GPU
+    tps_per_gpu: float | None  # tokens/s of one GPU
+    gpu_name: str  # as the table writes it
+    gpu: Gpu | None  # of the catalogue
+    n_gpus: int | None
+    network_gbps: float | None  # between nodes, where the notes state it
+    setup: Setup | None
+    memory_skip: str | None  # why its memory isn't scored; None where it is
+    throughput_skip: str | None
+
+
+def read(path: str | Path) -> list[Row]:
+    """All rows of the table at ``path``.
+
+    Raises :class:`UserError` for a file that is missing, is not CSV, lacks a column that is needed, is empty,
+    or has text where a number is due.
+    """
+    return [_row(cells) for cells in row_cells.read(Path(path))]
+
+
+def _row(cells: Cells) -> Row:
+    measured = {column: cells.number(column) for column in MEASURED}
+    kind, memory_skip = None, None
+    try:
+        kind = row_words.kind_of(cells.text("mem_kind"))
+    except Unclaimed as reason:
+        memory_skip = str(reason)
+    gib = _peak(measured)
+    if gib is None:
+        memory_skip = memory_skip if cells.text("mem_kind") else "no memory was measured"
+        memory_skip = memory_skip or "the peak is blank"
+    gpu = find_gpu(cells.text("gpu"))
+    throughput_skip = None
+    if not measured["tps_per_gpu"]:
+        throughput_skip = "no throughput was measured"
+    elif gpu is None:
+        throughput_skip = f"GPU {cells.text('gpu')!r} is not in the catalogue"
+    elif "ambiguous" in cells.text("tps_derived"):
+        throughput_skip = "tokens/s of one GPU or of all: the publication doesn't say"
+    elif "short samples" in cells.text("packing"):
+        throughput_skip = "its samples are shorter than the sequence length, by how much is not stated"
+    setup = None
+    try:
+        setup = setup_of(cells, gpu)
+    except Unclaimed as reason:
+        memory_skip, throughput_skip = memory_skip or str(reason), throughput_skip or str(reason)
+    except UserError as error:
+        memory_skip, throughput_skip = memory_skip or error.problem, throughput_skip or error.problem
+    memory_skip = memory_skip or _unstated(cells)
+    return Row(
+        id=cells.text("id"),
+        source=cells.text("source"),
+        framework=cells.text("framework"),
+        method=cells.text("method"),
+        quality=cells.text("quality").upper(),
+        kind=None if memory_skip else kind,
+        gib=gib,
+        tps_per_gpu=measured["tps_per_gpu"],
+        gpu_name=cells.text("gpu"),
+        gpu=gpu,
+        n_gpus=None if measured["n_gpus"] is None else int(measured["n_gpus"]),
+        network_gbps=_network(cells.text("notes")),
+        setup=setup,
+        memory_skip=memory_skip,
+        throughput_skip=throughput_skip,
+    )
+
+
+def _peak(measured: Mapping[str, float | None]) -> float | None:
+    """The measured GiB; the middle of both readings where the publication's unit may be GB or GiB."""
+    peak, low, high = (measured[column] for column in ("peak_mem_GiB", "gib_min", "gib_max"))
+    if peak is None and low and high:
+        return (low + high) / 2
+    return peak or None
+
+
+def _network(notes: str) -> float | None:
+    """Gbit/s between nodes, from notes such as "interconnect 400Gbps"."""
+    found = re.search(r"(?:interconnect|network|fabric) (\d+) ?Gbps", notes, re.IGNORECASE)
+    return float(found[1]) if found else None
+
+
+def find_gpu(text: str) -> Gpu | None:
+    """The catalogue's GPU for a table's name such as "A100-80GB" or "H100-96GB(HBM2e,500W)"."""
+    bare = re.sub(r"\(.*?\)", "", text.split("x")[-1] if re.match(r"\d+x", text) else text).strip()
+    bare = re.sub(r"^nvidia[- ]", "", bare, flags=re.IGNORECASE)
+    family = re.sub(r"[-_ ]?\d+ ?(GB|G|GiB)\b", "", bare, flags=re.IGNORECASE)
+    for name in (
+        text,
+        bare,
+        bare.replace("-", " "),
+        family,
+        re.sub(r"(?<=RTX)(?=\d)", " ", bare),
+        f"{family} SXM",
+    ):
+        found = hardware.find_gpu_by_nvml_name(name) if name else None
+        if found is not None:
+            return found
+    return None
+
+
+def _unstated(cells: Cells) -> str | None:
+    """Why a row of less than full detail says too little for its memory; rows of quality A are precise."""
+    if cells.text("quality").upper() == "A":
+        return None
+    full = not re.search("lora|dora", cells.text("method").lower())
+    if not cells.text("act_ckpt"):
+        return "activation checkpointing is not stated"
+    if full and not cells.text("optimizer"):
+        return "the optimizer is not stated"
+    if re.search("unpacked|short samples", cells.text("packing").lower()):
+        return "its samples are shorter than the sequence length, by how much is not stated"
+    return None

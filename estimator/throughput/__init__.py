@@ -1,0 +1,272 @@
+"""Speed and price: seconds of a training step, tokens a second, model FLOPs utilisation, hours and money.
+
+A step is computing, what of the communication it can't hide, the pipeline's bubble and the optimizer. The
+work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
+coefficients of ``efficiency``. A GPU without a sourced peak, an architecture without a published run, and a
+CPU have no predicted speed. docs/throughput.md has the formulas in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from estimator.errors import UserError
+from estimator.hardware.catalogue import Gpu
+from estimator.setup import Setup
+from estimator.throughput.communication import Links, MeasuredBandwidth, communication_seconds, links
+from estimator.throughput.efficiency import (
+    Efficiency,
+    basis_of,
+    kernels,
+    low_precision_gain,
+    products_share,
+    published,
+)
+from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
+
+__all__ = ["MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
+
+_NETWORK = "the network between the nodes"
+flops_per_token = model_flops_per_token
+
+# Bytes of device memory that one optimizer step reads and writes for each trained parameter in fp32, from
+# what each keeps: AdamW reads weight, gradient and two moments and writes three of them.
+OPTIMIZER_BYTES = {
+    "adamw": 28.0,
+    "adamw8bit": 16.0,
+    "adamw4bit": 15.0,
+    "paged-adamw": 28.0,
+    "paged-adamw8bit": 16.0,
+    "adafactor": 20.0,
+    "sgd": 12.0,
+    "muon": 20.0,
+}
+# Parameters a second that AdamW updates on one host. At least 3.4e9: torchtune README @30b8519e8, 70B full on
+# 8 A100 with the optimizer on the host, 32,768 tokens in 20.9 s with all the rest. At least 1.3e9: 3.1e9 in
+# 2.4 s with all the rest (microsoft/DeepSpeed#7474).
+HOST_ADAM = 3.4e9
+# Bytes a second between GPU and host: 80 % of one direction of PCIe x16, 31.5 GB/s in version 4.0, 63 in 5.0
+HOST_LINK = {"Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9, "*": 25e9}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """Seconds of one optimizer step; they add up to it."""
+
+    compute: float
+    communication: float  # that computing does not hide
+    bubble: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.communication + self.bubble + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Predicted speed over all processes; None where something that it follows from is unknown.
+
+    ``mfu`` is model FLOPs (``flops_per_token``) over the dense bf16 peak, whatever the precision.
+    ``tokens_per_second_range`` holds four fifths of the published runs when their source is left out of
+    the fit.
+    """
+
+    tokens_per_second: float | None
+    basis: str
+    mfu: float | None = None
+    step_seconds: float | None = None
+    parts: Parts | None = None
+    tokens_per_second_range: tuple[float, float] | None = None
+
+
+class Cost(NamedTuple):
+    """What a number of tokens takes; None where the speed or the price is unknown."""
+
+    hours: float | None
+    usd: float | None
+
+
+def cost(tokens: float, speed: Speed, usd_per_hour: float | None) -> Cost:
+    """Hours and USD for that many tokens; ``usd_per_hour`` is that of all machines together."""
+    if tokens < 0:
+        raise UserError(f"{tokens:,.0f} tokens can't be trained on.", "Give a number of at least 0.")
+    if usd_per_hour is not None and usd_per_hour < 0:
+        raise UserError(f"A price of {usd_per_hour} USD an hour is below 0.")
+    if speed.tokens_per_second is None:
+        return Cost(None, None)
+    hours = tokens / speed.tokens_per_second / 3600
+    return Cost(hours, None if usd_per_hour is None else hours * usd_per_hour)
+
+
+def speed(
+    setup: Setup,
+    gpu: Gpu | None,
+    *,
+    network_gbps: float | None = None,
+    rdma: bool = False,
+    busbw: MeasuredBandwidth | None = None,
+    efficiency: Efficiency | None = None,
+) -> Speed:
+    """Tokens a second of the whole job, all sequences of preference pairs counted.
+
+    Parameters
+    ----------
+    network_gbps, rdma:
+        Rate of one node's network in gigabits a second, and whether it is EFA, InfiniBand or RoCE.
+    busbw:
+        Rates measured on the cluster; they replace the datasheet's.
+    efficiency:
+        Coefficients in place of the published ones; the fit uses it.
+    """
+    table = efficiency or published()
+    if setup.device == "cpu" or gpu is None:
+        return Speed(None, "no published speed for this device")
+    reason = _unknown(setup, gpu, table)
+    if reason:
+        return Speed(None, reason)
+    wires = links(setup, gpu, network_gbps=network_gbps, rdma=rdma, busbw=busbw)
+    load = work(setup)
+    parts = step(setup, load, gpu, wires, table)
+    if parts is None:
+        fast = wires.inside is None and wires.domain > 1 and setup.world_size > 1
+        unknown = f"the link between the GPUs of a node with the {gpu.name}" if fast else _NETWORK
+        return Speed(None, f"{unknown} is not known")
+    tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
+    rate = tokens / parts.total
+    peak = gpu.peak_flops("bf16") or 0.0
+    mfu = rate * load.model_flops_per_token / (peak * setup.world_size) if peak else None
+    low, high = table.get("range", "p10"), table.get("range", "p90")
+    return Speed(
+        tokens_per_second=rate,
+        basis=_basis(setup, gpu, table, wires, parts),
+        mfu=mfu,
+        step_seconds=parts.total,
+        parts=parts,
+        tokens_per_second_range=None if low is None or high is None else (rate * low, rate * high),
+    )
+
+
+def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | None:
+    """Seconds of one optimizer step by part; None where a link that it needs is unknown."""
+    times = communication_seconds(setup, wires)
+    if times is None:
+        return None
+    kind, power = kernels(setup), table.of("overlap")
+    busy = compute_seconds(setup, load, gpu, table)
+    busy = _together(busy, launch_seconds(setup, load, table), power)
+    exposed = times.tensor * table.of("exposed tensor", kind)
+    exposed += times.expert * table.of("exposed expert", kind)
+    copied = _copied_bytes(setup, load) / host_link(gpu)
+    micro = _together(busy + exposed, times.behind + copied, power)
+    last = _together(micro, times.once, power)  # reduced behind the last backward pass
+    compute = busy * setup.accumulation
+    return Parts(
+        compute=compute,
+        communication=micro * (setup.accumulation - 1) + last - compute,
+        bubble=micro * (setup.pipeline - 1) / setup.virtual_stages,
+        optimizer=optimizer_seconds(setup, load, gpu, table),
+    )
+
+
+def compute_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
+    """Seconds of one micro batch on the GPU alone."""
+    kind = kernels(setup)
+    peak = gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") or 0.0
+    bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
+    share = products_share(gpu, table) or 0.0
+    products = peak * share
+    gain = low_precision_gain(setup, gpu, table) or 1.0
+    seconds = (load.linear / gain + load.head) / products
+    seconds += load.expert / gain / (products * table.of("grouped products"))
+    seconds += load.attention / (
+        products * table.of("attention", f"{gpu.architecture} {kind}", f"{gpu.architecture}")
+    )
+    seconds += load.moved * table.of("moved", kind) / bandwidth
+    seconds += load.weights / bandwidth
+    seconds += load.dequantised * table.of("dequantised", kind) / bandwidth
+    return seconds
+
+
+def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
+    """Seconds that the host needs to launch one micro batch's kernels; it binds small batches."""
+    each = table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
+    if setup.model.experts:
+        each += table.of("launch of experts", setup.engine)
+    if setup.adapters:
+        each += table.of("launch of adapters", setup.engine)
+    if setup.tensor > 1:
+        each += table.of("launch of tensor", kernels(setup))
+    return load.layers * each
+
+
+def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
+    """Seconds of one optimizer step of one process."""
+    among = setup.tensor * setup.pipeline
+    if setup.sharding not in ("none", "ddp", "zero0"):
+        among *= setup.shard
+    parameters = load.trained / among
+    if setup.offload != "none":
+        # The node's processes share its cores; gradients go there and weights come back
+        return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / host_link(gpu)
+    size = OPTIMIZER_BYTES[setup.optimizer] * (0.5 if setup.precision == "bf16" else 1.0)
+    seconds = parameters * size * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
+    return seconds + _paged_bytes(setup, gpu, parameters) / host_link(gpu)
+
+
+def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
+    """Bytes that a paged optimizer moves over the host's link: states that don't fit, there and back."""
+    if not setup.optimizer.startswith("paged"):
+        return 0.0
+    size = 4 if setup.precision == "fp32" else 2
+    states = 2 * parameters * (1 if "8bit" in setup.optimizer else size)
+    resident = weights_of(setup.model).all * size + (0 if setup.optimizer_in_backward else parameters * size)
+    return 2 * min(states, max(resident + states - gpu.vram_bytes, 0.0))
+
+
+def _copied_bytes(setup: Setup, load: Work) -> float:
+    """Bytes that one process copies from and to its host for one micro batch."""
+    copied = load.offloaded
+    if setup.offload == "all":  # its share of the weights, for the forward and for the backward pass
+        size = 4 if setup.precision == "fp32" else 2
+        among = setup.shard * setup.tensor * setup.pipeline
+        copied += 2 * weights_of(setup.model).all * size / among
+    return copied
+
+
+def host_link(gpu: Gpu) -> float:
+    """Bytes a second between a GPU and its host, one direction."""
+    return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
+
+
+def _together(one: float, other: float, power: float) -> float:
+    """Time of two things that overlap, less and less well the more alike they are: their p-norm."""
+    if not other or not one:
+        return one + other
+    large, small = (one, other) if one > other else (other, one)
+    return float(large * (1 + (small / large) ** power) ** (1 / power))
+
+
+def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
+    """Why there is no speed, "" where there is one."""
+    if gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") is None:
+        return f"no sourced peak for the {gpu.name} in the precision of its products"
+    if gpu.bandwidth_gbps is None:
+        return f"no sourced memory bandwidth for the {gpu.name}"
+    if products_share(gpu, table) is None:
+        return f"no published run on the {gpu.name} or another {gpu.architecture or 'such'} GPU"
+    if low_precision_gain(setup, gpu, table) is None:
+        return f"no published run in {setup.fp8} on a {gpu.architecture} GPU"
+    return ""
+
+
+def _basis(setup: Setup, gpu: Gpu, table: Efficiency, wires: Links, parts: Parts) -> str:
+    text = basis_of(setup, gpu, table)
+    if setup.precision == "fp32":
+        text += "; published runs are in bf16, fp32 is taken to reach the same share of its own peak"
+    if wires.basis:
+        text += f"; {wires.basis}"
+    if parts.communication > parts.compute:
+        text += "; the network is slower than the GPUs"
+    return text

@@ -1,0 +1,227 @@
+"""Communication of one training step: volume by kind of parallelism, and the rate of the links it goes over.
+
+A link's rate is the datasheet's times the share that collectives reach of it, unless the cluster's own was
+measured (``MeasuredBandwidth``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from estimator.errors import UserError
+from estimator.hardware.catalogue import Gpu
+from estimator.setup import Setup
+from estimator.throughput.flops import QUANTISED_BYTES, weights_of, work
+
+# Share of a link's rate that collectives reach on large messages: 8x A100 NVLink 232 of 300 GB/s (Azure
+# nccl-tests), PCIe without NVLink about 15 of 31 GB/s (NVSentinel), EFA and InfiniBand 73-80 % of the
+# adapters' rate (awsome-distributed-training nccl-tests), TCP at most 60 % (NVIDIA/nccl#209).
+NVLINK_SHARE, PCIE_SHARE, RDMA_SHARE, TCP_SHARE = 0.77, 0.48, 0.75, 0.6
+# GPUs that one NVLink switch connects beyond a node: gpus.csv, GB200 and GB300 NVL72
+NVL72 = 72
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredBandwidth:
+    """Bus bandwidth of collectives that was measured on the cluster itself, as nccl-tests defines it.
+
+    In GB/s of one process: ``intra_node`` among the GPUs of one node, ``inter_node`` among all GPUs of
+    several nodes. None where it was not measured; then the datasheet's rate is taken.
+    """
+
+    intra_node_gbytes_per_s: float | None = None
+    inter_node_gbytes_per_s: float | None = None
+    source: str
+    date: str
+
+    def __post_init__(self) -> None:
+        for name in ("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"{name} = {value!r} must be above 0 GB/s.", "Leave it out if it is unknown.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """Bytes a second: of one process within its domain, and of a whole domain to the others.
+
+    A domain is a node, or all nodes that one NVLink switch connects. None where the rate is unknown.
+    """
+
+    inside: float | None
+    between: float | None
+    domain: int  # processes
+    basis: str = ""
+
+    def ring(self, volume: float, group: int, stride: int = 1) -> float | None:
+        """Seconds until ``volume`` bytes are gathered or reduced over ``group`` processes; None if unknown.
+
+        ``stride`` is the distance between neighbours of the group in the order of processes. A ring enters
+        and leaves each domain once, however many of its members are there; a domain holds members of as
+        many rings as the stride. A ring moves (n - 1) / n of the volume over its slowest link.
+        """
+        near = min(max(self.domain // stride, 1), group)
+        inside = self._inside(volume * (near - 1) / near)
+        if near == group or inside is None:
+            return inside
+        between = self._between(volume * (group - 1) / group * min(stride, self.domain))
+        return None if between is None else max(inside, between)
+
+    def exchange(self, volume: float, group: int, stride: int = 1, copies: int = 1) -> float | None:
+        """Seconds until each process has sent ``volume`` bytes, evenly to its group; None if unknown.
+
+        Of the volume, ``copies`` parts are the same data for different receivers: between domains, receivers
+        of one domain get them once (DeepSeek-V3, arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
+        """
+        near = min(max(self.domain // stride, 1), group)
+        domains = group / near
+        # Expected number of the other domains that hold at least one of so many random receivers
+        reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
+        inside = self._inside(volume * (near - 1) / group)
+        between = self._between(volume / copies * reached * self.domain)
+        return None if inside is None or between is None else max(inside, between)
+
+    def _inside(self, volume: float) -> float | None:
+        if not volume:
+            return 0.0
+        return None if self.inside is None else volume / self.inside
+
+    def _between(self, volume: float) -> float | None:
+        if not volume:
+            return 0.0
+        return None if self.between is None else volume / self.between
+
+
+def links(
+    setup: Setup,
+    gpu: Gpu,
+    *,
+    network_gbps: float | None,
+    rdma: bool,
+    busbw: MeasuredBandwidth | None = None,
+) -> Links:
+    """The links of a job; ``network_gbps`` is a node's, in gigabits a second.
+
+    In an NVL72 rack ``processes_per_node`` may be the node's or the rack's; fast links join the whole rack.
+    """
+    domain = max(setup.processes_per_node, NVL72 if "NVL72" in gpu.interconnect else 1)
+    inside = between = None
+    basis = ""
+    if gpu.interconnect_gbps is not None:
+        fast = gpu.interconnect.split("(")[0]
+        share = NVLINK_SHARE if "NVLink" in fast or "xGMI" in fast else PCIE_SHARE
+        inside = gpu.interconnect_gbps / 2 * 1e9 * share  # the table counts both directions
+    if network_gbps is not None:
+        between = network_gbps / 8 * 1e9 * (RDMA_SHARE if rdma else TCP_SHARE)
+    if busbw is not None:
+        if busbw.intra_node_gbytes_per_s is not None:
+            inside = busbw.intra_node_gbytes_per_s * 1e9
+        if busbw.inter_node_gbytes_per_s is not None:
+            # A ring over all GPUs enters and leaves each node once: its bus bandwidth is the node's
+            between = busbw.inter_node_gbytes_per_s * 1e9
+        basis = f"links as measured ({busbw.source}, {busbw.date})"
+    if between is not None:
+        between *= domain / setup.processes_per_node
+    return Links(inside=inside, between=between, domain=domain, basis=basis)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Volumes:
+    """Bytes that one process sends for one micro batch, or, ``*_step``, for one optimizer step."""
+
+    gather: float  # weights gathered and gradients reduced for each micro batch where weights are sharded
+    gather_step: float  # gradients and weights once a step: DDP, ZeRO 1 and 2, replicas of sharded groups
+    replicas_step: float  # gradients between the replicas of a sharded group
+    tensor: float
+    context: float
+    pipeline: float
+    expert: float
+
+
+@lru_cache(maxsize=65536)
+def volumes(setup: Setup) -> Volumes:
+    """Bytes by kind of parallelism; a ring moves (n - 1) / n of them, which ``Links.seconds`` counts.
+
+    ZeRO and FSDP: Rajbhandari et al. 2020 (arXiv:1910.02054), section 7. Tensor parallelism with sequence
+    parallelism: Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2: per layer two all-gathers and two
+    reduce-scatters in either direction. Ring attention: Liu et al. 2023 (arXiv:2310.01889). Experts: two
+    all-to-alls in either direction (Lepikhin et al. 2020, arXiv:2006.16668).
+    """
+    model, size = setup.model, 4 if setup.precision == "fp32" else 2
+    own = 1 / (setup.tensor * setup.pipeline)  # of the weights, before data parallel sharding
+    count = weights_of(model)
+    experts = count.one_expert * model.experts
+    weights = count.all - experts + experts / setup.expert
+    stored = weights * size
+    if setup.quantization != "none":
+        packed = count.linear * weights / count.all
+        stored = (weights - packed) * size + packed * QUANTISED_BYTES[setup.quantization]
+    trained = work(setup).trained * (weights / count.all) * size
+    tokens = float(setup.tokens)
+    repeats = 1 if setup.checkpointing == "full" else 0
+    stage = -(-model.layers // setup.pipeline)
+    gather = gather_step = replicas = 0.0
+    if setup.sharding == "fsdp" or setup.zero_stage == 3:
+        gather = (2 * stored + trained) * own
+        replicas = 2 * trained * own / setup.shard
+    elif setup.sharding == "shard_grad_op":
+        gather = (stored + trained) * own
+        replicas = 2 * trained * own / setup.shard
+    else:
+        gather_step = 2 * trained * own
+    width = tokens * model.hidden * size
+    tensor = (4 + 4 + 2 * repeats) * width * stage if setup.tensor > 1 else 0.0
+    keys = tokens * (model.kv_dim + model.v_dim) * size
+    context = (3 + repeats) * keys * (setup.context - 1) * stage / setup.tensor if setup.context > 1 else 0.0
+    pipeline = 2 * width * setup.virtual_stages / setup.tensor if setup.pipeline > 1 else 0.0
+    expert = 0.0
+    if setup.expert > 1:
+        with_experts = stage * (model.layers - model.dense_layers) / model.layers
+        expert = (4 + 2 * repeats) * width * model.experts_per_token * with_experts / setup.tensor
+    return Volumes(
+        gather=gather,
+        gather_step=gather_step,
+        replicas_step=replicas,
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        expert=expert,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Seconds of communication: of one micro batch, and ``once`` of one optimizer step."""
+
+    tensor: float  # between products that wait for it
+    expert: float
+    behind: float  # what runs behind computing: weights, gradients, the ring's keys, pipeline stages
+    once: float
+
+
+def communication_seconds(setup: Setup, wires: Links) -> Times | None:
+    """The volumes over the links; None where one of them is needed and unknown.
+
+    Neighbours in the order of processes: tensor parallel first, then context and data, then stages.
+    """
+    volume = volumes(setup)
+    tensor, shard = setup.tensor, setup.shard
+    found = [
+        wires.ring(volume.tensor, tensor),
+        wires.exchange(volume.expert, setup.expert, tensor, max(setup.model.experts_per_token, 1)),
+        wires.ring(volume.context, setup.context, tensor),
+        wires.ring(volume.gather, shard, tensor),
+        wires.exchange(volume.pipeline, setup.pipeline, setup.world_size // setup.pipeline),
+        wires.ring(volume.gather_step, shard * setup.replicate, tensor),
+        wires.ring(volume.replicas_step, setup.replicate, tensor * shard),
+    ]
+    seconds = [value for value in found if value is not None]
+    if len(seconds) < len(found):
+        return None
+    return Times(
+        tensor=seconds[0],
+        expert=seconds[1],
+        behind=seconds[2] + seconds[3] + seconds[4],
+        once=seconds[5] + seconds[6],
+    )

@@ -1,0 +1,221 @@
+"""Work of one forward and backward pass: floating-point operations, bytes moved, launches.
+
+All is counted for one process, one micro batch and, with a pipeline, its fullest stage. Tensor, context and
+expert parallelism are divided out. What the GPU makes of the work is ``efficiency``'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from estimator.models import parameters
+from estimator.models.spec import ModelSpec
+from estimator.setup import Setup
+
+# Backward over forward. A product's backward is two products. FlashAttention's is five products for the
+# forward's two, as it recomputes the scores: Dao 2023, FlashAttention-2 (arXiv:2307.08691), section 3.1.2.
+PRODUCT_BACKWARD = 2.0
+ATTENTION_BACKWARD = 2.5
+# Share of the products that selective checkpointing repeats: torchtitan's policy saves every second matrix
+# product and the attention (torchtitan/distributed/activation_checkpoint.py); Megatron's repeats attention
+# alone (Korthikanti et al. 2022, arXiv:2205.05198).
+SELECTIVE_PRODUCTS = 0.5
+# Bytes that the kernels between the products read and write in one eager bf16 forward pass, for each token
+# and unit of width, counted from their definitions: an RMSNorm in fp32 (casts, square, mean, scale, weight),
+# torch's LayerNorm (one kernel, fp32 results under autocast, cast back) with the dropout that goes with it in
+# GPT-2's kind of models (even at 0 it copies and writes a mask), a residual sum, the copy that lays queries,
+# keys and values out for attention, the rotary embedding of queries and keys, SiLU times gate, GELU.
+NORM_BYTES, LAYER_NORM_BYTES = 24, 12 + 5
+RESIDUAL_BYTES, SPLIT_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 6, 4, 12, 10, 4
+SCORE_BYTES = 16  # attention without a fused kernel: scores, mask and softmax for each pair of tokens
+ROUTED_BYTES = 12  # a token's copies to and from its experts
+LOGIT_BYTES = 34  # forward and backward: logits, fp32 copy, log-softmax, its gradient, and back to bf16
+FUSED_LOGIT_BYTES = 10
+QUANTISED_BYTES = {"nf4": 0.5625, "nf4-double": 0.516, "int8": 1.0}  # a weight with its scales
+# Bytes kept for the backward pass for each token, unit of width and layer: Korthikanti et al. 2022
+# (arXiv:2205.05198), equation 1, without dropout's masks; a checkpoint alone is the layer's input.
+KEPT_BYTES = {"none": 32, "selective": 16, "full": 2}
+ADAPTER_BYTES = (4, 8)  # of each unit of an adapter's input (read, dropout) and output (scaled, added)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What one process does for one micro batch.
+
+    ``linear``, ``expert``, ``head`` and ``attention`` are FLOPs with recomputation; ``linear`` and
+    ``expert`` may run in 8 or 4 bits. ``moved`` are bytes between products as eager kernels move them;
+    ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantised`` weights unpacked.
+    ``layers`` counts passes through a layer, forward and backward together being one; ``offloaded`` are bytes
+    of activations that go to the host and come back. ``trained`` are all trained weights of the model.
+    """
+
+    linear: float
+    expert: float
+    head: float
+    attention: float
+    moved: float
+    weights: float
+    dequantised: float
+    layers: float
+    offloaded: float
+    trained: int
+    model_flops_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """Numbers of weights of a model: all, those that a token uses, and where they are."""
+
+    all: int
+    active: int
+    dense: float  # in products of all layers, outside experts, each used by every token
+    used_experts: float  # in products with the experts that one token is sent to, all layers
+    one_expert: float  # one expert of each layer that has experts
+    linear: int  # in the layers' products, all experts
+
+
+@lru_cache(maxsize=1024)
+def weights_of(model: ModelSpec) -> Weights:
+    """Counted once for each model, as a plan asks for it thousands of times."""
+    blocks = model.layers - model.dense_layers
+    expert = blocks * parameters.mlp_weights(model, model.ffn) if model.experts else 0
+    dense = model.layers * (model.attention_linear_parameters + model.hidden * model.experts)
+    dense += blocks * parameters.mlp_weights(model, model.shared_ffn if model.experts else model.ffn)
+    dense += model.dense_layers * parameters.mlp_weights(model, model.dense_ffn or model.ffn)
+    return Weights(
+        all=model.parameters,
+        active=model.active_parameters,
+        dense=float(dense),
+        used_experts=float(expert * model.experts_per_token),
+        one_expert=float(expert),
+        linear=model.linear_parameters,
+    )
+
+
+def model_flops_per_token(setup: Setup) -> float:
+    """Model FLOPs of one token, forward and backward, without recomputation.
+
+    6 for each weight that takes part in a matrix product (embedding look-ups don't), 4 where the weight is
+    frozen, as its gradient isn't computed, and 12 x layers x query width x sequence length for attention,
+    not halved for the causal mask: Chowdhery et al. 2022, PaLM (arXiv:2204.02311), appendix B; torchtitan
+    and llm-foundry count the same way.
+    """
+    return work(setup).model_flops_per_token
+
+
+def _model_flops(setup: Setup) -> float:
+    model = setup.model
+    matrices = weights_of(model).active
+    if not model.tied_embeddings or not model.causal:
+        matrices -= model.vocab * model.hidden
+    matrices -= (model.position_embeddings + model.token_types) * model.hidden
+    attention = 6 * model.layers * (model.q_dim + model.attention_out_dim) * setup.seq_len
+    if not setup.adapters:
+        return float(6 * matrices + attention)
+    return float(4 * matrices + 6 * _adapters_used(setup) + attention)
+
+
+@lru_cache(maxsize=65536)
+def work(setup: Setup) -> Work:
+    """The work of one micro batch; cached, as planning asks for the same setups again and again."""
+    model, tokens = setup.model, float(setup.tokens)
+    stage = -(-model.layers // setup.pipeline) / model.layers  # share of the layers in the fullest stage
+    split = stage / setup.tensor
+    weights = weights_of(model)
+    dense, experts = weights.dense, weights.used_experts
+    repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
+    reference = 1.0 if setup.task == "dpo" else 0.0  # the reference model's forward pass
+    backward = PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
+    passes = 1 + backward + repeat_products + reference
+    adapters = 2 * _adapters_used(setup) * (1 + PRODUCT_BACKWARD + repeat_products)
+    head_weights = model.vocab * model.hidden if model.causal else 0
+    head_backward = PRODUCT_BACKWARD if _head_trained(setup) else PRODUCT_BACKWARD / 2
+    head_passes = 1 + head_backward + reference + (setup.loss == "recomputed")
+    attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
+    rest_passes = 3 + repeat_rest + reference
+    read = (dense + _resident_experts(setup)) * split * (4 if setup.precision == "fp32" else 2)
+    kept = tokens * model.hidden * stage * model.layers / setup.tensor
+    unpacked = 0.0
+    if setup.quantization != "none":
+        unpacked = weights.linear * split * (QUANTISED_BYTES[setup.quantization] + 2)
+    return Work(
+        linear=tokens * split * (2 * dense * passes + adapters),
+        expert=tokens * split * 2 * experts * passes,
+        head=tokens * 2 * head_weights * head_passes / setup.tensor,
+        attention=tokens * split * attention * (1 + ATTENTION_BACKWARD + repeat_attention + reference),
+        moved=tokens / setup.tensor * (stage * model.layers * _moved(setup) * rest_passes + _logits(setup)),
+        weights=read * passes,
+        dequantised=unpacked * passes,
+        layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
+        offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * kept,
+        trained=setup.trainable_parameters if setup.adapters else weights.all,
+        model_flops_per_token=_model_flops(setup),
+    )
+
+
+def _adapters_used(setup: Setup) -> float:
+    """Adapter weights that one token passes through; where experts have adapters, those of its own."""
+    model = setup.model
+    return setup.adapter_parameters * weights_of(model).active / weights_of(model).all
+
+
+def _resident_experts(setup: Setup) -> float:
+    """Expert weights that one process reads for a micro batch: those that its tokens go to."""
+    model = setup.model
+    if not model.experts:
+        return 0.0
+    used = min(model.experts / setup.expert, float(setup.tokens * model.experts_per_token))
+    return weights_of(model).one_expert * used
+
+
+def _recomputation(setup: Setup) -> tuple[float, float, float]:
+    """How much of a forward pass is repeated: products, attention, and what lies between them."""
+    if setup.checkpointing == "full":
+        return 1.0, 1.0, 1.0
+    if setup.checkpointing == "none":
+        return 0.0, 0.0, 0.0
+    if setup.engine == "megatron":
+        return 0.0, 1.0, 0.0
+    return SELECTIVE_PRODUCTS, 0.0, 1.0
+
+
+def _head_trained(setup: Setup) -> bool:
+    return not setup.adapters or "lm_head" in (*setup.trained_modules, *setup.lora_targets)
+
+
+def _attended(setup: Setup) -> float:
+    """Tokens that one token attends to, summed over the layers; half the sequence where it is causal."""
+    model, length = setup.model, setup.seq_len
+    reach = length / 2 if model.causal else float(length)
+    window = float(model.sliding_window or length)
+    # Under a causal window the first tokens see fewer than the window
+    near = min(window - window * window / (2 * length), reach) if window < length else reach
+    return (model.layers - model.sliding_layers) * reach + model.sliding_layers * near
+
+
+def _moved(setup: Setup) -> float:
+    """Bytes between the products of one layer for one token, one eager forward pass."""
+    model = setup.model
+    width = model.ffn * max(model.experts_per_token, 1) + model.shared_ffn
+    norm = NORM_BYTES if model.norm == "rms" else LAYER_NORM_BYTES
+    moved: float = model.hidden * (model.norms_per_layer * norm + 2 * RESIDUAL_BYTES)
+    moved += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES
+    if not model.position_embeddings:
+        moved += (model.q_dim + model.kv_dim) * ROTARY_BYTES
+    moved += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
+    moved += ROUTED_BYTES * model.hidden * model.experts_per_token
+    if setup.attention == "math" or model.attention_sinks:  # fused kernels of the time have no sinks
+        moved += SCORE_BYTES * model.heads * setup.seq_len
+    if setup.adapters:
+        # An adapter of rank r has r weights for each unit of its inputs and outputs; inputs are about half
+        each = sum(ADAPTER_BYTES) / 2
+        moved += each * setup.adapter_parameters / (setup.lora_rank * model.layers)
+    return moved
+
+
+def _logits(setup: Setup) -> float:
+    if not setup.model.causal:
+        return 0.0
+    each = FUSED_LOGIT_BYTES if setup.loss == "fused" else LOGIT_BYTES
+    return float(each * setup.model.vocab)
