@@ -195,8 +195,32 @@ def planned_families() -> str:
     return textwrap.fill(sentence, WIDTH)
 
 
+def errors_of_the_estimator() -> str:
+    """The sentence of README.md on both fits, from their committed scores."""
+    results = ROOT / "benchmarks" / "results"
+    memory = json.loads((results / "estimator_fit.json").read_text())
+    speed = json.loads((results / "throughput_fit.json").read_text())["all"]
+    fitted, apart = memory["in_sample"]["all"], memory["held_out_by_source"]["all"]
+    told, untold = speed["fitted"], speed["source held out"]
+
+    def score(values: dict[str, float]) -> str:
+        return (
+            f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
+            f"{values['p95_abs_error']:.0%}, and the upper bound covers {values['upper_covers']:.0%}"
+        )
+
+    sentences = (
+        f"On {fitted['rows']} published memory peaks, those whose configuration is stated precisely, "
+        f"{score(fitted)}; with a run's whole source left out of the fit {score(apart)}.",
+        f"On {told['rows']} published speeds the median error is {told['median_abs_error']:.1%}; with the "
+        f"source left out {untold['median_abs_error']:.1%}, on the {untold['rows']} that are predicted then.",
+    )
+    return textwrap.fill(" ".join(sentences), WIDTH)
+
+
 GENERATED = {
     "plan": ("README.md", plan_block),
+    "errors": ("README.md", errors_of_the_estimator),
     "models": ("docs/models.md", models_table),
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/methods.md", matrix),
@@ -516,6 +540,7 @@ def test_lines_of_text_are_no_longer_than_those_of_code(path: Path) -> None:
 ROOM_ARROWS = {
     "estimator": set[str](),
     "launchers": {"estimator"},
+    "checklist": {"estimator"},
     "decorators": {"estimator", "launchers"},
     "flows": {"estimator", "launchers", "decorators"},
 }
@@ -535,7 +560,9 @@ def test_the_arrows_of_the_map_are_those_of_the_imports() -> None:
 
 def test_the_map_names_files_that_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    for name in re.findall(r"`((?:estimator|launchers|decorators|flows|tests|docs)/[\w./-]+)`", text):
+    for name in re.findall(
+        r"`((?:estimator|launchers|decorators|checklist|flows|tests|docs)/[\w./-]+)`", text
+    ):
         assert (ROOT / name).exists(), name
 
 

@@ -68,7 +68,7 @@ CHANGES: dict[str, list[str]] = {
     "seq_len": ["--seq-len", "512"],
     "fixed_length": ["--variable"],
     "longest_once": ["--longest-once"],
-    "document_mask": ["--no-document-mask"],
+    "document_mask": ["--document-mask"],
     "checkpointing": ["--checkpointing", "none"],
     "activation_offload": ["--activation-offload"],
     "compile": ["--compile"],
