@@ -34,7 +34,7 @@ class Scored:
     row: Row
     measured: float
     predicted: float
-    upper: float | None  # None for throughput, which has no bound that is safe to request
+    upper: float | None  # of speed: the upper end of its range; None where there is none
     basis: str
 
     @property
@@ -55,7 +55,7 @@ class Score:
     p95_abs_error: float | None  # linear between the two nearest rows
     bias: float | None  # median of the signed errors
     under_by_3pct: float | None  # share of rows predicted at more than 3 % below the measurement
-    upper_covers: float | None  # share of rows whose upper bound is at least the measurement
+    upper_covers: float | None  # share of rows whose upper bound (of speed: upper end) is at least that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +146,14 @@ def _throughput(row: Row) -> Scored | str:
     if found.tokens_per_second is None:
         return found.basis
     each = found.tokens_per_second / row.setup.world_size
-    return Scored(row=row, measured=row.tps_per_gpu, predicted=each, upper=None, basis=found.basis)
+    span = found.tokens_per_second_range
+    return Scored(
+        row=row,
+        measured=row.tps_per_gpu,
+        predicted=each,
+        upper=span[1] / row.setup.world_size if span else None,
+        basis=found.basis,
+    )
 
 
 @lru_cache

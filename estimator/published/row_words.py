@@ -235,7 +235,7 @@ def kind_of(text: str) -> Kind:
     words = text.lower()
     if not words:
         raise Unclaimed("no memory was measured")
-    if re.search(r"init|weights|load", words):
+    if re.search(r"init|weights|load|post-optimizer|steady", words):
         raise Unclaimed(f"memory of kind {text!r} is not the peak of a training step")
     if "estimate" in words:
         raise Unclaimed("an estimate, not a measurement")
