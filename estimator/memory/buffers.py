@@ -43,7 +43,8 @@ BLOCKS_FSDP2, BLOCKS_FSDP1 = 2, 4
 class Buffers:
     """Bytes of communication buffers at each moment, and those on streams of their own.
 
-    ``reduced`` are the inputs of reduce-scatters, which an allocator keeps apart from the model's own memory.
+    ``reduced`` are the inputs of reduce-scatters, which an allocator keeps apart from the model's own memory:
+    ``apart``, with what FSDP2 frees of them before the largest moment.
     """
 
     at_loss: int  # weights that are still gathered between forward and backward pass
@@ -51,6 +52,11 @@ class Buffers:
     backward: int  # weights and gradients of the blocks in flight
     reduced: int
     last: int  # at the end of the backward pass: the embedding's
+    apart: int
+    waiting: int = 0  # gradients that are whole until the embedding's are there
+
+
+NONE = Buffers(0, 0, 0, 0, 0, 0)
 
 
 def buffers(setup: Setup, part: Part) -> Buffers:
@@ -63,11 +69,11 @@ def buffers(setup: Setup, part: Part) -> Buffers:
     if setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1:
         return _fsdp(setup, part, trained)
     if setup.engine == "megatron" and setup.sharding in ("zero1", "ddp"):
-        return Buffers(0, 0, 0, 0, 0)  # gradients are in the buckets already
+        return NONE  # gradients are in the buckets already
     if setup.replicate * setup.shard > 1 or setup.context > 1:
         bucket = size * trained  # DDP copies gradients into buckets (gradient_as_bucket_view=False)
-        return Buffers(0, 0, bucket, 0, bucket)
-    return Buffers(0, 0, 0, 0, 0)
+        return Buffers(0, 0, bucket, 0, bucket, 0)
+    return NONE
 
 
 def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
@@ -93,14 +99,22 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     if flat(setup):
         own = size * part.block
         reduced = 0 if setup.accumulation > 1 else 2 * own
-        return Buffers(at_loss, gathered, gathered + own, reduced, 0)
+        return Buffers(at_loss, gathered, gathered + own, reduced, 0, reduced)
     if setup.adapters:
         inner = share(trained, max(part.layers, 1))
-        return Buffers(at_loss, gathered, gathered + size * inner, 2 * reduce_size * inner, 0)
+        reduced = 2 * reduce_size * inner
+        return Buffers(at_loss, gathered, gathered + size * inner, reduced, 0, reduced)
     head = reduce_size * part.own_head
-    reduced = max(2 * reduce_size * part.block, head)
-    backward = gathered + size * part.block
-    return Buffers(at_loss, gathered, backward, reduced, size * part.embedding)
+    embedding = size * part.embedding
+    apart = max(2 * reduce_size * part.block, head)
+    if fsdp1(setup) or code.root_stays != "backward":
+        return Buffers(at_loss, gathered, gathered + size * part.block, apart, embedding, apart)
+    # The head waits for the embedding, as both are one group; a block's first gradient is that of its last
+    # product, and of the reduce-scatters' inputs one is alive.
+    first = size * min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
+    fetched = gathered if whole else gathered - size * part.block  # one block, as none computes
+    reduced = reduce_size * part.block
+    return Buffers(at_loss, fetched, gathered + first, reduced, size * root, apart, size * part.head)
 
 
 def _block_bytes(setup: Setup, part: Part) -> int:
@@ -116,7 +130,7 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     """DeepSpeed's buckets, twice where communication overlaps; stage 3: live parameters and prefetch on top
     (https://www.deepspeed.ai/docs/config-json/)."""
     if setup.data_parallel * setup.shard == 1 and not stage:
-        return Buffers(0, 0, 0, 0, 0)
+        return NONE
     size = computing(setup)
     bucket = size * min(DEEPSPEED_BUCKET, trained_parameters(setup, part))
     cuda = setup.device == "cuda"
@@ -127,7 +141,7 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     else:
         live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH, part.parameters)
         held = bucket * (2 if cuda else 1) + size * live
-    return Buffers(held, held, held, 0, 0)
+    return Buffers(held, held, held, 0, 0, 0)
 
 
 def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:

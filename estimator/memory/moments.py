@@ -19,7 +19,7 @@ from estimator.memory.activations import (
 from estimator.memory.buffers import buffers, dequantised_bytes, optimizer_temporary_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.shape import Part, part_of, stages
-from estimator.memory.states import computing, embedding_gradient_bytes, scale_bytes, states
+from estimator.memory.states import computing, late_gradient_bytes, scale_bytes, states
 from estimator.setup import Setup
 
 # Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
@@ -105,7 +105,7 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
     last = int(tokens * last_bytes(setup)) if part.last else 0
     held = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
-    embedding = embedding_gradient_bytes(setup, part)
+    late = late_gradient_bytes(setup, part)
     dequantised = dequantised_bytes(setup)
     streams = setup.shard > 1 and setup.device == "cuda"
     early = held if setup.optimizer_in_backward else max(held, min(head, gradients))
@@ -133,21 +133,21 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
             {
                 "activations": kept + recomputed,
                 "logits and loss": logits.held,
-                "gradients": max(early, head),
+                "gradients": held + found.waiting if found.waiting else max(early, head),
                 "communication buffers": found.backward + found.reduced,
                 "NF4 overhead": dequantised,
             },
-            found.reduced + (early if streams else 0),
+            found.apart + (early if streams else 0),
         ),
         Moment(
             {
                 "activations": boundary + block,
                 "logits and loss": logits.held,
-                "gradients": max(gradients - embedding, head, held),
+                "gradients": max(gradients - late + found.waiting, head, held),
                 "communication buffers": found.backward + found.reduced,
                 "NF4 overhead": dequantised,
             },
-            found.reduced + (gradients if streams else 0),
+            found.apart + (gradients if streams else 0),
         ),
         Moment(
             {
@@ -156,7 +156,7 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
                 "gradients": gradients,
                 "communication buffers": found.gathered + found.reduced + found.last,
             },
-            found.reduced + (gradients if streams else 0),
+            found.apart + (gradients if streams else 0),
         ),
         Moment(
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.memory import implementations
-from estimator.memory.shape import Part, adapter_parameters, part_of, stages
+from estimator.memory.shape import Part, adapter_parameters, part_of, shape_of, stages
 from estimator.setup import Setup
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
@@ -165,7 +165,7 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     if flat(setup):
         whole = part.blocks if setup.adapters else part.parameters
         return whole * size if setup.accumulation > 1 else share(whole * size, setup.shard)
-    kept = shared(setup, part, trained * size, "gradients")
+    kept = shared(setup, part, trained * size, "gradients") + partial_gradient_bytes(setup, part)
     if setup.engine == "litgpt" and setup.quantization != "none":
         kept += part.embedding * size  # StableEmbedding trains, though no optimizer has it
     if unreduced(setup):
@@ -173,11 +173,31 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     return kept
 
 
-def embedding_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Of the kept gradients, the embedding's, which comes last where the head has none with it."""
-    if setup.adapters or setup.model.tied_embeddings or setup.optimizer_in_backward:
+def late_gradient_bytes(setup: Setup, part: Part) -> int:
+    """Of the kept gradients, those that are still to come at the largest moment of the first block's backward
+    pass: the embedding's, where the head has none with it, and the block's but for one matrix."""
+    if setup.adapters or setup.optimizer_in_backward:
         return 0
-    return shared(setup, part, part.embedding * gradient_size(setup), "gradients")
+    size = gradient_size(setup)
+    one = min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
+    late = shared(setup, part, (part.block - one) * size, "gradients")
+    if setup.model.tied_embeddings:
+        return late
+    embedding = shared(setup, part, part.embedding * size, "gradients")
+    return late + embedding + partial_gradient_bytes(setup, part)
+
+
+def partial_gradient_bytes(setup: Setup, part: Part) -> int:
+    """Of an embedding that torchtune divides by rows (``models/llama3/_parallelism.py``), the gradient beyond
+    a process's own rows.
+
+    DTensor leaves each rank a partial sum of all rows until the optimizer needs it; FSDP reduces it at once.
+    """
+    if setup.engine != "torchtune" or setup.tensor == 1 or divisor(setup, "gradients") > 1:
+        return 0
+    if setup.adapters or setup.optimizer_in_backward:
+        return 0
+    return (setup.tensor - 1) * part.embedding * gradient_size(setup)
 
 
 def unreduced(setup: Setup) -> bool:

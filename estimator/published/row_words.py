@@ -56,9 +56,11 @@ def engine_of(framework: str) -> Engine:
 
 
 def version_of(framework: str, engine: Engine) -> str:
-    """A row of ``data/implementations.csv``: torchtitan had both FSDPs in spring 2024 alone."""
-    early = engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2"))
-    return "2024-05" if early else ""
+    """A row of ``data/implementations.csv``: torchtitan had both FSDPs in spring 2024 alone, and
+    torchtune's norms kept less up to 0.4."""
+    if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
+        return "2024-05"
+    return "0.4" if engine == "torchtune" and framework.endswith(" 0.4") else ""
 
 
 # Methods that begin like a claimed one and are another.

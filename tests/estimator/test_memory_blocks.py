@@ -131,8 +131,6 @@ TUNED = {
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_block_of_torchtune_keeps_what_the_formula_says(lora: bool) -> None:
-    """Trained whole, the norms keep an fp32 result here, and a 16-bit one in the formula: 2 B an element each
-    of the two. On GPUs torch's fused norm keeps neither."""
     llama = pytest.importorskip("torchtune.models.llama3_1")
     peft = pytest.importorskip("torchtune.modules.peft")
     torch.set_default_dtype(torch.bfloat16)
@@ -161,4 +159,4 @@ def test_a_block_of_torchtune_keeps_what_the_formula_says(lora: bool) -> None:
     )
     changes: dict[str, Any] = {"method": "lora", "lora_targets": ("q_proj", "v_proj")} if lora else {}
     formula = block_bytes(step(spec, engine="torchtune", lora_rank=16, **changes))
-    assert formula + (0 if lora else 2 * 2 * 256) == pytest.approx(counted, rel=0.01)
+    assert formula == pytest.approx(counted, rel=0.01)

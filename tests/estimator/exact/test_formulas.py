@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -78,23 +77,6 @@ GRID: dict[str, Setup] = {
 PARAMETERS = ("weights", "adapters", "master weights")
 ACTIVATIONS = ("activations", "logits and loss")
 
-# Where the formulas are known to differ, and by which tensors.
-WHOLE_LOGITS = "torchtune's plan of tensor parallel leaves the embedding's gradient whole"
-CHUNKS = (
-    "copies of the head's input decide whether the forward pass of torchtune's chunked loss or the first sum "
-    "of the head's gradients is the larger, and with it how much are logits"
-)
-ROOT = "FSDP2 frees the first gathered weights of the backward pass before the reduced gradients are there"
-
-GRADIENTS_DIFFER = {"torchtune, tensor 2": WHOLE_LOGITS}
-ACTIVATIONS_DIFFER = {
-    "torchtune, wide, tied": CHUNKS,
-    "torchtune, fsdp 2": CHUNKS,
-    "torchtune, fsdp 8": CHUNKS,
-    "torchtune, tensor 2": WHOLE_LOGITS,
-}
-PEAKS_DIFFER = {"torchtune, fsdp 8, checkpointing": ROOT}
-
 
 @pytest.fixture(scope="module")
 def traces() -> dict[str, ExactEstimate]:
@@ -114,19 +96,6 @@ def activations_at_the_peak(found: ExactEstimate) -> list[int]:
     ]
 
 
-def cases(differing: dict[str, str], *, but: str = "never") -> list[Any]:
-    """The grid, with what is known to differ and why; a case that agrees again has to leave the list."""
-    return [
-        pytest.param(
-            name, marks=pytest.mark.xfail(name in differing, reason=differing.get(name), strict=True)
-        )
-        if name in differing
-        else name
-        for name in GRID
-        if not name.startswith(but)
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GRID)
 @pytest.mark.parametrize("names", [PARAMETERS, ("optimizer",)], ids=["parameters", "optimizer"])
@@ -138,14 +107,14 @@ def test_weights_and_optimizer_are_within_2_percent_of_the_trace(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(GRADIENTS_DIFFER))
+@pytest.mark.parametrize("case", GRID)
 def test_gradients_are_within_2_percent_of_the_trace(case: str, traces: dict[str, ExactEstimate]) -> None:
     traced = dict(traces[case].states)["gradients"]
     assert dict(memory.states(GRID[case]))["gradients"] == pytest.approx(traced, rel=0.02)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(ACTIVATIONS_DIFFER))
+@pytest.mark.parametrize("case", GRID)
 def test_activations_with_logits_and_loss_are_within_5_percent_of_the_trace(
     case: str, traces: dict[str, ExactEstimate]
 ) -> None:
@@ -154,6 +123,7 @@ def test_activations_with_logits_and_loss_are_within_5_percent_of_the_trace(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(PEAKS_DIFFER, but="deepspeed"))  # whose buckets no trace has
+@pytest.mark.parametrize("case", [name for name in GRID if not name.startswith("deepspeed")])
 def test_the_peak_is_within_5_percent_of_the_trace(case: str, traces: dict[str, ExactEstimate]) -> None:
+    """Without DeepSpeed, whose buckets no trace has."""
     assert sum(memory.active(GRID[case]).values()) == pytest.approx(traces[case].peak_bytes, rel=0.05)
