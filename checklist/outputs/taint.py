@@ -19,6 +19,7 @@ from checklist.measurements import record
 from checklist.result import Result, Standing
 from checklist.verdict import still_open
 from estimator.errors import UserError
+from estimator.hardware import cluster_nodes
 
 KEY = "training-checklist/unfit"  # of the taint and the annotation
 LABEL = "training-checklist/fit"
@@ -151,20 +152,13 @@ class Cluster:
 
     def __init__(self, context: str | None = None) -> None:
         try:
-            from kubernetes import client, config
+            from kubernetes import client
         except ImportError:
             raise UserError(
                 "Marking nodes needs the kubernetes library, which is not installed.",
                 "pip install 'metaflow-finetune[kubernetes]'",
             ) from None
-        configuration = client.Configuration()
-        try:
-            config.load_config(context=context, client_configuration=configuration)
-        except (config.ConfigException, OSError, TypeError, ValueError) as error:
-            raise UserError(
-                f"There is no way to a Kubernetes cluster: {' '.join(str(error).split())}.",
-                "Set KUBECONFIG, or run it in a pod with a service account.",
-            ) from None
+        _, configuration = cluster_nodes.access(context)
         configuration.retries = False
         self._host = configuration.host
         self._api = client.CoreV1Api(client.ApiClient(configuration))

@@ -46,7 +46,7 @@ def fetch(context: str | None = None) -> tuple[str, list[Node]]:
         ) from None
     from kubernetes import client
 
-    name, configuration = _configuration(context)
+    name, configuration = access(context)
     configuration.retries = False
     found: list[Node] = []
     token: str | None = None
@@ -79,8 +79,11 @@ def fetch(context: str | None = None) -> tuple[str, list[Node]]:
                 return name, found
 
 
-def _configuration(context: str | None) -> tuple[str, Any]:
-    """(name, client configuration) of a kubeconfig's context, or of the cluster that this pod runs in."""
+def access(context: str | None) -> tuple[str, Any]:
+    """(name, client configuration) of a kubeconfig's context, or of the cluster that this pod runs in.
+
+    Reads KUBECONFIG each time; the client library does so only when it is imported. Raises UserError.
+    """
     from kubernetes import client, config
     from yaml import YAMLError
 

@@ -256,7 +256,9 @@ def test_a_server_that_never_answers_is_left_when_the_time_is_over(
         start = time.monotonic()
         lines = refresh.refresh(limit_s=2)
         took = time.monotonic() - start
-    assert "aws: no answer within 2 s, nothing changed" in lines
+    (told,) = (line for line in lines if line.startswith("aws: "))
+    assert "nothing changed" in told
+    assert "no answer within 2 s" in told or "no time left" in told  # on a busy machine
     assert took < 5
     assert unchanged()
 
