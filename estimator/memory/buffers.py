@@ -54,6 +54,7 @@ class Buffers:
     last: int  # at the end of the backward pass: the embedding's
     apart: int
     waiting: int = 0  # gradients that are whole until the embedding's are there
+    forward: int = 0  # while the first block is fetched behind the root: both as gathered, and in their parts
 
 
 NONE = Buffers(0, 0, 0, 0, 0, 0)
@@ -100,10 +101,13 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
         own = size * part.block
         reduced = 0 if setup.accumulation > 1 else 2 * own
         return Buffers(at_loss, gathered, gathered + own, reduced, 0, reduced)
+    starting = 2 * (size * root + block) if code.root_stays == "backward" else 0
     if setup.adapters:
         inner = share(trained, max(part.layers, 1))
         reduced = 2 * reduce_size * inner
-        return Buffers(at_loss, gathered, gathered + size * inner, reduced, 0, reduced)
+        # A root that comes back for the backward pass is there twice: as it was gathered, and in its parts
+        fetched = max(gathered, 2 * size * root) if code.root_stays == "backward" and not whole else gathered
+        return Buffers(at_loss, fetched, gathered + size * inner, reduced, 0, reduced, forward=starting)
     head = reduce_size * part.own_head
     embedding = size * part.embedding
     apart = max(2 * reduce_size * part.block, head)
@@ -114,7 +118,9 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     first = size * min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
     fetched = gathered if whole else gathered - size * part.block  # one block, as none computes
     reduced = reduce_size * part.block
-    return Buffers(at_loss, fetched, gathered + first, reduced, size * root, apart, size * part.head)
+    return Buffers(
+        at_loss, fetched, gathered + first, reduced, size * root, apart, size * part.head, starting
+    )
 
 
 def _block_bytes(setup: Setup, part: Part) -> int:

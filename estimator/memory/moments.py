@@ -112,6 +112,10 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
     recomputed = block if checkpointed(setup) else 0
     return [
         Moment(
+            {"activations": boundary, "gradients": held, "communication buffers": found.forward},
+            held if streams else 0,
+        ),
+        Moment(
             {
                 "activations": kept + last + stale_bytes(setup, part),
                 "logits and loss": logits.peak + _kept_outputs(setup, part, tokens),

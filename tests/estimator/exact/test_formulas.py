@@ -50,6 +50,9 @@ GRID: dict[str, Setup] = {
     "torchtune, fsdp 8": replace(TORCHTUNE, **fsdp(8)),
     "torchtune, fsdp 8, checkpointing": replace(TORCHTUNE, **fsdp(8), **AC),
     "torchtune, fsdp 8, lora": replace(TORCHTUNE, **fsdp(8), **LORA),
+    "torchtune, fsdp 8, lora, checkpointing, few tokens": replace(
+        TORCHTUNE, micro_batch=1, seq_len=64, **fsdp(8), **LORA, **AC
+    ),
     "torchtune, tensor 2": replace(TORCHTUNE, tensor=2, sequence_parallel=False),
     "torchtitan, fsdp 8": replace(TORCHTITAN, **fsdp(8)),
     "torchtitan, fsdp 8, checkpointing": replace(TORCHTITAN, **fsdp(8), **AC),
