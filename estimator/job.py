@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from estimator.errors import UserError
-from estimator.models import MLP_PROJECTIONS, PROJECTIONS, ModelSpec
+from estimator.models import PROJECTIONS, ModelSpec
 from estimator.setup import Optimizer, Task
 
 METHODS = ("full", "lora", "qlora", "dora", "auto")
@@ -137,10 +137,6 @@ class Job:
     def tokens_per_step(self) -> int:
         """Of all sequences; a preference pair is two."""
         return self.global_batch * self.seq_len * (2 if self.task in PAIR_TASKS else 1)
-
-    @property
-    def mlp_targets(self) -> int:
-        return sum(target in MLP_PROJECTIONS for target in self.lora_targets)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.errors import UserError
+from estimator.planning.engines import LOSSES
 from estimator.setup import Checkpointing, LossKind, Precision, Quantization, StateSharding
 
 
@@ -42,7 +43,7 @@ ENGINES: dict[str, EngineDefaults] = {
     "torchtune": EngineDefaults(
         precision="bf16",
         sharding="fsdp",
-        loss="chunked",
+        loss=LOSSES["torchtune"],
         checkpointing="full",
         quantization="nf4-double",
         document_mask=True,
@@ -51,7 +52,7 @@ ENGINES: dict[str, EngineDefaults] = {
     "deepspeed": EngineDefaults(
         precision="bf16-mixed",
         sharding="zero3",
-        loss="recomputed",
+        loss=LOSSES["deepspeed"],
         source="launchers/engines/deepspeed_*.py; the planner takes the lowest ZeRO stage that fits",
     ),
     "torchtitan": EngineDefaults(

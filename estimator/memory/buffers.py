@@ -29,10 +29,6 @@ ZERO3_LIVE_PARAMETERS = 1_000_000_000
 ZERO3_PREFETCH = 50_000_000
 ZERO3_SUB_GROUP = 1_000_000_000
 
-# Megatron-Core's buckets of its distributed optimizer: the larger of 40 M parameters and 1 M a process
-# (megatron/core/distributed/distributed_data_parallel_config.py).
-MEGATRON_BUCKET = 40_000_000
-
 # Blocks whose weights are gathered at a time: the one that computes and the one that is fetched; FSDP1 frees
 # two more late, as its rate limiter allows two all-gathers in flight
 # (torch/distributed/fsdp/_limiter_utils.py).
