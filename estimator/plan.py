@@ -67,6 +67,8 @@ class Request:
     disk_mib: int
     instance_type: str | None = None
     cloud: str | None = None
+    node_labels: tuple[tuple[str, str], ...] = ()
+    """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,11 @@ PLANS = st.builds(
     engine=WORDS,
     target=st.sampled_from(["local", "kubernetes", "batch", "catalogue"]),
     request=st.builds(
-        Request, gpu=st.none() | WORDS, instance_type=st.none() | WORDS, cloud=st.none() | WORDS
+        Request,
+        gpu=st.none() | WORDS,
+        instance_type=st.none() | WORDS,
+        cloud=st.none() | WORDS,
+        node_labels=st.lists(st.tuples(WORDS, WORDS), max_size=2).map(tuple),
     ),
     layout=st.builds(Layout, seq_len=COUNTS, virtual_stages=COUNTS, replicate=COUNTS),
     prediction=st.builds(
@@ -72,6 +76,8 @@ def test_a_plan_of_an_earlier_release_is_read_with_neutral_values() -> None:
         del old["layout"][name]
     for name in ("tokens", "price_kind", "price_source", "mfu", "tokens_per_second_range"):
         del old["prediction"][name]
+    del old["request"]["node_labels"]
     read = Plan.from_json(json.dumps(old))
     assert read.layout == made.layout
+    assert read.request == made.request
     assert read.prediction.mfu is None
