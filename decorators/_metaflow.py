@@ -21,6 +21,7 @@ What is used, and why no public interface serves:
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
   ``MetaflowInternalError.headline`` is put into words that fit.
+* ``metaflow_config``: the namespace and the queue that steps run in where the user names none.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 """
@@ -149,6 +150,15 @@ def _words() -> list[str]:
 def in_container() -> bool:
     """Whether this task runs in a Kubernetes pod or a Batch job rather than beside its scheduler."""
     return "METAFLOW_KUBERNETES_WORKLOAD" in os.environ or "AWS_BATCH_JOB_ID" in os.environ
+
+
+def configured_target(backend: Backend) -> dict[str, Any]:
+    """Where steps run by Metaflow's configuration, in the words of ``@kubernetes`` and ``@batch``."""
+    from metaflow.metaflow_config import BATCH_JOB_QUEUE, KUBERNETES_NAMESPACE
+
+    return {"kubernetes": {"namespace": KUBERNETES_NAMESPACE}, "batch": {"queue": BATCH_JOB_QUEUE}}.get(
+        backend, {}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
