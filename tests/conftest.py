@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.lab import control_plane as lab
 
 
 def write_sums(path: Path) -> Path:
@@ -30,3 +33,15 @@ def no_earlier_runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path_factory.getbasetemp() / "earlier-runs.jsonl"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))  # refreshed prices
     monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.ControlPlane]:
+    """A Kubernetes API server on this machine with its controllers and scheduler, JobSet and a user "alice".
+
+    It has no nodes. A test takes a namespace of its own, and leaves the server running.
+    """
+    if reason := lab.missing():
+        pytest.skip(reason)
+    with lab.ControlPlane(tmp_path_factory.mktemp("control-plane"), users=("alice",)) as started:
+        yield started

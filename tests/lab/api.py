@@ -1,0 +1,128 @@
+"""Requests to a Kubernetes API server as plain JSON, made in a network namespace where that is its place."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import requests
+
+_CLONE_NEWNET = 0x40000000  # sched.h
+_TIMEOUT_S = 20.0
+Json = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server's refusal: ``status`` is HTTP's, the text is the server's own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+@contextmanager
+def inside(network: Path | None) -> Iterator[None]:
+    """This thread, and what it starts, in a network namespace; ``None``: where it is."""
+    if network is None:
+        yield
+        return
+    own = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
+    try:
+        _enter(network)
+        try:
+            yield
+        finally:
+            _setns(own)
+    finally:
+        os.close(own)
+
+
+def _enter(network: Path) -> None:
+    other = os.open(network, os.O_RDONLY)
+    try:
+        _setns(other)
+    finally:
+        os.close(other)
+
+
+def _setns(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+class Api:
+    """One user of the API server. Safe to use from several threads."""
+
+    def __init__(self, url: str, *, authority: Path, token: str, network: Path | None = None) -> None:
+        self._url, self._network = url, network
+        self._authority, self._token = authority, token
+        self._of_thread = threading.local()
+
+    def get(self, path: str, **query: str) -> Json:
+        return self._ask("GET", path, params=query)
+
+    def items(self, path: str, **query: str) -> list[Json]:
+        """The objects of a list."""
+        return list(self.get(path, **query)["items"])
+
+    def create(self, path: str, body: Json) -> Json:
+        return self._ask("POST", path, json=body)
+
+    def replace(self, path: str, body: Json) -> Json:
+        return self._ask("PUT", path, json=body)
+
+    def patch(self, path: str, body: Json, kind: Literal["strategic-merge", "merge"] = "merge") -> Json:
+        return self._ask("PATCH", path, json=body, headers={"Content-Type": f"application/{kind}-patch+json"})
+
+    def delete(self, path: str, **options: Any) -> None:
+        """``options`` are those of DeleteOptions; an object that isn't there is no error."""
+        try:
+            self._ask("DELETE", path, json={"apiVersion": "v1", "kind": "DeleteOptions", **options})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.get(path)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def ready(self) -> bool:
+        """Whether the server answers and says that it is ready."""
+        try:
+            with inside(self._network):
+                return bool(self._session().get(f"{self._url}/readyz", timeout=_TIMEOUT_S).ok)
+        except requests.RequestException:
+            return False
+
+    def _ask(self, method: str, path: str, **more: Any) -> Json:
+        """Raises ApiError for a refusal, requests.RequestException where the server isn't there."""
+        with inside(self._network):
+            answer = self._session().request(method, self._url + path, timeout=_TIMEOUT_S, **more)
+        if not answer.ok:
+            try:
+                message = str(answer.json().get("message"))
+            except ValueError:
+                message = answer.text
+            raise ApiError(answer.status_code, message)
+        found: Json = answer.json()
+        return found
+
+    def _session(self) -> requests.Session:
+        session: requests.Session | None = getattr(self._of_thread, "session", None)
+        if session is None:
+            session = self._of_thread.session = requests.Session()
+            session.trust_env = False  # REQUESTS_CA_BUNDLE would win over the server's own authority
+            session.verify = str(self._authority)
+            session.headers["Authorization"] = f"Bearer {self._token}"
+        return session

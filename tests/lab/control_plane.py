@@ -1,0 +1,320 @@
+"""A real Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+
+The binaries are found as envtest finds them: ``TEST_ASSET_KUBE_APISERVER``, ``TEST_ASSET_ETCD`` and so on,
+else the folder ``KUBEBUILDER_ASSETS``, else (etcd) the PATH. JobSet's definition is ``jobset-crd.json`` in
+that folder, or ``TEST_ASSET_JOBSET_CRD``. There are no nodes; tests.lab.kubelet brings some.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.lab.api import Api, Json, inside
+
+NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_START_S = 90.0  # 6 s on an idle machine
+_OLD = (1, 24)  # before it, controller manager and scheduler also listen without TLS unless told not to
+_AUDIT_POLICY = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: None
+  users: ["admin", "system:apiserver"]
+- level: Request
+"""
+
+
+def asset(name: str) -> Path | None:
+    """Where a binary is; None: nowhere."""
+    variable = "TEST_ASSET_" + name.upper().replace("-", "_")
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    found = [os.environ.get(variable), folder and f"{folder}/{name}", shutil.which(name)]
+    return next((Path(path) for path in found if path and Path(path).is_file()), None)
+
+
+def jobset_definition() -> Path | None:
+    """JobSet's CustomResourceDefinition as JSON; None: it isn't there."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    found = [os.environ.get("TEST_ASSET_JOBSET_CRD"), folder and f"{folder}/jobset-crd.json"]
+    return next((Path(path) for path in found if path and Path(path).is_file()), None)
+
+
+def missing() -> str | None:
+    """Why there can be no control plane here, in words; None: there can."""
+    absent = [name for name in NAMES if asset(name) is None]
+    if shutil.which("kubectl") is None:
+        absent.append("kubectl")
+    if absent:
+        return f"no {', '.join(absent)}: KUBEBUILDER_ASSETS names the folder of a control plane's binaries"
+    if jobset_definition() is None:
+        return "no JobSet definition: TEST_ASSET_JOBSET_CRD names its file (JSON)"
+    return None
+
+
+def start_process(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    network: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """A server that ends with this thread's process, whatever happens to that; its output goes to ``log``."""
+    with inside(network), log.open("ab") as output:
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment) if environment is not None else None,
+            start_new_session=True,  # a Ctrl-C is for pytest, which stops the servers in order
+        )
+
+
+def wait_for(what: Callable[[], Any], within: float, doing: str, every: float = 0.1) -> Any:
+    """What ``what`` returns once that is true; fails after ``within`` seconds, saying what it was about."""
+    deadline = time.monotonic() + within
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"not within {within:g} s: {doing}"
+        time.sleep(every)
+    return found
+
+
+def free_ports(number: int, address: str, network: Path | None) -> list[int]:
+    with inside(network):
+        probes = [socket.socket() for _ in range(number)]
+        for probe in probes:
+            probe.bind((address, 0))
+        found = [probe.getsockname()[1] for probe in probes]
+        for probe in probes:
+            probe.close()
+    return found
+
+
+@dataclass
+class ControlPlane:
+    """Started and stopped by ``with``. ``network``: the namespace in which it listens on ``address``."""
+
+    folder: Path
+    address: str = "127.0.0.1"
+    network: Path | None = None
+    users: tuple[str, ...] = ()  # beside the administrator; they may nothing until a role binding says so
+    tokens: dict[str, str] = field(default_factory=dict)
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __enter__(self) -> ControlPlane:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._etcd_port, peer, self._port = free_ports(3, self.address, self.network)
+        self._write_keys()
+        try:
+            store = f"http://{self.address}:{self._etcd_port}"
+            between = f"http://{self.address}:{peer}"
+            self._start(
+                "etcd",
+                *("--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync", "--logger", "zap"),
+                *("--listen-client-urls", store, "--advertise-client-urls", store),
+                *("--listen-peer-urls", between, "--initial-advertise-peer-urls", between),
+                *("--initial-cluster", f"default={between}"),
+            )
+            self.start_api_server()
+            self._start_controllers()
+            self.install("jobsets.jobset.x-k8s.io", jobset_definition())
+            self._wait_for_service_account("default")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.address}:{self._port}"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that signs the server's."""
+        return self.folder / "certificates" / "apiserver.crt"
+
+    def api(self, user: str = "admin") -> Api:
+        """The API server, for one user."""
+        return Api(self.url, authority=self.authority, token=self.tokens[user], network=self.network)
+
+    def kubeconfig(self, user: str = "admin", namespace: str = "default", **replaced: Any) -> Path:
+        """A file for KUBECONFIG; ``replaced``: another ``server`` or ``token``, more fields of the user."""
+        path = self.folder / f"kubeconfig-{user}-{namespace}-{secrets.token_hex(3)}"
+        server = replaced.pop("server", self.url)
+        credentials = {"token": self.tokens[user], **replaced}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "lab",
+            "contexts": [
+                {"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}
+            ],
+            "clusters": [
+                {"name": "lab", "cluster": {"server": server, "certificate-authority": str(self.authority)}}
+            ],
+            "users": [{"name": user, "user": credentials}],
+        }
+        path.write_text(json.dumps(config))
+        path.chmod(0o600)
+        return path
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """What kubectl prints, as the administrator."""
+        if not hasattr(self, "_admin"):
+            self._admin = self.kubeconfig()
+        with inside(self.network):
+            done = subprocess.run(
+                ["kubectl", f"--kubeconfig={self._admin}", *arguments],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def apply(self, *manifests: Json) -> None:
+        """Create or change objects. kubectl is newer than the server: its own validation is left out."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.kubectl("apply", "--validate=false", "-f", "-", stdin=json.dumps(listed))
+
+    def install(self, name: str, definition: Path | None) -> None:
+        """A custom resource, and wait until it can be used."""
+        assert definition is not None
+        api = self.api()
+        api.create(
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", json.loads(definition.read_text())
+        )
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+
+        def established() -> bool:
+            conditions = api.get(path).get("status", {}).get("conditions") or []
+            return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+        wait_for(established, _START_S, f"{name} is established")
+
+    def namespace(self, name: str) -> str:
+        """Make a namespace; returns its name when pods can be made there."""
+        self.api().create("/api/v1/namespaces", {"metadata": {"name": name}})
+        self._wait_for_service_account(name)
+        return name
+
+    def service_account(self, name: str, namespace: str) -> str:
+        """The token of a service account, made if it isn't there."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+        if not self.api().exists(f"{path}/{name}"):
+            self.api().create(path, {"metadata": {"name": name}})
+        answer = self.api().create(f"{path}/{name}/token", {"spec": {"audiences": []}})
+        return str(answer["status"]["token"])
+
+    def audit(self) -> list[Json]:
+        """What has been asked of the server so far by all but the administrator, requests' bodies with it."""
+        path = self.folder / "audit.log"
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+    # -- processes -------------------------------------------------------------------------------------
+
+    def start_api_server(self) -> None:
+        """Start it, also again after :meth:`stop_api_server`: same port, same keys, same objects."""
+        self._start(
+            "kube-apiserver",
+            f"--etcd-servers=http://{self.address}:{self._etcd_port}",
+            f"--cert-dir={self.folder / 'certificates'}",
+            f"--service-account-key-file={self._key}",
+            f"--service-account-signing-key-file={self._key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.78.0.0/24",
+            f"--bind-address={self.address}",
+            f"--advertise-address={self.address}",
+            f"--secure-port={self._port}",
+            "--endpoint-reconciler-type=none",  # the loopback is no address for an endpoint
+            "--allow-privileged=true",
+            f"--audit-policy-file={self.folder / 'audit-policy.yaml'}",
+            f"--audit-log-path={self.folder / 'audit.log'}",
+        )
+        self._wait_until(self.authority.exists, "kube-apiserver", "it has a certificate")
+        self._wait_until(self.api().ready, "kube-apiserver", "it is ready")
+
+    def stop_api_server(self) -> None:
+        """As when its machine goes: connections are cut, and nothing listens any more."""
+        process = self._processes.pop("kube-apiserver")
+        process.kill()
+        process.wait(10)
+
+    def stop(self) -> None:
+        for name in reversed(NAMES):
+            process = self._processes.pop(name, None)
+            if process is not None:
+                process.kill()
+                process.wait(10)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def _start_controllers(self) -> None:
+        version = self.api().get("/version")
+        old = (int(version["major"]), int(version["minor"].rstrip("+"))) < _OLD
+        shared = [f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false", "--secure-port=0"]
+        shared += ["--port=0"] if old else []
+        self._start(
+            "kube-controller-manager",
+            *shared,
+            f"--service-account-private-key-file={self._key}",
+            "--use-service-account-credentials=false",
+            "--controllers=*,-nodeipam,-nodelifecycle,-cloud-node-lifecycle,-route,-service,-csrsigning",
+        )
+        self._start("kube-scheduler", *shared)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        command = [str(asset(name)), *arguments]
+        log = self.folder / f"{name}.log"
+        self._processes[name] = start_process(command, log, network=self.network)
+
+    def _wait_until(self, what: Callable[[], bool], name: str, doing: str) -> None:
+        def done() -> bool:
+            assert self._processes[name].poll() is None, f"{name} has ended:\n{self.log(name)[-3000:]}"
+            return what()
+
+        wait_for(done, _START_S, f"{name}: {doing}")
+
+    def _wait_for_service_account(self, namespace: str) -> None:
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+        wait_for(
+            lambda: self.api().exists(path) and self.api().get(path).get("secrets"),
+            _START_S,
+            f"namespace {namespace} has its service account",
+        )
+
+    def _write_keys(self) -> None:
+        self._key = self.folder / "service-accounts.key"
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        plain = serialization.NoEncryption()
+        form = serialization.PrivateFormat.TraditionalOpenSSL
+        self._key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+        (self.folder / "audit-policy.yaml").write_text(_AUDIT_POLICY)
+        self.tokens = {user: secrets.token_hex(16) for user in ("admin", *self.users)}
+        with (self.folder / "tokens.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            for user, token in self.tokens.items():
+                groups = ["system:masters"] if user == "admin" else []
+                rows.writerow([token, user, f"uid-{user}", *groups])
