@@ -41,7 +41,7 @@ def missing() -> str | None:
     return None if probe.returncode == 0 else "this machine does not allow network namespaces"
 
 
-def _do(*command: str) -> None:
+def do(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -90,8 +90,8 @@ class Bed:
         self._bridge = f"ckb{self._id}"
         self._jobs: list[Job] = []
         try:
-            _do("ip", "link", "add", self._bridge, "type", "bridge")
-            _do("ip", "link", "set", self._bridge, "up")
+            do("ip", "link", "add", self._bridge, "type", "bridge")
+            do("ip", "link", "set", self._bridge, "up")
             for host in range(hosts):
                 self._add(host, rate)
         except BaseException:
@@ -102,12 +102,12 @@ class Bed:
         name, wire = self.name(host), self._wire(host)
         known = "".join(f"{self.address(other)} h{other}\n" for other in range(self.hosts))
         self.names(host, f"127.0.0.1 localhost\n{known}")
-        _do("ip", "netns", "add", name)
-        _do("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
-        _do("ip", "link", "set", wire, "master", self._bridge, "up")
-        _do("ip", "-n", name, "link", "set", "lo", "up")
-        _do("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-        _do("ip", "-n", name, "link", "set", "eth0", "up")
+        do("ip", "netns", "add", name)
+        do("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
+        do("ip", "link", "set", wire, "master", self._bridge, "up")
+        do("ip", "-n", name, "link", "set", "lo", "up")
+        do("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        do("ip", "-n", name, "link", "set", "eth0", "up")
         self.slow(host, rate)
 
     def name(self, host: int) -> str:
@@ -135,7 +135,7 @@ class Bed:
         if sends:
             self.on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *_BURST)
         if receives:
-            _do("tc", "qdisc", "replace", "dev", self._wire(host), "root", "tbf", "rate", rate, *_BURST)
+            do("tc", "qdisc", "replace", "dev", self._wire(host), "root", "tbf", "rate", rate, *_BURST)
 
     def slow_link(self, a: int, b: int, rate: str, others: str = RATE) -> None:
         """Limit what two hosts send each other, and nothing else."""
@@ -171,7 +171,7 @@ class Bed:
 
     def on(self, host: int, *command: str) -> None:
         """Run a command on that host."""
-        _do("ip", "netns", "exec", self.name(host), *command)
+        do("ip", "netns", "exec", self.name(host), *command)
 
     def start(
         self,
