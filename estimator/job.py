@@ -15,7 +15,7 @@ ENGINES = ("torchtune", "deepspeed", *PARALLEL_ENGINES)
 OPTIMIZERS = get_args(Optimizer)
 PAIR_TASKS = ("dpo", "orpo", "reward")  # a sample is a chosen and a rejected answer
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
-KINDS = ("local", "kubernetes", "batch", "catalogue")
+KINDS = ("local", "allocation", "kubernetes", "batch", "catalogue")
 DEVICES = ("auto", "cuda", "cpu")
 DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
@@ -141,7 +141,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a local machine has; given in by the caller."""
+    """What a local machine, or each node of a scheduler's allocation, has; given in by the caller."""
 
     gpus: tuple[tuple[str, int], ...] = ()  # (NVML product name, memory in bytes)
     cpu_cores: int
@@ -151,9 +151,12 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """Where the job is to run, with the user's own choices; None is for the planner to decide."""
+    """Where the job is to run, with the user's own choices; None is for the planner to decide.
 
-    kind: Literal["local", "kubernetes", "batch", "catalogue"] = "local"
+    On ``"local"`` the nodes share the one machine; an ``"allocation"`` (Slurm's, PBS's) has one for each.
+    """
+
+    kind: Literal["local", "allocation", "kubernetes", "batch", "catalogue"] = "local"
     machine: Machine | None = None
     nodes: int | None = None
     gpus: int | None = None  # for each node; on CPUs: processes for each node
@@ -168,8 +171,18 @@ class Target:
         for name in ("nodes", "gpus"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
-        if self.kind == "local" and self.machine is None:
-            raise UserError("A local plan needs to know the machine.")
+        if self.at_hand and self.machine is None:
+            raise UserError(f"A plan for {self.kind} needs to know the machine.")
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the machines are there already, rather than to be chosen."""
+        return self.kind in ("local", "allocation")
+
+    @property
+    def sharers(self) -> int:
+        """Nodes that share the one machine."""
+        return (self.nodes or 1) if self.kind == "local" else 1
 
 
 def divides_heads(model: ModelSpec, degree: int) -> bool:

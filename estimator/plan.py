@@ -156,7 +156,7 @@ class Plan:
     parameters: int
     method: Literal["full", "lora", "qlora", "dora"]
     engine: str
-    target: Literal["local", "kubernetes", "batch", "catalogue"]
+    target: Literal["local", "allocation", "kubernetes", "batch", "catalogue"]
     request: Request
     layout: Layout
     prediction: Prediction

@@ -73,11 +73,11 @@ def _request(job: Job, target: Target, chosen: Candidate) -> Request:
         ram = place.ram_bytes
         host = int(ram * share) if ram is not None else int(host * 1.25)
     elif target.machine is not None:
-        cpu = max(target.machine.cpu_cores // layout.nodes, 1)
-        host = min(host, target.machine.ram_bytes // layout.nodes)
+        cpu = max(target.machine.cpu_cores // target.sharers, 1)
+        host = min(host, target.machine.ram_bytes // target.sharers)
     shared = SHARED_MEMORY_PER_GPU * processes
     if ram is not None:
-        shared = min(shared, ram // 4 // layout.nodes if place is None else ram // 4)
+        shared = min(shared, ram // 4 // target.sharers)
     name = chosen.gpu.name if chosen.gpu is not None else None
     if name is None and on_gpus and target.machine is not None:
         name = target.machine.gpus[0][0]

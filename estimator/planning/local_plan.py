@@ -1,4 +1,4 @@
-"""Plans for this machine: its GPUs, or its CPU for a small model."""
+"""Plans for what is at hand: this machine, or the nodes of an allocation; on CPUs for a small model."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ LARGEST_MODEL_ON_CPU = 500_000_000
 
 
 def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
-    """The plan for this machine; CannotFit where the job or a deadline does not."""
+    """The plan for what is at hand; CannotFit where the job or a deadline does not fit."""
     made = _plan(job, target, goals, evidence)
     limit, hours = goals.deadline_hours, made.prediction.hours
     if limit is not None and hours is None:
         basis = made.prediction.throughput_basis
         raise CannotFit(
-            f"Nothing says whether this machine is done within {limit:g} h: {basis}.", wanted=made
+            f"Nothing says whether {where(target)} is done within {limit:g} h: {basis}.", wanted=made
         )
     if limit is not None and hours is not None and hours > limit:
         raise CannotFit(
-            f"{title(job)} takes {hours:,.1f} h of {limit:g} on this machine: "
+            f"{title(job)} takes {hours:,.1f} h of {limit:g} on {where(target)}: "
             f"{percent(hours / limit - 1)} over.",
             "Train on fewer tokens, or see what finetune plan finds elsewhere.",
             wanted=made,
@@ -51,11 +51,13 @@ def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Pl
 def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
     machine = target.machine
     if machine is None:
-        raise UserError("A local plan needs to know the machine.")
+        raise UserError(f"A plan for {target.kind} needs to know the machine.")
     if target.device == "cuda" and not machine.gpus:
         raise UserError(
-            "--device cuda: this machine has no NVIDIA GPU that its driver reports.",
-            "Use --device cpu, or --with kubernetes or --with batch.",
+            f"--device cuda: {where(target)} has no NVIDIA GPU that its driver reports.",
+            "Ask the scheduler for nodes with GPUs."
+            if target.kind == "allocation"
+            else "Use --device cpu, or --with kubernetes or --with batch.",
         )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
@@ -64,14 +66,19 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
             job,
             target,
             f"{job.model.name} has {job.model.parameters / 1e9:.1f} billion parameters, too many to train "
-            "on CPUs in a useful time, and this machine has no GPU.",
+            f"on CPUs in a useful time, and {where(target)} has no GPU.",
         )
     return _on_cpu(job, target, machine, goals, evidence)
 
 
 def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
     nodes = target.nodes or 1
-    most = len(machine.gpus) // nodes
+    most = len(machine.gpus) // target.sharers
+    if (target.gpus or 1) > most and target.kind == "allocation":
+        raise UserError(
+            f"{target.gpus} GPU(s) for each node are asked for, {where(target)} has {most}.",
+            "Ask the scheduler for more, or the settings for fewer.",
+        )
     if (target.gpus or 1) > most:
         raise UserError(
             f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
@@ -81,15 +88,15 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes, n)]
     if not counts:
         raise indivisible(job, nodes, f"{nodes} nodes")
-    used = machine.gpus[: nodes * counts[0]]
+    used = machine.gpus[: target.sharers * counts[0]]
     name, capacity = used[0][0], min(size for _, size in used)
     known = hardware.find_gpu_by_nvml_name(name)
     searched = Search(job, precision_of(job, "cuda", known), "cuda", evidence)
     found = searched.best(nodes, counts[0], capacity, known)
     if found is None:
         miss = searched.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, known)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on this machine's GPUs: {miss}.")
-    why = [f"this machine's {nodes * counts[0]} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"]
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on {where(target)}'s GPUs: {miss}.")
+    why = [f"{where(target)}'s {len(used)} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"]
     if counts[0] < most and not target.gpus:
         why.append(f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch} can't be divided by more")
     return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
@@ -99,16 +106,15 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     nodes, processes = target.nodes or 1, target.gpus or 1
     if not divides(job, nodes, processes):
         raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
-    capacity = machine.ram_bytes // (nodes * processes)
+    capacity = machine.ram_bytes // (target.sharers * processes)
     searched = Search(job, precision_of(job, "cpu", None), "cpu", evidence)
     found = searched.best(nodes, processes, capacity, None)
     if found is None:
         miss = searched.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in this machine's memory: {miss}.")
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in {where(target)}'s memory: {miss}.")
     reason = "as --device cpu says" if target.device == "cpu" else "no GPU here, and the model is small"
-    why = [
-        f"on this machine's CPU: {reason} (the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters)"
-    ]
+    limit = f"the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters"
+    why = [f"on {where(target)}'s CPU: {reason} ({limit})"]
     return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
 
 
@@ -117,6 +123,17 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     suggestions: list[str] = []
     anywhere = replace(target, kind="kubernetes", nodes=None, gpus=None, device="auto", machine=None)
     wanted = best_or_none(job, anywhere)
+    if target.kind == "allocation":
+        suggestions = smaller(job, lambda other: _fits(other, target), cli=False)
+        return CannotFit(
+            problem,
+            "It would run with " + ", or ".join(suggestions) + ", or on more or larger nodes."
+            if suggestions
+            else "Ask the scheduler for more or larger nodes: finetune plan says which would do.",
+            wanted=wanted,
+            suggestions=tuple(suggestions),
+            here=describe(machine) if machine else "",
+        )
     if wanted is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
         wanted = best_or_none(job, anywhere)
@@ -140,14 +157,19 @@ def _fits(job: Job, target: Target) -> bool:
     if machine is None or not machine.gpus:
         return False
     nodes = target.nodes or 1
-    counts = [n for n in range(len(machine.gpus) // nodes, 0, -1) if divides(job, nodes, n)]
+    counts = [n for n in range(len(machine.gpus) // target.sharers, 0, -1) if divides(job, nodes, n)]
     count = target.gpus or next(iter(counts), 0)
     if not count or not divides(job, nodes, count):
         return False
     known = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
-    capacity = min(size for _, size in machine.gpus[: nodes * count])
+    capacity = min(size for _, size in machine.gpus[: target.sharers * count])
     search = Search(job, precision_of(job, "cuda", known), "cuda")
     return search.best(nodes, count, capacity, known) is not None
+
+
+def where(target: Target) -> str:
+    """What the plan is for, in words."""
+    return "each node of this job" if target.kind == "allocation" else "this machine"
 
 
 def describe(machine: Machine) -> str:

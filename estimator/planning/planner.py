@@ -20,7 +20,7 @@ from estimator.plan import Plan
 from estimator.planning.clusters import ranking, survey
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
-from estimator.planning.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local
+from estimator.planning.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local, where
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
 
@@ -85,7 +85,7 @@ def plans(
 
 def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking:
     _check_world(job, target)
-    if target.kind != "local" and target.device == "cpu":
+    if not target.at_hand and target.device == "cpu":
         raise UserError(
             f"--device cpu: plans for {target.kind} are made for GPUs.",
             "Run it locally, or leave --device out.",
@@ -102,12 +102,12 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
 
 
 def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking | Failure:
-    if target.kind == "local":
+    if target.at_hand:
         try:
             made = plan_local(job, target, goals, evidence)
         except CannotFit as error:
             return of_error(job, error)
-        return Ranking(plans=(made,), rejected=(), order="this machine")
+        return Ranking(plans=(made,), rejected=(), order=where(target))
     seen = survey(job, target, goals, evidence)
     return ranking(seen, top) if seen.found else of_survey(seen)
 

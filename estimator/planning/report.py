@@ -87,6 +87,7 @@ def _where(plan: Plan) -> str:
         place = "this machine"
     else:
         names = {
+            "allocation": "the nodes of this job",
             "kubernetes": "Kubernetes",
             "batch": "AWS Batch",
             "catalogue": "any machine of the catalogue",
@@ -182,7 +183,8 @@ def _speed(plan: Plan) -> str:
 def _price(plan: Plan) -> str:
     prediction = plan.prediction
     if prediction.usd_per_hour is None:
-        return "none on this machine" if plan.target == "local" else "unknown: no sourced price"
+        here = {"local": "none on this machine", "allocation": "unknown: the job's nodes are at hand"}
+        return here.get(plan.target, "unknown: no sourced price")
     text = f"${prediction.usd_per_hour:,.2f} an hour"
     if prediction.usd is not None:
         text += f", ${prediction.usd:,.2f} at most"

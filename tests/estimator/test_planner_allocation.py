@@ -1,0 +1,60 @@
+"""Plans for the nodes that a scheduler has already given: each has a machine of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import CannotFit, Job, Machine, Plan, Target, UserError, hardware, plan
+from estimator.models import find
+from estimator.plan import GIB
+from estimator.planning.report import render
+
+NODE = Machine(
+    gpus=(("NVIDIA H100 80GB HBM3", hardware.gpu("h100-sxm").vram_bytes),) * 4,
+    cpu_cores=64,
+    ram_bytes=512 * GIB,
+    disk_free_bytes=2048 * GIB,
+)
+WITHOUT_GPUS = Machine(cpu_cores=8, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
+
+
+def allocation(nodes: int, machine: Machine = NODE, **more: object) -> Target:
+    return Target(kind="allocation", machine=machine, nodes=nodes, **more)  # type: ignore[arg-type]
+
+
+def test_each_node_of_an_allocation_has_all_gpus_of_its_machine() -> None:
+    job = Job(model=find("llama-8b"), global_batch=16, steps=10)
+    alone = plan(job, Target(machine=NODE, nodes=2))
+    given = plan(job, allocation(2))
+    assert alone.request.gpus_per_node == 2, "two local nodes share this machine's four"
+    assert (given.request.nodes, given.request.gpus_per_node) == (2, 4)
+    assert given.layout.world_size == 8
+    assert given.target == "allocation"
+    assert "the nodes of this job" in render(given)
+    assert Plan.from_json(given.to_json()) == given
+
+
+def test_each_node_of_an_allocation_has_all_memory_and_cores_of_its_machine() -> None:
+    job = Job(model=find("tiny-llama"), seq_len=256, global_batch=4)
+    made = plan(job, allocation(2, WITHOUT_GPUS))
+    assert made.prediction.memory.capacity_bytes == WITHOUT_GPUS.ram_bytes
+    assert made.request.cpu == WITHOUT_GPUS.cpu_cores
+
+
+def test_an_allocation_that_is_too_small_is_refused_with_what_would_do() -> None:
+    with pytest.raises(CannotFit, match="each node of this job") as caught:
+        plan(Job(model=find("llama-70b"), global_batch=16), allocation(1))
+    assert "--with" not in caught.value.advice
+    assert "larger nodes" in caught.value.advice
+
+
+def test_more_gpus_than_the_nodes_have_are_refused() -> None:
+    with pytest.raises(UserError, match=r"8 GPU\(s\) for each node are asked for, each .* has 4"):
+        plan(Job(model=find("llama-8b"), global_batch=16), allocation(2, gpus=8))
+
+
+def test_an_allocation_needs_a_machine() -> None:
+    with pytest.raises(UserError, match="needs to know the machine"):
+        replace(allocation(1), machine=None)
