@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,9 @@ PREFIX = "training_checklist"
 
 def write(result: Result, file: Path) -> None:
     """Replaces the file in one step, as a collector may read it at any time. Raises UserError."""
-    try:
-        import prometheus_client as prometheus  # heavy, and not everybody's
-    except ImportError:
-        raise UserError(
-            "A Prometheus textfile needs the prometheus_client library, which is not installed.",
-            "pip install prometheus_client",
-        ) from None
-    if file.suffix != ".prom":
-        raise UserError(f"The Prometheus textfile is called {file.name!r}.", "Its name must end in .prom.")
+    check(file)
+    import prometheus_client as prometheus  # heavy, and not everybody's
+
     registry = prometheus.CollectorRegistry()
     _fill(result, registry)
     try:
@@ -32,6 +27,17 @@ def write(result: Result, file: Path) -> None:
             f"The Prometheus textfile {file} can't be written: {error.strerror or error}.",
             "Name a folder that there is and that may be written to.",
         ) from None
+
+
+def check(file: Path) -> None:
+    """Whether such a file can be written, as far as that is known before. Raises UserError."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UserError(
+            "A Prometheus textfile needs the prometheus_client library, which is not installed.",
+            "pip install prometheus_client",
+        )
+    if file.suffix != ".prom":
+        raise UserError(f"The Prometheus textfile is called {file.name!r}.", "Its name must end in .prom.")
 
 
 def _fill(result: Result, registry: Any) -> None:

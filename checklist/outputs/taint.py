@@ -9,6 +9,7 @@ carries what it has failed as an annotation, and its mark is taken off only when
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 from collections.abc import Mapping
@@ -66,6 +67,12 @@ class Changes:
     refused: tuple[str, ...] = ()
 
 
+def check_share(most_share: float) -> None:
+    """Raises UserError for a share that can't be."""
+    if not (math.isfinite(most_share) and 0 <= most_share <= 1):
+        raise UserError(f"A share of {most_share} of the nodes is not possible.", "Give one from 0 to 1.")
+
+
 def changes(
     result: Result, nodes: tuple[Node, ...], *, how: How = "taint", most_share: float = MOST_SHARE
 ) -> Changes:
@@ -74,8 +81,7 @@ def changes(
     Where more than ``most_share`` of the nodes would be marked in the end, no further one is: so many bad
     nodes are more likely one common cause.
     """
-    if not (math.isfinite(most_share) and 0 <= most_share <= 1):
-        raise UserError(f"A share of {most_share} of the nodes is not possible.", "Give one from 0 to 1.")
+    check_share(most_share)
     why: dict[str, list[Standing]] = {}
     for item in result.open_failures():
         for name in item.nodes if item.blamed else ():
@@ -147,21 +153,38 @@ def publish(
     return tuple(lines)
 
 
+def check_installed() -> None:
+    """Raises UserError where the library is missing."""
+    if importlib.util.find_spec("kubernetes") is None:
+        raise UserError(
+            "Marking nodes needs the kubernetes library, which is not installed.",
+            "pip install 'metaflow-finetune[kubernetes]'",
+        )
+
+
+def check(context: str | None = None, *, apply: bool = False) -> None:
+    """Whether nodes could be marked, asked before there is anything to mark. Changes nothing.
+
+    Raises UserError where the cluster can't be reached, or says that this account may not.
+    """
+    cluster = Cluster(context)
+    for verb in ("list", "patch") if apply else ("list",):
+        cluster.ask_leave(verb)
+
+
 class Cluster:
     """The nodes of one Kubernetes cluster: of that kubeconfig's context, or the one that this pod runs in."""
 
     def __init__(self, context: str | None = None) -> None:
-        try:
-            from kubernetes import client
-        except ImportError:
-            raise UserError(
-                "Marking nodes needs the kubernetes library, which is not installed.",
-                "pip install 'metaflow-finetune[kubernetes]'",
-            ) from None
+        check_installed()
+        from kubernetes import client
+
         _, configuration = cluster_nodes.access(context)
         configuration.retries = False
         self._host = configuration.host
-        self._api = client.CoreV1Api(client.ApiClient(configuration))
+        connection = client.ApiClient(configuration)
+        self._api = client.CoreV1Api(connection)
+        self._authorization = client.AuthorizationV1Api(connection)
 
     def nodes(self) -> tuple[Node, ...]:
         """All of them. Raises UserError."""
@@ -177,6 +200,15 @@ class Cluster:
     def patch(self, change: Change, how: How) -> None:
         """Marks or unmarks one node. Raises UserError."""
         self._ask("patch", self._api.patch_node, change.node.name, patch_of(change, how))
+
+    def ask_leave(self, verb: str) -> None:
+        """Ask whether this account may do that with nodes. Raises UserError where it may not."""
+        from kubernetes import client
+
+        asked = {"spec": {"resourceAttributes": {"verb": verb, "resource": "nodes"}}}
+        review = self._authorization.create_self_subject_access_review
+        if not (self._ask(verb, review, asked).get("status") or {}).get("allowed"):
+            raise _refused(verb, self._host, client.ApiException(status=403))
 
     def _ask(self, verb: str, call: Any, *values: Any, **named: Any) -> dict[str, Any]:
         from kubernetes import client

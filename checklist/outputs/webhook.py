@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -11,9 +12,7 @@ from urllib.parse import urlsplit
 
 from checklist.result import Finding, Result
 
-URL_VARIABLE = (
-    "CHECKLIST_WEBHOOK"  # an environment variable, so that it is in no artifact and no command line
-)
+URL_VARIABLE = "CHECKLIST_WEBHOOK_URL"  # not an option: it is in no artifact and on no command line
 TIMEOUT_S = 5.0
 MOST_FINDINGS = 10
 MOST_CHARACTERS = 2900  # Slack takes 3,000 in a section's text
@@ -34,7 +33,7 @@ def message(result: Result, *, title: str = "Checklist") -> dict[str, Any]:
 
 def send(result: Result, url: str, *, title: str = "Checklist", timeout_s: float = TIMEOUT_S) -> str | None:
     """Posts the message; a line of warning where that failed, else None. Returns within the timeout."""
-    if not _is_address(url):
+    if not is_address(url):
         return f"The webhook was not called: ${URL_VARIABLE} is no http(s) address."
     body = json.dumps(message(result, title=title)).encode()
     said: list[str | None] = []
@@ -46,11 +45,26 @@ def send(result: Result, url: str, *, title: str = "Checklist", timeout_s: float
     return None if reason is None else f"The webhook could not be called: {reason}. The result is kept."
 
 
-def _is_address(url: str) -> bool:
+def out_of_reach(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
+    """Why a message could not be sent now: nobody listens there; None where somebody does. Sends nothing."""
+    if not is_address(url):
+        return f"${URL_VARIABLE} is no http(s) address."
+    parts = urlsplit(url)
     try:
-        return urlsplit(url).scheme in ("http", "https")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout=timeout_s).close()
+    except (OSError, ValueError) as error:  # their texts may quote the address
+        return f"The webhook in ${URL_VARIABLE} can't be reached: no connection ({type(error).__name__})."
+    return None
+
+
+def is_address(url: str) -> bool:
+    """Whether it is one that a message could be sent to."""
+    try:
+        parts = urlsplit(url)
     except ValueError:
         return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> str | None:

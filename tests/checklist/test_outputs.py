@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,7 @@ from checklist.verdict import judge
 from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import cpu_run, gpu_run, with_pairs
-
-SECRET = "T0SECRET/B0SECRET/token"
+from tests.checklist.servers import SECRET, hook
 
 
 @pytest.fixture(scope="module")
@@ -34,35 +29,6 @@ def sick() -> Result:
 @pytest.fixture(scope="module")
 def healthy() -> Result:
     return judge(gpu_run())
-
-
-@contextmanager
-def hook(status: int = 200, delay_s: float = 0, drip: bool = False) -> Iterator[tuple[str, list[Any]]]:
-    received: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            time.sleep(delay_s)
-            if drip:
-                for letter in b"HTTP/1.1 200 OK":
-                    self.wfile.write(bytes([letter]))
-                    self.wfile.flush()
-                    time.sleep(0.2)
-            self.send_response(status)
-            self.send_header("Location", "http://elsewhere.invalid/")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/services/{SECRET}", received
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_the_webhook_gets_verdict_finding_and_advice(sick: Result) -> None:
@@ -100,7 +66,7 @@ def test_a_webhook_that_is_down_is_one_line_without_its_address(sick: Result) ->
         line == "The webhook could not be called: no connection (ConnectionRefusedError). The result is kept."
     )
     line = webhook.send(sick, f"ftp://host/{SECRET}")
-    assert line == "The webhook was not called: $CHECKLIST_WEBHOOK is no http(s) address."
+    assert line == "The webhook was not called: $CHECKLIST_WEBHOOK_URL is no http(s) address."
     bad = webhook.send(sick, f"http://[{SECRET}")
     assert bad is not None
     assert "SECRET" not in bad

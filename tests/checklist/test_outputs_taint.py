@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -21,116 +18,18 @@ from checklist.verdict import judge
 from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import gpu_run, with_pairs
-
-OTHERS_TAINT = {"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}
-
-
-class Api:
-    """An API server of nodes that takes patches as Kubernetes does: merged, with a version to agree on."""
-
-    def __init__(self, count: int) -> None:
-        self.nodes: dict[str, dict[str, Any]] = {}
-        for number in range(count):
-            metadata = {
-                "name": f"host-{number}",
-                "resourceVersion": "1",
-                "labels": {"zone": "a"},
-                "annotations": {},
-            }
-            self.nodes[f"host-{number}"] = {"metadata": metadata, "spec": {"taints": [OTHERS_TAINT]}}
-        self.patches: list[tuple[str, str]] = []
-        self.refuse: dict[str, int] = {}
-        self.page = 3
-
-    def listed(self, query: dict[str, list[str]]) -> dict[str, Any]:
-        start = int(query.get("continue", ["0"])[0])
-        metadata = {"continue": str(start + self.page)} if start + self.page < len(self.nodes) else {}
-        items = list(self.nodes.values())[start : start + self.page]
-        return {"kind": "NodeList", "metadata": metadata, "items": items}
-
-    def patch(self, name: str, body: dict[str, Any], kind: str) -> tuple[int, dict[str, Any]]:
-        node = self.nodes.get(name)
-        if node is None:
-            return 404, {"message": "not found"}
-        asked = body["metadata"].pop("resourceVersion", None)
-        if asked is not None and asked != node["metadata"]["resourceVersion"]:
-            return 409, {"message": "conflict"}
-        self.patches.append((name, kind))
-        _merge(node, body)
-        node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
-        return 200, node
-
-    def taints(self, name: str) -> list[dict[str, str]]:
-        return self.nodes[name]["spec"].get("taints") or []
-
-    def marked(self) -> list[str]:
-        return [name for name in self.nodes if any(taint["key"] == KEY for taint in self.taints(name))]
-
-
-def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """RFC 7386, which is what a strategic merge does to the fields used here too."""
-    for key, value in new.items():
-        if value is None:
-            old.pop(key, None)
-        elif isinstance(value, dict):
-            _merge(old.setdefault(key, {}), value)
-        else:
-            old[key] = value
+from tests.checklist.servers import OTHERS_TAINT, Api, kubeconfig, nodes_api
 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     served = Api(8)
-
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self, code: int, value: dict[str, Any]) -> None:
-            body = json.dumps(value).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_GET(self) -> None:
-            address = urlsplit(self.path)
-            assert address.path == "/api/v1/nodes"
-            code = served.refuse.get("GET", 200)
-            self._answer(code, served.listed(parse_qs(address.query)) if code == 200 else {"message": "no"})
-
-        def do_PATCH(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if "PATCH" in served.refuse:
-                self._answer(served.refuse["PATCH"], {"message": "no"})
-            else:
-                self._answer(*served.patch(self.path.rsplit("/", 1)[1], body, self.headers["Content-Type"]))
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    kubeconfig(tmp_path, monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
-    yield served
-    server.shutdown()
-    server.server_close()
+    with nodes_api(served) as url:
+        use(kubeconfig(tmp_path, url), monkeypatch)
+        yield served
 
 
-def kubeconfig(home: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    file = home / "kubeconfig"
-    named = {"name": "c", "context": {"cluster": "c", "user": "u"}}
-    clusters = [{"name": "c", "cluster": {"server": url}}]
-    users = [{"name": "u", "user": {"token": "t"}}]
-    file.write_text(
-        json.dumps(
-            {
-                "kind": "Config",
-                "current-context": "c",
-                "contexts": [named],
-                "clusters": clusters,
-                "users": users,
-            }
-        )
-    )
+def use(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(file))
     # The client reads this when it is first imported
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
@@ -268,7 +167,7 @@ def test_a_node_that_changed_meanwhile_is_not_overwritten(api: Api) -> None:
 def test_a_cluster_that_can_not_be_reached_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kubeconfig(tmp_path, monkeypatch, "http://127.0.0.1:9")
+    use(kubeconfig(tmp_path, "http://127.0.0.1:9"), monkeypatch)
     with pytest.raises(UserError, match="can't be reached"):
         publish(slow(2))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

@@ -1,0 +1,161 @@
+"""All outputs of a run together: what can't be is refused before, what fails is a line, nothing is raised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checklist.outputs.publish import Outputs, Said, check, publish
+from checklist.outputs.webhook import URL_VARIABLE
+from checklist.result import Result
+from checklist.verdict import judge
+from estimator.errors import UserError
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, with_pairs
+from tests.checklist.servers import SECRET, Api, hook, kubeconfig, nodes_api
+
+
+@pytest.fixture(scope="module")
+def sick() -> Result:
+    share = {2: 0.25}
+    return judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)))
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    served = Api(8)
+    with nodes_api(served) as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+        yield served
+
+
+def told(said: tuple[Said, ...]) -> dict[str, tuple[bool, str]]:
+    return {item.output: (item.failed, " ".join(item.lines)) for item in said}
+
+
+def test_every_output_that_was_asked_for_gets_the_result(
+    sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = Outputs(
+        webhook=True,
+        prometheus=tmp_path / "checklist.prom",
+        cloudwatch=str(tmp_path / "emf.log"),
+        mark="taint",
+        apply=True,
+        cluster="prod",
+    )
+    with hook() as (url, received):
+        monkeypatch.setenv(URL_VARIABLE, url)
+        assert check(outputs) == ()
+        assert received == [], "asking whether it is there sends no message"
+        said = publish(sick, outputs)
+
+    assert not any(item.failed for item in said)
+    assert api.marked() == ["host-2"]
+    assert received[0]["text"].startswith("Checklist of prod: FAIL.")
+    assert "training_checklist_verdict 2.0" in (tmp_path / "checklist.prom").read_text()
+    assert json.loads((tmp_path / "emf.log").read_text())["Cluster"] == "prod"
+    assert SECRET not in repr(said)
+
+
+def test_a_line_for_cloudwatch_is_added_to_the_earlier_ones_and_can_go_to_standard_output(
+    sick: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        publish(sick, Outputs(cloudwatch=str(tmp_path / "emf.log")))
+    assert len((tmp_path / "emf.log").read_text().splitlines()) == 2
+    publish(sick, Outputs(cloudwatch="-"))
+    assert json.loads(capsys.readouterr().out)["Verdict"] == 2
+
+
+def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_same(
+    sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:9/services/{SECRET}")
+    (tmp_path / "taken.prom").mkdir()
+    api.refuse["PATCH"] = 403
+    outputs = Outputs(
+        webhook=True,
+        prometheus=tmp_path / "taken.prom",
+        cloudwatch=str(tmp_path / "emf.log"),
+        mark="label",
+        apply=True,
+    )
+
+    assert check(outputs) == (
+        "Nodes could not be marked now. This account may not patch the nodes of the cluster. It needs a "
+        'ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account.',
+        f"The webhook in ${URL_VARIABLE} can't be reached: no connection (ConnectionRefusedError).",
+    )
+    found = told(publish(sick, outputs))
+
+    assert {output: failed for output, (failed, _) in found.items()} == {
+        "prometheus": True,
+        "cloudwatch": False,
+        "nodes": True,
+        "webhook": True,
+    }
+    assert "taken.prom can't be written" in found["prometheus"][1]
+    assert "This account may not patch the nodes" in found["nodes"][1]
+    assert "could not be called" in found["webhook"][1]
+    assert SECRET not in repr(found)
+
+
+def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
+    sick: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr("checklist.outputs.webhook.send", broken)
+    (said,) = publish(sick, Outputs(webhook=True))
+    assert said == Said(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"most_share": 2}, "A share of 2 of the nodes is not possible."),
+        ({"apply": True}, "--apply is about marking nodes, which is not asked for."),
+        ({"context": "prod"}, "--context is about marking nodes, which is not asked for."),
+        ({"cluster": " "}, "The cluster's name is empty."),
+        ({"prometheus": Path("/nowhere/a.prom")}, "--prometheus /nowhere/a.prom can't be written."),
+        ({"prometheus": Path("a.txt")}, "The Prometheus textfile is called 'a.txt'."),
+        ({"cloudwatch": "/nowhere/log"}, "--cloudwatch /nowhere/log can't be written."),
+        ({"webhook": True}, f"--webhook: ${URL_VARIABLE} is not set."),
+        ({"mark": "taint", "context": "prod"}, "There is no context 'prod' in the kubeconfig"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_what_can_not_be_is_refused_before_anything_is_measured(
+    values: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "http://127.0.0.1:9")))
+    with pytest.raises(UserError) as error:
+        check(Outputs(**values))
+    assert error.value.problem.startswith(line)
+    assert error.value.advice
+
+
+def test_a_webhooks_address_that_is_none_is_refused_without_being_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for address in (SECRET, f"ftp://{SECRET}", f"http://[{SECRET}", "https://"):
+        monkeypatch.setenv(URL_VARIABLE, address)
+        with pytest.raises(UserError, match=r"is no http\(s\) address") as error:
+            check(Outputs(webhook=True))
+        assert "SECRET" not in str(error.value)
+
+
+def test_a_cluster_that_is_down_is_a_line_before_and_after(
+    sick: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "http://127.0.0.1:9")))
+    (line,) = check(Outputs(mark="taint"))
+    assert line.startswith("Nodes could not be marked now. The Kubernetes API")
+    assert told(publish(sick, Outputs(mark="taint")))["nodes"][0]
