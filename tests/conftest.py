@@ -37,11 +37,13 @@ def no_earlier_runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.ControlPlane]:
-    """A Kubernetes API server on this machine with its controllers and scheduler, JobSet and a user "alice".
+    """A Kubernetes API server on this machine with its controllers and scheduler, and JobSet's definition.
 
-    It has no nodes. A test takes a namespace of its own, and leaves the server running.
+    It has no nodes. Users beside the administrator: "launcher" of the group finetune-launchers, and "alice".
+    A test takes a namespace of its own, and leaves the server running.
     """
     if reason := lab.missing():
         pytest.skip(reason)
-    with lab.ControlPlane(tmp_path_factory.mktemp("control-plane"), users=("alice",)) as started:
+    users = {"launcher": ("finetune-launchers",), "alice": ()}
+    with lab.ControlPlane(tmp_path_factory.mktemp("control-plane"), users=users) as started:
         yield started

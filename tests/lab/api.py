@@ -1,20 +1,18 @@
-"""Requests to a Kubernetes API server as plain JSON, made in a network namespace where that is its place."""
+"""Requests to a Kubernetes API server as plain JSON, from another network where that is its place."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import requests
 
-_CLONE_NEWNET = 0x40000000  # sched.h
 _TIMEOUT_S = 20.0
 Json = dict[str, Any]
+Inside = Callable[[], AbstractContextManager[None]]  # in its block this thread is in a network, as Hub.inside
 
 
 class ApiError(Exception):
@@ -25,42 +23,11 @@ class ApiError(Exception):
         self.status = status
 
 
-@contextmanager
-def inside(network: Path | None) -> Iterator[None]:
-    """This thread, and what it starts, in a network namespace; ``None``: where it is."""
-    if network is None:
-        yield
-        return
-    own = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
-    try:
-        _enter(network)
-        try:
-            yield
-        finally:
-            _setns(own)
-    finally:
-        os.close(own)
-
-
-def _enter(network: Path) -> None:
-    other = os.open(network, os.O_RDONLY)
-    try:
-        _setns(other)
-    finally:
-        os.close(other)
-
-
-def _setns(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "setns")
-
-
 class Api:
     """One user of the API server. Safe to use from several threads."""
 
-    def __init__(self, url: str, *, authority: Path, token: str, network: Path | None = None) -> None:
-        self._url, self._network = url, network
+    def __init__(self, url: str, *, authority: Path, token: str, inside: Inside = nullcontext) -> None:
+        self._url, self._inside = url, inside
         self._authority, self._token = authority, token
         self._of_thread = threading.local()
 
@@ -100,14 +67,14 @@ class Api:
     def ready(self) -> bool:
         """Whether the server answers and says that it is ready."""
         try:
-            with inside(self._network):
+            with self._inside():
                 return bool(self._session().get(f"{self._url}/readyz", timeout=_TIMEOUT_S).ok)
         except requests.RequestException:
             return False
 
     def _ask(self, method: str, path: str, **more: Any) -> Json:
         """Raises ApiError for a refusal, requests.RequestException where the server isn't there."""
-        with inside(self._network):
+        with self._inside():
             answer = self._session().request(method, self._url + path, timeout=_TIMEOUT_S, **more)
         if not answer.ok:
             try:

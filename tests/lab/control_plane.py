@@ -16,6 +16,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.lab.api import Api, Json, inside
+from tests.lab.api import Api, Inside, Json
 
 NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _START_S = 90.0  # 6 s on an idle machine
@@ -70,10 +71,10 @@ def start_process(
     command: Sequence[str],
     log: Path,
     environment: Mapping[str, str] | None = None,
-    network: Path | None = None,
+    inside: Inside = nullcontext,
 ) -> subprocess.Popen[bytes]:
     """A server that ends with this thread's process, whatever happens to that; its output goes to ``log``."""
-    with inside(network), log.open("ab") as output:
+    with inside(), log.open("ab") as output:
         return subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],
             stdin=subprocess.DEVNULL,
@@ -93,8 +94,8 @@ def wait_for(what: Callable[[], Any], within: float, doing: str, every: float = 
     return found
 
 
-def free_ports(number: int, address: str, network: Path | None) -> list[int]:
-    with inside(network):
+def free_ports(number: int, address: str, inside: Inside) -> list[int]:
+    with inside():
         probes = [socket.socket() for _ in range(number)]
         for probe in probes:
             probe.bind((address, 0))
@@ -106,18 +107,18 @@ def free_ports(number: int, address: str, network: Path | None) -> list[int]:
 
 @dataclass
 class ControlPlane:
-    """Started and stopped by ``with``. ``network``: the namespace in which it listens on ``address``."""
+    """Started and stopped by ``with``. ``address`` is one of the network that ``inside`` leads to."""
 
     folder: Path
     address: str = "127.0.0.1"
-    network: Path | None = None
-    users: tuple[str, ...] = ()  # beside the administrator; they may nothing until a role binding says so
+    inside: Inside = nullcontext
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # beside "admin": names, and groups
     tokens: dict[str, str] = field(default_factory=dict)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> ControlPlane:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._etcd_port, peer, self._port = free_ports(3, self.address, self.network)
+        self._etcd_port, peer, self._port = free_ports(3, self.address, self.inside)
         self._write_keys()
         try:
             store = f"http://{self.address}:{self._etcd_port}"
@@ -152,7 +153,7 @@ class ControlPlane:
 
     def api(self, user: str = "admin") -> Api:
         """The API server, for one user."""
-        return Api(self.url, authority=self.authority, token=self.tokens[user], network=self.network)
+        return Api(self.url, authority=self.authority, token=self.tokens[user], inside=self.inside)
 
     def kubeconfig(self, user: str = "admin", namespace: str = "default", **replaced: Any) -> Path:
         """A file for KUBECONFIG; ``replaced``: another ``server`` or ``token``, more fields of the user."""
@@ -179,7 +180,7 @@ class ControlPlane:
         """What kubectl prints, as the administrator."""
         if not hasattr(self, "_admin"):
             self._admin = self.kubeconfig()
-        with inside(self.network):
+        with self.inside():
             done = subprocess.run(
                 ["kubectl", f"--kubeconfig={self._admin}", *arguments],
                 input=stdin,
@@ -288,7 +289,7 @@ class ControlPlane:
     def _start(self, name: str, *arguments: str) -> None:
         command = [str(asset(name)), *arguments]
         log = self.folder / f"{name}.log"
-        self._processes[name] = start_process(command, log, network=self.network)
+        self._processes[name] = start_process(command, log, inside=self.inside)
 
     def _wait_until(self, what: Callable[[], bool], name: str, doing: str) -> None:
         def done() -> bool:
@@ -312,9 +313,9 @@ class ControlPlane:
         form = serialization.PrivateFormat.TraditionalOpenSSL
         self._key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
         (self.folder / "audit-policy.yaml").write_text(_AUDIT_POLICY)
-        self.tokens = {user: secrets.token_hex(16) for user in ("admin", *self.users)}
+        groups = {"admin": ("system:masters",), **self.users}
+        self.tokens = {user: secrets.token_hex(16) for user in groups}
         with (self.folder / "tokens.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             for user, token in self.tokens.items():
-                groups = ["system:masters"] if user == "admin" else []
-                rows.writerow([token, user, f"uid-{user}", *groups])
+                rows.writerow([token, user, f"uid-{user}", ",".join(groups[user])])
