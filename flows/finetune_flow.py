@@ -81,6 +81,9 @@ class FinetuneFlow(FlowSpec):
     instance_type = knob("instance_type")
     cloud = knob("cloud")
     device = knob("device")
+    queue = knob("queue")
+    zone = knob("zone")
+    pending_timeout = knob("pending_timeout", float)
     overrides = Parameter(
         "set",
         default="",
@@ -93,6 +96,12 @@ class FinetuneFlow(FlowSpec):
         is_flag=True,
         default=False,
         help="Plan by the formulas alone, without what finished runs have measured here.",
+    )
+    no_preflight = Parameter(
+        "no-preflight",
+        is_flag=True,
+        default=False,
+        help="Submit to the cluster without asking first whether it could ever run this.",
     )
     plan_only = Parameter("plan-only", is_flag=True, default=False, help="Print the plan and end.")
 

@@ -87,6 +87,17 @@ class Resources(_Section):
     """Plan on this cloud's machines only (aws, gcp, azure, lambda)."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
+    queue: str | None = None
+    """AWS Batch job queue, or Kueue LocalQueue on Kubernetes. Empty: by GPU type as in `queues`, else what
+    Metaflow is configured with."""
+    queues: dict[str, str] = Field(default_factory=dict)
+    """Queues by GPU type, as names of the GPU table, for where no `queue` is given."""
+    priority: str | None = None
+    """Kueue WorkloadPriorityClass of the run."""
+    zone: str | None = None
+    """Availability zone of all nodes. Empty: on Kubernetes one that has enough of them, where one is seen."""
+    pending_timeout: PositiveFloat = 30.0
+    """Minutes that a step may wait for its nodes, or for its image, before the run gives up."""
     hang_timeout_s: Positive = 900
     """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung; four
     times as long while a model is loaded or saved."""
