@@ -1,4 +1,4 @@
-"""Nodes on this machine without a launcher: each a process of its own, this one is node 0."""
+"""Nodes as processes: those of this machine where there is no launcher, or the one that a flow's task is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from checklist import measurements
 from checklist.measurements import Measurements
 from checklist.options import Options
+from checklist.phases import limits_of
 from checklist.probes import gpus
 from checklist.probes.worker import PARENT, die_with_parent
 from checklist.rendezvous import Rendezvous, of_node
@@ -21,25 +24,20 @@ from estimator.errors import UserError
 _ROOT = Path(__file__).resolve().parent.parent
 _JOB = "CHECKLIST_LOCAL_NODE"
 _END_S = 10.0  # for the other nodes to end by themselves after node 0
+_LAST_S = 60.0  # for a node's process to start and end, beyond the run's own limits
 
 
 def run_local(options: Options, *, directory: Path | None = None) -> Measurements:
     """Run ``options.nodes`` nodes on this machine. Raises UserError where it has too few GPUs for them."""
-    visible = gpus.look().uuids if options.device != "cpu" else ()
-    nodes = options.nodes
-    share = len(visible) // nodes
-    if visible and options.device == "auto" and not share:
-        options = replace(options, device="cpu")  # one GPU can't be two nodes
-    processes = options.processes_per_node(share if options.device != "cpu" else 0)
-    options = replace(options, gpus_per_node=processes)
+    options, shares = shared_out(options)
+    nodes, processes = options.nodes, options.gpus_per_node or 1
     token, port = secrets.token_hex(8), 20_000 + secrets.randbelow(10_000)
     others = []
     try:
         for node in range(1, nodes):
             place = _place(node, nodes, processes, port, token)
-            own = visible[node * processes : (node + 1) * processes]
-            others.append(_start(options, place, own, directory))
-        _take(visible[:processes])
+            others.append(_start(options, place, shares[node], directory))
+        _take(shares[0])
         return run(options, _place(0, nodes, processes, port, token), directory=directory)
     finally:
         for other in others:
@@ -48,6 +46,53 @@ def run_local(options: Options, *, directory: Path | None = None) -> Measurement
             except subprocess.TimeoutExpired:  # noqa: PERF203 - each has its own
                 other.kill()  # its workers end with it
                 other.wait(timeout=_END_S)
+
+
+def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
+    """The options as they are for nodes of this machine, and the UUIDs of each node's GPUs.
+
+    The number of processes and the device are decided then. Raises UserError where there are too few GPUs.
+    """
+    visible = gpus.look().uuids if options.device != "cpu" else ()
+    share = len(visible) // options.nodes
+    if visible and options.device == "auto" and not share:
+        options = replace(options, device="cpu")  # one GPU can't be two nodes
+    processes = options.processes_per_node(share if options.device != "cpu" else 0)
+    on_gpus = options.device != "cpu" and bool(visible)
+    shares = [visible[node * processes : (node + 1) * processes] for node in range(options.nodes)]
+    decided = replace(options, gpus_per_node=processes, device="cuda" if on_gpus else "cpu")
+    return decided, shares if on_gpus else [()] * options.nodes
+
+
+def run_node(options: Options, place: Rendezvous, uuids: tuple[str, ...], directory: Path) -> Measurements:
+    """One node's part of a run in a process of its own, so that whoever waits here outlives it.
+
+    Raises UserError where the process has failed, or was killed, or did not end in time.
+    """
+    answer = directory / "answer.json"
+    limits = limits_of(options)
+    limit = limits.rendezvous + limits.run + _LAST_S
+    process = _start(options, place, uuids, directory, answer)
+    try:
+        status = process.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"The checklist's process of node {place.node} did not end within {limit:.0f} s.",
+            "Look at that node: something there blocks even what no collective can block.",
+        ) from None
+    finally:
+        process.kill()  # its workers end with it
+        process.wait(timeout=_END_S)
+    if not answer.exists():
+        how = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
+        raise UserError(
+            f"The checklist's process of node {place.node} {how}.",
+            "Signal 9 is often the node's memory limit; the node's log may say more.",
+        )
+    said = json.loads(answer.read_text())
+    if "problem" in said:
+        raise UserError(said["problem"], said["advice"])
+    return measurements.record(Measurements, said["measurements"])
 
 
 def _place(node: int, nodes: int, processes: int, port: int, token: str) -> Rendezvous:
@@ -62,7 +107,11 @@ def _take(uuids: tuple[str, ...]) -> None:
 
 
 def _start(
-    options: Options, place: Rendezvous, uuids: tuple[str, ...], directory: Path | None
+    options: Options,
+    place: Rendezvous,
+    uuids: tuple[str, ...],
+    directory: Path | None,
+    answer: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     job = {
         "rendezvous": place.to_dict(),
@@ -75,9 +124,11 @@ def _start(
             "skip": options.skip,
             "time_limits_s": dict(options.time_limits_s),
             "op_limit_s": options.op_limit_s,
+            "start_limit_s": options.start_limit_s,
             "seed": options.seed,
         },
         "directory": str(directory) if directory else None,
+        "answer": str(answer) if answer else None,
     }
     environment = {**os.environ, _JOB: json.dumps(job), PARENT: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
@@ -88,24 +139,30 @@ def _start(
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=None if answer else subprocess.DEVNULL,
     )
 
 
 def main() -> int:
-    """One of the other nodes."""
+    """One node; its answer goes into the file that the job names, if it names one."""
     die_with_parent(int(os.environ[PARENT]))
     job = json.loads(os.environ[_JOB])
     options = Options(**{**job["options"], **{key: tuple(job["options"][key]) for key in ("only", "skip")}})
+    said: dict[str, Any]
     try:
-        run(
+        measured = run(
             options,
             Rendezvous.from_dict(job["rendezvous"]),
             directory=Path(job["directory"]) if job["directory"] else None,
         )
-    except UserError:
-        return 2  # node 0 tells what there is to tell
-    return 0
+        said = {"measurements": measurements.to_dict(measured)}
+    except UserError as error:
+        said = {"problem": error.problem, "advice": error.advice}
+    if job["answer"]:
+        part = Path(job["answer"] + ".part")
+        part.write_text(json.dumps(said))
+        part.replace(job["answer"])
+    return 2 if "problem" in said else 0  # else node 0 tells what there is to tell
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ class Options:
     """Instead of the profile's limits."""
     op_limit_s: float | None = None
     """Instead of the profile's limit of one operation."""
+    start_limit_s: float = 60.0
+    """How long all ranks may take to be there; on a cluster its nodes and images may first have to come."""
     thresholds: Path | None = None
     """A user's table above the shipped one."""
     system: str | None = None
@@ -124,6 +126,7 @@ class Options:
             _check_limit(f"phase {phase}", limit)
         if self.op_limit_s is not None:
             _check_limit("an operation", self.op_limit_s)
+        _check_limit("the start", self.start_limit_s)
         select(self.only, self.skip)  # raises for names that there are not
 
     @property

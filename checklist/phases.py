@@ -31,7 +31,7 @@ class Skipped(Exception):  # noqa: N818 - it is an answer
 def limits_of(options: Options) -> Limits:
     """The control channel's limits for a run with those options."""
     run = sum(options.limit_s(phase) for phase in options.phases)
-    return Limits(operation=options.hang_limit_s, run=run)
+    return Limits(rendezvous=options.start_limit_s, operation=options.hang_limit_s, run=run)
 
 
 def facts(run: Conductor) -> str | None:
