@@ -54,7 +54,7 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
         raise UserError(f"A plan for {target.kind} needs to know the machine.")
     if target.device == "cuda" and not machine.gpus:
         raise UserError(
-            f"--device cuda: {where(target)} has no NVIDIA GPU that its driver reports.",
+            "--device cuda: there is no NVIDIA GPU here that its driver reports.",
             "Ask the scheduler for nodes with GPUs."
             if target.kind == "allocation"
             else "Use --device cpu, or --with kubernetes or --with batch.",
@@ -66,7 +66,7 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
             job,
             target,
             f"{job.model.name} has {job.model.parameters / 1e9:.1f} billion parameters, too many to train "
-            f"on CPUs in a useful time, and {where(target)} has no GPU.",
+            "on CPUs in a useful time, and there is no GPU.",
         )
     return _on_cpu(job, target, machine, goals, evidence)
 
@@ -95,7 +95,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     found = searched.best(nodes, counts[0], capacity, known)
     if found is None:
         miss = searched.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, known)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on {where(target)}'s GPUs: {miss}.")
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the GPUs at hand: {miss}.")
     why = [f"{where(target)}'s {len(used)} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"]
     if counts[0] < most and not target.gpus:
         why.append(f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch} can't be divided by more")
@@ -111,7 +111,7 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     found = searched.best(nodes, processes, capacity, None)
     if found is None:
         miss = searched.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in {where(target)}'s memory: {miss}.")
+        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the memory at hand: {miss}.")
     reason = "as --device cpu says" if target.device == "cpu" else "no GPU here, and the model is small"
     limit = f"the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters"
     why = [f"on {where(target)}'s CPU: {reason} ({limit})"]

@@ -137,7 +137,7 @@ def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
 
 
 def test_cpus_asked_for_are_refused_by_memory_only() -> None:
-    with pytest.raises(CannotFit, match="does not fit in this machine's memory"):
+    with pytest.raises(CannotFit, match="does not fit in the memory at hand"):
         plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu"))
 
 

@@ -44,7 +44,7 @@ def test_each_node_of_an_allocation_has_all_memory_and_cores_of_its_machine() ->
 
 
 def test_an_allocation_that_is_too_small_is_refused_with_what_would_do() -> None:
-    with pytest.raises(CannotFit, match="each node of this job") as caught:
+    with pytest.raises(CannotFit, match="at hand") as caught:
         plan(Job(model=find("llama-70b"), global_batch=16), allocation(1))
     assert "--with" not in caught.value.advice
     assert "larger nodes" in caught.value.advice
