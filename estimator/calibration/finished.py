@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import os
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from estimator import json_lines
 from estimator.errors import UserError
 
 VARIABLE = "FINETUNE_CALIBRATION"
 SCHEMA_VERSION = 1
-LOCK_SECONDS = 5.0  # a writer holds the lock for one line; a longer wait is a file system without locks
 
 # A prediction is never that far off; such a pair measures two different things (a wrong process, a crash).
 LARGEST_RATIO = 10.0
@@ -105,27 +101,19 @@ class Store:
 
     def add(self, finished: Finished) -> None:
         """Append one run; raises OSError where the file can't be written or locked."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = finished.to_json() + "\n"
-        with self.path.open("a+b") as file, _locked(file.fileno(), fcntl.LOCK_EX):
-            size = os.fstat(file.fileno()).st_size
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = "\n" + line  # a writer was killed in the middle of its line
-            os.write(file.fileno(), line.encode())
-            os.fsync(file.fileno())
+        json_lines.append(self.path, finished.to_json())
 
     def read(self) -> Records:
         """All runs, the first of each name; damaged lines are told, not raised."""
         try:
-            with self.path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
-                text = file.read().decode(errors="replace")
+            lines = json_lines.read(self.path)
         except FileNotFoundError:
             return Records((), ())
         except OSError as error:
             return Records((), (f"{self.path} can't be read: {error.strerror or error}.",))
         finished: dict[str, Finished] = {}
         problems = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
@@ -147,37 +135,3 @@ def default_path() -> Path:
     data = os.environ.get("XDG_DATA_HOME")
     root = Path(data) if data and Path(data).is_absolute() else Path.home() / ".local" / "share"
     return root / "metaflow-finetune" / "calibration.jsonl"
-
-
-@contextlib.contextmanager
-def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
-    """The file's lock for as long as it takes to read it or to write a line.
-
-    Where it is not ``needed``, a lock that can't be had is gone without: half a line is left out at worst.
-    """
-    try:
-        _lock(descriptor, kind)
-    except OSError:
-        if needed:
-            raise
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # closing the file gives the lock back as well
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _lock(descriptor: int, kind: int) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while not _has_locked(descriptor, kind):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"another process has held the file for {LOCK_SECONDS:g} s")
-        time.sleep(0.01)
-
-
-def _has_locked(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from estimator import calibration, memory, models
+from estimator import calibration, json_lines, memory, models
 from estimator.calibration import Calibration, Correction, Finished, Store, apply, formulas
-from estimator.calibration import finished as finished_runs
 from estimator.errors import UserError
 from estimator.plan import GIB, MemoryEstimate
 from estimator.setup import Setup
@@ -247,7 +246,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
 def test_a_store_that_another_process_holds_is_read_all_the_same_and_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finished_runs, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(json_lines, "LOCK_SECONDS", 0.05)
     store = Store(tmp_path / "runs.jsonl")
     store.add(finished("a"))
     with store.path.open("rb") as holder:

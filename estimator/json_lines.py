@@ -1,0 +1,74 @@
+"""A file of lines that several processes may add to at a time, one line at once or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LOCK_SECONDS = 5.0  # a writer holds the lock for one line; a longer wait is a file system without locks
+
+
+def append(path: Path, line: str) -> None:
+    """Add one line; raises OSError where the file can't be written or locked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = line + "\n"
+    with path.open("a+b") as file, _locked(file.fileno(), fcntl.LOCK_EX):
+        size = os.fstat(file.fileno()).st_size
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            text = "\n" + text  # a writer was killed in the middle of its line
+        try:
+            _write(file.fileno(), text.encode())
+            os.fsync(file.fileno())
+        except OSError:  # a full disk
+            with contextlib.suppress(OSError):
+                os.truncate(file.fileno(), size)
+            raise
+
+
+def read(path: Path) -> list[str]:
+    """All lines; those of a killed writer may be damaged. Raises OSError where the file can't be read."""
+    with path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
+        return file.read().decode(errors="replace").splitlines()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+@contextlib.contextmanager
+def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
+    """The file's lock for as long as it takes to read it or to write a line.
+
+    Where it is not ``needed``, a lock that can't be had is gone without: half a line is left out at worst.
+    """
+    try:
+        _lock(descriptor, kind)
+    except OSError:
+        if needed:
+            raise
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # closing the file gives the lock back as well
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not _has_locked(descriptor, kind):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another process has held the file for {LOCK_SECONDS:g} s")
+        time.sleep(0.01)
+
+
+def _has_locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
