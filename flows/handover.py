@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from decorators.measured import Measured
 from decorators.storage import MetaflowStorage, datastore
@@ -17,10 +13,11 @@ from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import GIB, Plan
 from flows import staging
-from launchers import weights
+from launchers import handover, weights
 from launchers.bundles import fetch_files, get_bundle, has_bundle, put_bundle, read_manifest
 from launchers.evaluate import EvaluationResult
-from launchers.metrics import Summary, duration
+from launchers.handover import cache_folder, slug
+from launchers.metrics import Summary
 
 
 def local_copy(storage: MetaflowStorage, reference: str, folder: Path) -> Path:
@@ -29,12 +26,6 @@ def local_copy(storage: MetaflowStorage, reference: str, folder: Path) -> Path:
         return Path(reference)
     get_bundle(storage, reference, folder)
     return folder
-
-
-def cache_folder() -> Path:
-    """Where this machine keeps models that did not come from Hugging Face's own cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "metaflow-finetune"
 
 
 def weights_once(model: str, work: Path) -> str:
@@ -87,10 +78,6 @@ def spec_of(model: str) -> ModelSpec:
     return ModelSpec.from_hf_config(json.loads(store.get_bytes(f"{staged}/{config.key}")), model)
 
 
-def slug(model: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
-
-
 def export(
     *,
     storage: MetaflowStorage,
@@ -112,64 +99,15 @@ def export(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     get_bundle(storage, output, temporary)
-    (temporary / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    (temporary / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
-    (temporary / "model" / "README.md").write_text(model_page(plan, settings, facts))
+    again = "python flows/finetune_flow.py --config settings settings.yaml run"
+    handover.write_records(temporary, plan, settings, facts, again=again)
     shutil.rmtree(destination, ignore_errors=True)
     temporary.rename(destination)
     return str(destination / "model")
-
-
-def model_page(plan: Plan, settings: dict[str, Any], facts: list[tuple[str, str]]) -> str:
-    """A model card (README.md) in Hugging Face's form."""
-    head = {"library_name": "transformers", "tags": ["metaflow-finetune", plan.method]}
-    if "/" in settings["model"] and "://" not in settings["model"] and not settings["model"].startswith("/"):
-        head["base_model"] = settings["model"]
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    return (
-        f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
-        f"Method {plan.method}, engine {plan.engine}, data {settings['dataset']}.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n"
-        "`settings.yaml` beside this folder repeats the run:\n\n"
-        "    python flows/finetune_flow.py --config settings settings.yaml run\n"
-    )
 
 
 def closing_facts(
     plan: Plan, summary: Summary, measured: Measured, evaluation: EvaluationResult
 ) -> list[tuple[str, str]]:
     """Predicted beside measured, and what was learnt, as rows of (what, value)."""
-    predicted = plan.prediction
-    memory = predicted.memory
-    rows = [
-        ("steps", f"{summary.steps}"),
-        ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
-        (
-            "time for a step",
-            duration(summary.step_seconds) if summary.step_seconds >= 60 else f"{summary.step_seconds:.2f} s",
-        ),
-        (
-            "tokens/s",
-            f"predicted {_number(predicted.tokens_per_second)}, measured {summary.tokens_per_second:,.0f}",
-        ),
-        (
-            "peak memory of a process",
-            f"predicted {memory.likely_bytes / GIB:.2f} GiB (up to {memory.upper_bytes / GIB:.2f}), "
-            f"measured {_gib(measured.memory_peak_bytes)}",
-        ),
-    ]
-    if evaluation.base is not None and evaluation.finetuned is not None:
-        rows.append(
-            ("held-out loss", f"{evaluation.base.loss:.4f} before, {evaluation.finetuned.loss:.4f} after")
-        )
-    if summary.mfu is not None:
-        rows.append(("MFU", f"{summary.mfu:.1%}"))
-    return rows
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.0f}"
-
-
-def _gib(value: int | None) -> str:
-    return "unknown" if value is None else f"{value / GIB:.2f} GiB"
+    return handover.closing_facts(plan, summary, measured.memory_peak_bytes, evaluation)

@@ -1,0 +1,184 @@
+"""One node's training: go on from the newest checkpoint, run its part of the gang, keep its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+from estimator.plan import Plan
+from launchers.bundles import Storage, put_bundle
+from launchers.checkpoints import Checkpoint, CheckpointStore, restore_newest
+from launchers.control import NodeAddress
+from launchers.dataset.prepared import Prepared
+from launchers.gang import run_node
+from launchers.job import TrainJob
+from launchers.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
+from launchers.settings import Settings
+from launchers.telemetry import DistInfo, Event, Memory, Phase
+from launchers.trackers import Trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeInputs:
+    """What a node trains, with everything on this machine."""
+
+    plan: Plan
+    settings: Settings
+    model_dir: Path
+    data: Prepared
+    run: str  # its name for people and trackers
+    attempt: int
+    checkpoints: str  # key below which this run's checkpoints lie
+    origins: tuple[str, ...] = ()  # the same of runs that may be gone on from, nearest first
+    logs: str  # key of the bundle of this node's logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a node's part has left."""
+
+    job: TrainJob
+    metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
+    memory_peak_bytes: int | None  # of this node's largest process since it started; None: not reported
+
+    @property
+    def resumed_from(self) -> int:
+        """The step gone on from; 0: from the start."""
+        return self.job.start_step
+
+
+def train(
+    inputs: NodeInputs,
+    address: NodeAddress,
+    store: Storage,
+    work: Path,
+    *,
+    on_event: Callable[[Event], None] = lambda _: None,
+) -> Trained:
+    """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
+
+    Parameters
+    ----------
+    store:
+        Takes checkpoints and logs.
+    work:
+        A folder of this node's own.
+    on_event:
+        Hears every telemetry event of the node's ranks.
+
+    Raises
+    ------
+    UserError, GangFailed, SystemExit
+        As :func:`launchers.gang.run_node` does.
+    """
+    total_steps = inputs.data.info.total_steps
+    listener = _Listener(inputs, total_steps, tokens_of_steps(inputs.data), on_event)
+    # Checkpoints of other data or settings are not this job's: they lie under another name.
+    fingerprint = inputs.data.info.fingerprint
+    checkpoints = CheckpointStore(
+        store,
+        f"{inputs.checkpoints}/{fingerprint}",
+        attempt=inputs.attempt,
+        origins=[f"{origin}/{fingerprint}" for origin in inputs.origins],
+        keep=inputs.settings.keep_checkpoints,
+        notes=listener.notes,
+    )
+    checkpoint, skipped = restore_newest(checkpoints, work / "resume")
+    for line in skipped:
+        print(f"a checkpoint can't be used: {line}")
+    if checkpoint and address.node == 0:
+        print(f"going on from the checkpoint of step {checkpoint.step} of {total_steps}", flush=True)
+        listener.go_on_from(checkpoint)
+    job = TrainJob(
+        plan=inputs.plan,
+        settings=inputs.settings,
+        model_dir=inputs.model_dir,
+        data_dir=inputs.data.folder,
+        work_dir=work / "node",
+        total_steps=total_steps,
+        checkpoint_every=inputs.settings.checkpoint_every,
+        start_step=checkpoint.step if checkpoint else 0,
+        resume_dir=work / "resume" if checkpoint else None,
+    )
+    try:
+        run_node(job, address, on_event=listener, checkpoints=checkpoints)
+    finally:
+        listener.close()
+        _keep_logs(store, inputs.logs, job.logs_dir)
+    return Trained(job=job, metrics=tuple(listener.metrics), memory_peak_bytes=listener.memory_peak_bytes)
+
+
+def _keep_logs(store: Storage, key: str, folder: Path) -> None:
+    """Every rank's logs into the store; a failure to do so must not hide why the run has failed."""
+    if not folder.is_dir():
+        return
+    try:
+        put_bundle(store, key, folder)
+    except (UserError, OSError) as error:
+        print(f"the ranks' logs could not be kept: {error}")
+
+
+class _Listener:
+    """Hears every telemetry event of this node: for the terminal, trackers, and whoever else wants it."""
+
+    def __init__(
+        self,
+        inputs: NodeInputs,
+        total_steps: int,
+        tokens: Sequence[int],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.metrics: list[Metrics] = []
+        self._inputs = inputs
+        self._meter = Meter(inputs.plan, tokens)
+        self._total_steps = total_steps
+        self._ranks: list[DistInfo] = []
+        self._memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
+        self._on_event = on_event
+        self._trackers: Trackers | None = None
+
+    def __call__(self, event: Event) -> None:
+        self._on_event(event)
+        if isinstance(event, DistInfo):
+            self._ranks.append(event)
+            if len(self._ranks) == self._inputs.plan.layout.processes_per_node:
+                # In one write: local nodes share their output.
+                print("\n".join([*dist_lines(self._ranks), ""]), end="", flush=True)
+        elif isinstance(event, Memory):
+            self._memory[event.rank] = event
+        elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
+            print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
+        metrics = self._meter.add(event)
+        if metrics is not None:
+            self.metrics.append(metrics)
+            print(step_line(metrics, self._total_steps), flush=True)
+            self._track(metrics)
+
+    @property
+    def memory_peak_bytes(self) -> int | None:
+        """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
+        reserved = [memory.reserved_peak for memory in self._memory.values() if memory.reserved_peak]
+        resident = [memory.rss_peak for memory in self._memory.values()]
+        return max(reserved or resident, default=None)
+
+    def _track(self, metrics: Metrics) -> None:
+        if self._trackers is None:
+            settings = self._inputs.settings
+            folder = Path(settings.output_dir).expanduser() / "trackers"
+            self._trackers = Trackers(settings, run_name=self._inputs.run, folder=folder)
+        self._trackers.log(metrics)
+
+    def notes(self, step: int) -> dict[str, Any]:
+        """What a checkpoint keeps of the run so far: the metrics up to its step."""
+        return {"metrics": [metrics.to_dict() for metrics in list(self.metrics) if metrics.step <= step]}
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Take over the metrics of the steps that an earlier attempt or run has made."""
+        self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
+
+    def close(self) -> None:
+        if self._trackers is not None:
+            self._trackers.close()
