@@ -1,0 +1,53 @@
+"""What infra/kubernetes renders to, as objects."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "infra" / "kubernetes"
+Json = dict[str, Any]
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+
+
+@cache
+def render(folder: Path) -> tuple[Json, ...]:
+    """The objects of a kustomization."""
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def everything(folder: Path) -> tuple[Json, ...]:
+    """Base, all queues and all components together, through a kustomization made in an empty folder."""
+    listed = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [_seen_from(folder, path) for path in (KUBERNETES / "base", *queues())],
+        "components": [_seen_from(folder, path) for path in sorted((KUBERNETES / "components").iterdir())],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(listed))
+    return render(folder)
+
+
+def queues() -> list[Path]:
+    return sorted(path for path in (KUBERNETES / "queues").iterdir() if path.name != "template")
+
+
+def of_kind(objects: tuple[Json, ...], kind: str) -> list[Json]:
+    return [item for item in objects if item["kind"] == kind]
+
+
+def _seen_from(folder: Path, path: Path) -> str:
+    return os.path.relpath(path, folder.resolve())  # kustomize takes no absolute paths

@@ -1,0 +1,240 @@
+"""infra/kubernetes renders to objects that Kubernetes knows, and agrees with the code that uses them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import promql_parser
+import pytest
+import yaml
+from cloudcoil.models.prometheus_operator.v1 import PrometheusRule
+from prometheus_client.parser import text_string_to_metric_families
+
+from checklist.outputs import prometheus
+from checklist.verdict import judge
+from decorators.backends import kubernetes as backend
+from decorators.backends import tables
+from estimator import hardware
+from tests.checklist.runs import gpu_run
+from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
+
+pytestmark = needs_kubectl
+CUSTOM = {"ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass", "PrometheusRule"}
+API = "1.34"  # of the EKS cluster in clusters/eks.yaml
+FOLDERS = sorted(
+    path.parent for path in KUBERNETES.rglob("kustomization.yaml") if "components" not in path.parts
+)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, ...]:
+    return everything(tmp_path_factory.mktemp("everything"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(KUBERNETES)))
+def test_every_folder_renders(folder: Path) -> None:
+    assert render(folder)
+
+
+def test_every_object_has_the_shape_of_its_api(objects: tuple[Json, ...]) -> None:
+    known = [item for item in objects if item["kind"] not in CUSTOM]
+    assert len(known) > 15
+    for item in known:
+        kubernetes_validate.validate(item, API, strict=True)
+
+
+def test_no_object_is_there_twice(objects: tuple[Json, ...]) -> None:
+    names = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
+    assert len(names) == len(set(names))
+
+
+def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: tuple[Json, ...]) -> None:
+    (namespace,) = of_kind(objects, "Namespace")
+    assert len(namespace["metadata"]["name"]) <= 14
+
+
+def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:
+    rules = [
+        rule for kind in ("Role", "ClusterRole") for item in of_kind(objects, kind) for rule in item["rules"]
+    ]
+    assert rules
+    for rule in rules:
+        assert "*" not in {*rule["verbs"], *rule["resources"], *rule["apiGroups"]}
+        assert not {"secrets", "pods/log", "serviceaccounts/token"} & set(rule["resources"])
+
+
+# -- queues ----------------------------------------------------------------------------------------------
+
+
+def test_a_queue_covers_all_that_a_pod_of_a_flow_may_ask_for(objects: tuple[Json, ...]) -> None:
+    asked = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", backend.EFA, backend.HUGEPAGES}
+    found = of_kind(objects, "ClusterQueue")
+    assert len(found) == len(queues())
+    for queue in found:
+        (group,) = queue["spec"]["resourceGroups"]
+        assert set(group["coveredResources"]) == asked
+        for flavor in group["flavors"]:
+            assert [item["name"] for item in flavor["resources"]] == group["coveredResources"]
+
+
+def test_each_queue_gives_the_nodes_of_its_gpu(objects: tuple[Json, ...]) -> None:
+    flavors = {item["metadata"]["name"]: item.get("spec", {}) for item in of_kind(objects, "ResourceFlavor")}
+    queue_of = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "ClusterQueue")}
+    with (Path(tables.__file__).parent / "data" / "gpu_labels.csv").open() as file:
+        labels = {row["gpu"]: row["value"] for row in csv.DictReader(file) if row["scheme"] == "gfd"}
+    for local in of_kind(objects, "LocalQueue"):
+        name = local["metadata"]["name"]
+        assert local["spec"]["clusterQueue"] == name
+        cpu, gpu = (item["name"] for item in queue_of[name]["resourceGroups"][0]["flavors"])
+        assert "nodeLabels" not in flavors[cpu]
+        product = flavors[gpu]["nodeLabels"]["nvidia.com/gpu.product"]
+        assert labels[hardware.current().gpu(product).name] == product
+        assert all(part in product.lower() for part in name.removeprefix("finetune-").split("-"))
+
+
+def test_the_priorities_of_queue_and_pods_are_the_same(objects: tuple[Json, ...]) -> None:
+    def values(kind: str) -> dict[str, int]:
+        return {item["metadata"]["name"]: item["value"] for item in of_kind(objects, kind)}
+
+    assert values("WorkloadPriorityClass") == values("PriorityClass")
+    assert min(values("PriorityClass").values()) == values("PriorityClass")["finetune-checklist"] < 0
+
+
+# -- EFA -------------------------------------------------------------------------------------------------
+
+
+def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_efa(
+    objects: tuple[Json, ...],
+) -> None:
+    (daemons,) = of_kind(objects, "DaemonSet")
+    (term,) = daemons["spec"]["template"]["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+    gpus = {gpu.name: gpu.vendor for gpu in hardware.current().gpus}
+    expected = {
+        item.name
+        for item in hardware.current().instances
+        if item.cloud == "aws" and tables.efa_interfaces(item) and gpus.get(item.gpu) == "nvidia"
+    }
+    assert set(term["matchExpressions"][0]["values"]) == expected
+
+
+def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_names() -> None:
+    cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
+    accounts = {item["metadata"]["name"] for item in of_kind(render(KUBERNETES / "base"), "ServiceAccount")}
+    assert {item["metadata"]["name"] for item in cluster["iam"]["serviceAccounts"]} == accounts
+    assert cluster["metadata"]["version"] == API
+    assert cluster["accessConfig"]["accessEntries"][0]["kubernetesGroups"] == ["finetune-launchers"]
+    group = cluster["managedNodeGroups"][1]
+    machine = hardware.current().find_instance(group["instanceType"])
+    assert machine is not None
+    assert bool(tables.efa_interfaces(machine)) == group["efaEnabled"]
+    assert len(group["availabilityZones"]) == 1
+    (queue,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
+    quota = {
+        item["name"]: int(item["nominalQuota"])
+        for item in queue["spec"]["resourceGroups"][0]["flavors"][1]["resources"]
+        if item["name"] in ("nvidia.com/gpu", backend.EFA)
+    }
+    nodes = group["maxSize"]
+    assert quota == {
+        "nvidia.com/gpu": nodes * machine.gpu_count,
+        backend.EFA: nodes * tables.efa_interfaces(machine),
+    }
+
+
+# -- monitoring ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
+    """The labels of each sample of each metric that the checklist writes."""
+    file = tmp_path_factory.mktemp("metrics") / "checklist.prom"
+    prometheus.write(judge(gpu_run()), file)
+    families = text_string_to_metric_families(file.read_text())
+    return {family.name: [sample.labels for sample in family.samples] for family in families}
+
+
+def test_the_alerts_have_the_shape_of_the_prometheus_operator(objects: tuple[Json, ...]) -> None:
+    (rule,) = of_kind(objects, "PrometheusRule")
+    read = PrometheusRule.model_validate(rule).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    assert read["spec"] == rule["spec"]  # what the model doesn't know, it would drop
+
+
+def test_alerts_ask_for_metrics_that_the_checklist_writes(
+    objects: tuple[Json, ...], written: dict[str, list[dict[str, str]]]
+) -> None:
+    (group,) = of_kind(objects, "PrometheusRule")[0]["spec"]["groups"]
+    for rule in group["rules"]:
+        metrics = _check(rule["expr"], written)
+        used = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+        assert used <= {name for metric in metrics for labels in written[metric] for name in labels}
+    assert {name for rule in group["rules"] for name in _names(rule["expr"])} <= set(written)
+
+
+def test_the_dashboard_shows_metrics_that_the_checklist_writes(
+    objects: tuple[Json, ...], written: dict[str, list[dict[str, str]]]
+) -> None:
+    (found,) = of_kind(objects, "ConfigMap")
+    dashboard = json.loads(found["data"]["training-checklist.json"])
+    shown = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for target in shown:
+        metrics = _check(target["expr"], written)
+        used = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
+        assert used <= {name for metric in metrics for labels in written[metric] for name in labels}
+    assert {name for target in shown for name in _names(target["expr"])} == set(written)
+
+
+def _check(expression: str, written: dict[str, list[dict[str, str]]]) -> set[str]:
+    """The metrics of an expression; fails where it is none, or selects nothing that is written."""
+    promql_parser.parse(expression)
+    names = _names(expression)
+    assert names, expression
+    assert names <= set(written), expression
+    for name, selector in re.findall(r"(training_checklist_\w+){([^}]*)}", expression):
+        assert any(_selected(labels, selector) for labels in written[name]), expression
+    return names
+
+
+def _names(expression: str) -> set[str]:
+    return set(re.findall(r"training_checklist_\w+", expression))
+
+
+def _selected(labels: dict[str, str], selector: str) -> bool:
+    for label, operator, value in re.findall(r'(\w+)(=~|=)"([^"]*)"', selector):
+        pattern: Any = value if operator == "=~" else re.escape(value)
+        if not re.fullmatch(pattern, labels.get(label, "")):
+            return False
+    return True
+
+
+def test_versions_of_what_is_installed_beforehand_are_said_once() -> None:
+    """The chart's and plugin's versions in comments and manifests are those of the table."""
+    table = (KUBERNETES / "README.md").read_text()
+    for name in ("gpu-operator", "nvidia-device-plugin"):
+        text = (KUBERNETES / "values" / f"{name}.yaml").read_text()
+        (version,) = re.findall(r"--version (\S+)", text)
+        assert f"| {version} | chart `{name}`" in table
+    (daemons,) = of_kind(render_component("efa-device-plugin"), "DaemonSet")
+    image = daemons["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert f"| EFA device plugin | {image.rpartition(':')[2]} |" in table
+
+
+def render_component(name: str) -> tuple[Json, ...]:
+    folder = KUBERNETES / "components" / name
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    return tuple(
+        item for file in listed["resources"] for item in yaml.safe_load_all((folder / file).read_text())
+    )
+
+
+def test_the_readme_lists_every_folder() -> None:
+    text = (KUBERNETES / "README.md").read_text()
+    for folder in (KUBERNETES / "components").iterdir():
+        assert f"`components/{folder.name}`" in text

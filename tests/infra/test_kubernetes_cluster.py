@@ -1,0 +1,156 @@
+"""infra/kubernetes on a real API server: it takes every object; roles allow what they should and no more.
+
+Kueue's and the Prometheus operator's own definitions are not on the machine: their kinds are defined here
+without a schema, so the server checks only names and scopes of those.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.infra.manifests import KUBERNETES, everything, render
+from tests.lab.api import Api
+from tests.lab.control_plane import ControlPlane, wait_for
+
+pytestmark = pytest.mark.slow
+DEFINED = [
+    ("kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", "Cluster"),
+    ("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", "Cluster"),
+    ("kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", "Cluster"),
+    ("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues", "Namespaced"),
+    ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", "Namespaced"),
+]
+LAUNCHER = ("somebody", "finetune-launchers")  # user, group
+DEPLOYER = ("somebody", "finetune-deployers")
+FLOW = ("system:serviceaccount:finetune:flow", "system:serviceaccounts")
+CHECKLIST = ("system:serviceaccount:finetune:checklist", "system:serviceaccounts")
+STRANGER = ("somebody", "system:authenticated")
+DEFINITIONS = ("apiextensions.k8s.io", "customresourcedefinitions")
+
+# who, verb, API group, resource, name, namespace (None: the cluster), allowed by base, allowed by everything
+ALLOWED = [
+    (LAUNCHER, "create", "batch", "jobs", "", "finetune", True, True),
+    (LAUNCHER, "get", "batch", "jobs", "", "finetune", True, True),
+    (LAUNCHER, "patch", "batch", "jobs", "", "finetune", True, True),
+    (LAUNCHER, "delete", "batch", "jobs", "", "finetune", True, True),
+    (LAUNCHER, "create", "jobset.x-k8s.io", "jobsets", "", "finetune", True, True),
+    (LAUNCHER, "get", "jobset.x-k8s.io", "jobsets", "", "finetune", True, True),
+    (LAUNCHER, "delete", "jobset.x-k8s.io", "jobsets", "", "finetune", True, True),
+    (LAUNCHER, "list", "", "pods", "", "finetune", True, True),
+    (LAUNCHER, "list", "", "events", "", "finetune", True, True),
+    (LAUNCHER, "list", "", "nodes", "", None, True, True),
+    (LAUNCHER, "get", *DEFINITIONS, "jobsets.jobset.x-k8s.io", None, True, True),
+    (LAUNCHER, "get", "", "pods/exec", "", "finetune", False, True),
+    (LAUNCHER, "create", "", "pods/exec", "", "finetune", False, True),
+    (LAUNCHER, "create", "", "pods", "", "finetune", False, False),
+    (LAUNCHER, "delete", "", "pods", "", "finetune", False, False),
+    (LAUNCHER, "get", "", "secrets", "", "finetune", False, False),
+    (LAUNCHER, "list", "", "secrets", "", "finetune", False, False),
+    (LAUNCHER, "create", "", "serviceaccounts/token", "", "finetune", False, False),
+    (LAUNCHER, "create", "rbac.authorization.k8s.io", "rolebindings", "", "finetune", False, False),
+    (LAUNCHER, "create", "batch", "jobs", "", "default", False, False),
+    (LAUNCHER, "list", "", "pods", "", "kube-system", False, False),
+    (LAUNCHER, "patch", "", "nodes", "", None, False, False),
+    (LAUNCHER, "get", *DEFINITIONS, "anything.else.io", None, False, False),
+    (LAUNCHER, "create", "argoproj.io", "workflowtemplates", "", "finetune", False, False),
+    (DEPLOYER, "create", "argoproj.io", "workflowtemplates", "", "finetune", False, True),
+    (DEPLOYER, "update", "argoproj.io", "workflowtemplates", "", "finetune", False, True),
+    (DEPLOYER, "create", "argoproj.io", "cronworkflows", "", "finetune", False, True),
+    (DEPLOYER, "create", "argoproj.io", "workflows", "", "finetune", False, True),
+    (DEPLOYER, "get", "", "secrets", "", "finetune", False, False),
+    (FLOW, "patch", "argoproj.io", "workflowtaskresults", "", "finetune", False, True),
+    (FLOW, "create", "jobset.x-k8s.io", "jobsets", "", "finetune", False, True),
+    (FLOW, "create", "batch", "jobs", "", "finetune", False, False),
+    (FLOW, "patch", "", "nodes", "", None, False, False),
+    (FLOW, "list", "", "nodes", "", None, False, False),
+    (CHECKLIST, "get", "", "nodes", "", None, True, True),
+    (CHECKLIST, "list", "", "nodes", "", None, True, True),
+    (CHECKLIST, "patch", "", "nodes", "", None, True, True),
+    (CHECKLIST, "delete", "", "nodes", "", None, False, False),
+    (CHECKLIST, "update", "", "nodes", "", None, False, False),
+    (CHECKLIST, "get", "", "secrets", "", "finetune", False, False),
+    (STRANGER, "create", "batch", "jobs", "", "finetune", False, False),
+    (STRANGER, "list", "", "nodes", "", None, False, False),
+]
+
+
+@pytest.fixture(scope="module")
+def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The server with what `kubectl apply -k infra/kubernetes/base` makes."""
+    for group, version, kind, plural, scope in DEFINED:
+        control_plane.apply(_definition(group, version, kind, plural, scope))
+    served = {f"{plural}.{group}" for group, _, _, plural, _ in DEFINED}
+    wait_for(lambda: served <= _resources(control_plane), 60, "the definitions are served")
+    control_plane.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "base"))
+    yield control_plane
+    for item in render(KUBERNETES / "base"):
+        if item["kind"] in ("ClusterRole", "ClusterRoleBinding"):
+            control_plane.kubectl("delete", item["kind"], item["metadata"]["name"])
+    control_plane.kubectl("delete", "namespace", "finetune", "--wait=false")
+
+
+def test_roles_allow_what_they_should_and_no_more(
+    based: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert _wrong(based, 6) == []
+    objects = everything(tmp_path_factory.mktemp("everything"))
+    based.apply(*objects)
+    assert _wrong(based, 7) == []
+    for item in objects:  # they are there, under their names
+        place = item["metadata"].get("namespace")
+        where = ["-n", place] if place else []
+        assert based.kubectl("get", item["kind"], item["metadata"]["name"], *where, "-o", "name").strip()
+
+
+def test_the_example_is_taken_as_it_is(based: ControlPlane) -> None:
+    based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "eks-h100"))
+    account = json.loads(based.kubectl("get", "serviceaccount", "flow", "-n", "finetune", "-o", "json"))
+    assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/finetune-flow")
+
+
+def _wrong(server: ControlPlane, column: int) -> list[object]:
+    """The rows that the server answers otherwise, once it has had the time to read the roles."""
+    api = server.api()
+
+    def asked() -> list[object]:
+        return [row[:6] for row in ALLOWED if _allowed(api, *row[:6]) != row[column]]
+
+    deadline = time.monotonic() + 30
+    while (wrong := asked()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return wrong
+
+
+def _allowed(
+    api: Api, who: tuple[str, str], verb: str, group: str, resource: str, name: str, namespace: str | None
+) -> bool:
+    """What `kubectl auth can-i --as` asks, also for kinds that this server doesn't have."""
+    plural, _, subresource = resource.partition("/")
+    attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "name": name}
+    spec = {"user": who[0], "groups": [who[1]]}
+    review = {"spec": {**spec, "resourceAttributes": {**attributes, "namespace": namespace or ""}}}
+    answer = api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"].get("allowed"))
+
+
+def _resources(server: ControlPlane) -> set[str]:
+    return set(server.kubectl("api-resources", "-o", "name", check=False).split())
+
+
+def _definition(group: str, version: str, kind: str, plural: str, scope: str) -> dict[str, object]:
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": scope,
+            "names": {"kind": kind, "plural": plural},
+            "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
+        },
+    }
