@@ -28,6 +28,18 @@ from estimator.planning.search import (
 # 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.
 LARGEST_MODEL_ON_CPU = 500_000_000
 
+# What a process without a GPU may ask of a cluster at most: nearly every one has machines with room for that.
+# 4 GiB for each core is what general-purpose machines have (AWS's M family, 2025).
+CORES_OF_A_PROCESS = 4
+RAM_OF_A_PROCESS = 16 * 2**30
+
+
+def pod_of_cpus(processes: int) -> Machine:
+    """What one node's processes share on a cluster's CPUs, where nothing says which machines it has."""
+    return Machine(
+        cpu_cores=CORES_OF_A_PROCESS * processes, ram_bytes=RAM_OF_A_PROCESS * processes, disk_free_bytes=0
+    )
+
 
 def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
     """The plan for what is at hand; CannotFit where the job or a deadline does not fit."""
@@ -134,6 +146,12 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
             suggestions=tuple(suggestions),
             here=describe(machine) if machine else "",
         )
+    if target.kind != "local":
+        return CannotFit(
+            problem,
+            "Leave --device out: it is planned for GPUs then." if wanted is not None else "",
+            wanted=wanted,
+        )
     if wanted is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
         wanted = best_or_none(job, anywhere)
@@ -169,7 +187,7 @@ def _fits(job: Job, target: Target) -> bool:
 
 def where(target: Target) -> str:
     """What the plan is for, in words."""
-    return "each node of this job" if target.kind == "allocation" else "this machine"
+    return "this machine" if target.kind == "local" else "each node of this job"
 
 
 def describe(machine: Machine) -> str:

@@ -20,7 +20,7 @@ from estimator.plan import Plan
 from estimator.planning.clusters import ranking, survey
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
-from estimator.planning.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local, where
+from estimator.planning.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local, pod_of_cpus, where
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
 
@@ -85,11 +85,18 @@ def plans(
 
 def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking:
     _check_world(job, target)
-    if not target.at_hand and target.device == "cpu":
+    if target.device == "cpu" and target.kind == "catalogue":
         raise UserError(
-            f"--device cpu: plans for {target.kind} are made for GPUs.",
-            "Run it locally, or leave --device out.",
+            "--device cpu: machines are chosen for their GPUs.",
+            "Leave --device out, or name where it is to run.",
         )
+    if target.device == "cpu" and not target.at_hand:
+        for name, asked in (("gpu", target.gpu), ("instance-type", target.instance_type)):
+            if asked is not None:
+                raise UserError(
+                    f"--device cpu and --{name} {asked} contradict each other.", "Give one of them."
+                )
+        target = replace(target, machine=pod_of_cpus(target.gpus or 1))
     passed: list[Rejection] = []
     failures: list[Failure] = []
     for concrete in _jobs(job, passed):
@@ -102,7 +109,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
 
 
 def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking | Failure:
-    if target.at_hand:
+    if target.machine is not None:
         try:
             made = plan_local(job, target, goals, evidence)
         except CannotFit as error:

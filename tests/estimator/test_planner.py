@@ -206,7 +206,7 @@ def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_on
         ({"gpu": "H100 SXM", "cloud": "lambda"}, "--cloud lambda and --gpu H100 SXM"),
         ({"gpus": 32}, "--gpus 32"),
         ({"gpu": "MI300X"}, "--gpu MI300X"),
-        ({"device": "cpu"}, "made for GPUs"),
+        ({"device": "cpu", "gpu": "L4"}, "--device cpu and --gpu L4 contradict"),
     ],
 )
 def test_a_place_that_does_not_exist_is_refused_in_one_line(target: dict[str, Any], words: str) -> None:
@@ -222,6 +222,24 @@ def test_machines_asked_for_that_are_too_small_name_the_nearest_and_what_would_w
     assert "nearest: 8x L4" in caught.value.problem
     assert caught.value.wanted is not None
     assert caught.value.suggestions
+
+
+@pytest.mark.parametrize("kind", ["kubernetes", "batch"])
+def test_a_small_model_can_be_planned_for_a_clusters_cpus(kind: Any) -> None:
+    made = plan(job_of("tiny-llama"), Target(kind=kind, device="cpu", nodes=2))
+    asked = made.request
+    assert (made.layout.device, asked.nodes, asked.gpus_per_node, asked.gpu) == ("cpu", 2, 0, None)
+    assert asked.cpu == 4
+    assert made.prediction.memory.host_bytes / 2**20 <= asked.memory_mib <= 16 * 1024
+    assert asked.instance_type is None
+    assert made.prediction.usd_per_hour is None
+
+
+def test_a_model_too_large_for_a_clusters_cpus_is_planned_for_gpus_instead() -> None:
+    with pytest.raises(CannotFit) as caught:
+        plan(job_of("llama-8b"), Target(kind="kubernetes", device="cpu"))
+    assert "does not fit" in caught.value.problem
+    assert "Leave --device out" in caught.value.advice
 
 
 def test_gpus_that_a_machine_lacks_are_refused() -> None:
