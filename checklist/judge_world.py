@@ -59,9 +59,14 @@ def transport(case: Case) -> Answer:
         return case.unmeasured("transport", "facts")
     found = []
     nodes = len(case.measurements.nodes)
+    world = case.measurements.nodes_asked * case.measurements.gpus_per_node_asked
     if seen.nodes_seen is not None and seen.nodes_seen != nodes and not case.local:
         title = f"NCCL saw {seen.nodes_seen} nodes, the launcher {nodes}."
-        found.append(finding("transport", "separate-world", "FAIL", title, seen=seen.nodes_seen, asked=nodes))
+        found.append(finding("transport", "separate-world", "FAIL", title, seen=f"{seen.nodes_seen} of {nodes} nodes"))
+    elif seen.ranks_seen is not None and seen.ranks_seen != world:
+        title = f"NCCL's world has {seen.ranks_seen} ranks, the job's {world}."
+        told = f"{seen.ranks_seen} of {world} ranks"
+        found.append(finding("transport", "separate-world", "FAIL", title, seen=told))
     devices = _rdma(case)
     if devices and seen.network == "socket" and nodes > 1:
         title = f"NCCL uses plain sockets although there are {devices}."

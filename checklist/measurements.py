@@ -70,6 +70,8 @@ class Facts:
     zone: str | None = None
     instance_type: str | None = None
     placement_group: str | None = None
+    network_nodes: tuple[str, ...] = ()
+    """The network's own units that the host is in, the largest first, as node labels tell them."""
     resolves_own_hostname: bool | None = None
     hostname_address: str | None = None
     """What its own hostname resolves to."""
@@ -96,7 +98,13 @@ class GpuHealth:
     throttle_reasons: tuple[str, ...] | None = None
     """NVML's reasons why clocks are held down, without "idle"; () is: none."""
     xids: tuple[int, ...] | None = None
-    """XID events seen in the run; None where they can't be read, which is not the same as ()."""
+    """XID events of this GPU in the run; None where they can't be read, which is not the same as ()."""
+    xids_earlier: tuple[int, ...] | None = None
+    """Those that the kernel's log still has from before the run; None where it can't be read."""
+    xid_source: Literal["kernel log", "NVML events"] | None = None
+    """Where xids are from. NVML tells critical ones only, from when the checks began."""
+    recovery_action: str | None = None
+    """What the driver itself asks for: none, reset, reboot, drain-p2p, drain-and-reset."""
     temperature_c: float | None = None
     power_w: float | None = None
     sm_clock_mhz: int | None = None
@@ -134,6 +142,8 @@ class Local:
     peer: int | None = None
     """The other rank, for copies between GPUs."""
     error: str | None = None
+    note: str | None = None
+    """How it was measured, where that changes what the figure means."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,10 +168,14 @@ class Collective:
     wrong_ranks: tuple[int, ...] = ()
     """Ranks that saw a wrong result."""
     algorithm: str | None = None
-    """NCCL's algorithm where it was forced or is known: RING, TREE, NVLS."""
+    """NCCL's algorithm where its log tells it: RING, TREE, NVLS."""
+    protocol: str | None = None
+    """NCCL's protocol where its log tells it: LL, LL128, SIMPLE."""
     iterations: int = 0
+    samples: tuple[float, ...] = ()
+    """Seconds of each iteration, kept where a bare loop took turns with it: entry i of both is one turn."""
     bare: bool = False
-    """A plain loop around the collective and nothing else, to compare our own figure with."""
+    """The collective and nothing else, to compare our own figure with."""
     error: str | None = None
 
 
@@ -179,9 +193,27 @@ class Pair:
     gbytes_per_s_p95: float | None = None
     """Of the repetition that 95 % of them were faster than: what the best hides, such as lost packets."""
     bytes: int | None = None
+    segments: int | None = None
+    """TCP segments that the sender has sent for it, retransmitted ones too; None without a socket."""
+    retransmitted: int | None = None
+    """Those of them that were sent again."""
     alone: bool = False
     """A second measurement of this pair, with nothing else running on any node."""
     error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counters:
+    """By how much a node's own counters of its network have grown in one phase."""
+
+    __pydantic_config__ = STRICT
+    node: int
+    phase: PhaseName
+    tcp_segments: int | None = None
+    """TCP segments sent by anybody in the node's (or pod's) network namespace."""
+    tcp_retransmitted: int | None = None
+    rdma_errors: dict[str, int] | None = None
+    """Error counters of EFA and InfiniBand ports that have grown, "device/port/counter"; None: no ports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,6 +284,7 @@ class Measurements:
     locals: tuple[Local, ...] = ()
     collectives: tuple[Collective, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    counters: tuple[Counters, ...] = ()
     hangs: tuple[Hang, ...] = ()
     phases: tuple[Phase, ...] = ()
     transport: Transport | None = None

@@ -146,7 +146,10 @@ class Result:
     busbw_gbytes_per_s: float | None = None
     """all_reduce's at the largest size over all nodes, for estimates; None: not measured over a network."""
     bare_ratio: float | None = None
-    """Our bandwidth over that of a bare loop of the same collective in the same run."""
+    """Our bandwidth over that of a bare loop of the same collectives in the same run (checklist.ratios)."""
+    bare_ratio_low: float | None = None
+    """Of its 95 % interval."""
+    bare_ratio_high: float | None = None
     records: tuple[Record, ...] = ()
     """For the history of later runs."""
     notes: tuple[str, ...] = ()

@@ -32,6 +32,8 @@ _OPS = {
 _GROWTH = {"quick": 8, "standard": 4, "deep": 2}
 _SMALLEST = 8
 _FEWEST = 3  # iterations, however slow
+_FAST_S = 5e-3  # what takes less is repeated more often: its single times scatter more
+_MORE_WHERE_FAST = 5
 _SHARE = 0.7  # of the phase's time that the sweep may take
 
 
@@ -89,6 +91,7 @@ def _sizes(run: Conductor, ranks: tuple[int, ...], op: str, dtype: str, ends: fl
             return None
         iterations = effort.iterations
         if expected:
+            iterations *= _MORE_WHERE_FAST if bare > 1 and expected < _FAST_S else 1
             iterations = max(_FEWEST, min(iterations, int(left / 3 / bare / expected)))
         elements = formulas.buffer_elements(op, size, DTYPES[dtype], len(ranks))
         problem = _one(run, ranks, "time", op, dtype, elements, iterations)
@@ -143,8 +146,10 @@ def _one(
         return None
     run.got.collectives.append(_measured(run, op, dtype, size, ranks, outcome))
     if bare:
-        loops = [max(means) for means in zip(*(r["bare"] for r in outcome.replies.values()), strict=True)]
-        run.got.collectives.append(_collective(run, op, dtype, size, ranks, seconds=loops, bare=True))
+        turns = _slowest(outcome, "bare")
+        run.got.collectives.append(
+            _collective(run, op, dtype, size, ranks, seconds=turns, samples=tuple(turns), bare=True)
+        )
     return None
 
 
@@ -152,10 +157,25 @@ def _measured(
     run: Conductor, op: str, dtype: str, size: int, ranks: tuple[int, ...], outcome: Outcome
 ) -> Collective:
     """The slowest rank's time of each iteration; the wrong values of all ranks."""
-    each = [reply["seconds"] for reply in outcome.replies.values()]
     wrong = {rank: int(reply["wrong"]) for rank, reply in outcome.replies.items() if reply["wrong"]}
-    seconds = [max(times) for times in zip(*each, strict=True)]
-    return _collective(run, op, dtype, size, ranks, seconds=seconds, wrong=wrong)
+    return _collective(
+        run,
+        op,
+        dtype,
+        size,
+        ranks,
+        seconds=_slowest(outcome, "seconds"),
+        samples=tuple(_slowest(outcome, "ours")),
+        wrong=wrong,
+        chosen=next(
+            (reply["chosen"] for _, reply in sorted(outcome.replies.items()) if reply["chosen"]), None
+        ),
+    )
+
+
+def _slowest(outcome: Outcome, what: str) -> list[float]:
+    """Of each iteration the slowest rank's seconds."""
+    return [max(times) for times in zip(*(reply[what] for reply in outcome.replies.values()), strict=True)]
 
 
 def _collective(
@@ -169,6 +189,8 @@ def _collective(
     wrong: dict[int, int] | None = None,
     error: str | None = None,
     bare: bool = False,
+    samples: tuple[float, ...] = (),
+    chosen: tuple[str, str] | None = None,
 ) -> Collective:
     median = statistics.median(seconds) if seconds else None
     rated = median is not None and size > 0
@@ -185,7 +207,10 @@ def _collective(
         correct=None if wrong is None else not wrong,
         wrong_values=None if wrong is None else sum(wrong.values()),
         wrong_ranks=tuple(sorted(wrong or ())),
+        algorithm=chosen[0] if chosen else None,
+        protocol=chosen[1] if chosen else None,
         iterations=len(seconds or ()),
+        samples=samples,
         bare=bare,
         error=error,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from checklist import judge_facts, judge_gpus, judge_pairs, judge_speed, judge_world
+from checklist import judge_facts, judge_gpus, judge_pairs, judge_speed, judge_world, ratios
 from checklist.case import Answer, Case
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
 from checklist.diagnosis import Diagnosis
@@ -88,6 +88,7 @@ def judge(
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
     finished = measurements.started_unix + measurements.seconds
+    beside = _bare_ratio(measurements)
     return Result(
         verdict=verdict,
         headline=_headline(verdict, done, findings, concerned),
@@ -103,7 +104,9 @@ def judge(
         diagnosis=diagnosis,
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(case),
-        bare_ratio=_bare_ratio(measurements),
+        bare_ratio=None if beside is None else beside.value,
+        bare_ratio_low=None if beside is None else beside.low,
+        bare_ratio_high=None if beside is None else beside.high,
         records=_records(case, answers, verdict, finished),
         notes=measurements.notes,
         measurements=measurements,
@@ -152,7 +155,8 @@ def _profile(measurements: Measurements) -> Profile:
 
 
 def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda fault: fault.verdict != "FAIL"))
+    # A hang comes first: what else failed then mostly failed by it
+    return tuple(sorted(findings, key=lambda fault: (fault.verdict != "FAIL", fault.check != "hangs")))
 
 
 def _healthy(
@@ -234,18 +238,10 @@ def _busbw(case: Case) -> float | None:
     return sizes[max(sizes)] if sizes else None
 
 
-def _bare_ratio(measurements: Measurements) -> float | None:
-    """Ours over the bare loop's, at the largest size that both have."""
-    ours = {
-        (item.op, item.dtype, item.bytes): item.busbw_gbytes_per_s
-        for item in measurements.collectives
-        if not item.bare
-    }
-    for item in sorted(measurements.collectives, key=lambda item: -item.bytes):
-        mine = ours.get((item.op, item.dtype, item.bytes))
-        if item.bare and item.busbw_gbytes_per_s and mine:
-            return mine / item.busbw_gbytes_per_s
-    return None
+def _bare_ratio(measurements: Measurements) -> ratios.Ratio | None:
+    """Ours over the bare loop's, over all operations and sizes; None: no bare loop ran."""
+    cells = ratios.cells(measurements.collectives)
+    return ratios.overall(cells.values()) if cells else None
 
 
 def _records(case: Case, answers: Iterable[Answer], verdict: Verdict, finished: float) -> tuple[Record, ...]:

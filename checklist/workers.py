@@ -57,7 +57,7 @@ class WorkerProcess:
         environment = {
             "TORCH_FR_BUFFER_SIZE": _FLIGHT_RECORDS,
             "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT,NET",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET,TUNING",
             "OMP_WAIT_POLICY": "passive",  # threads that spin slow down whoever shares the cores
             **os.environ,
             "NCCL_DEBUG_FILE": str(self.directory / f"rank{self.rank}.nccl"),

@@ -1,4 +1,4 @@
-"""What NCCL's log (NCCL_DEBUG=INFO) says of the network that it takes."""
+"""What NCCL's log (NCCL_DEBUG=INFO) says of the network, the algorithm and the protocol that it takes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,34 @@ _PLUGIN = re.compile(r"(?:Loaded net plugin|Successfully loaded external plugin)
 _VIA = re.compile(r"via (NET/.+|SHM\S*|P2P\S*)")  # a plugin's name may have spaces
 _TELLING = (_NODES, _NETWORK, _SOCKET, _PROVIDER, _PLUGIN, _VIA, re.compile("GPU Direct RDMA"))
 _MOST_LINES = 20
+# "AllReduce: 4096 Bytes -> Algo Tree proto LL channel{Lo..Hi}={0..1}"; or numbers, no name (2.18)
+_CHOICE = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")  # nccl_common.h
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+_NCCL_NAMES = {  # the others are made of sends and receives, for which nothing is chosen
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+}
+
+
+def chosen(text: str, op: str) -> tuple[str, str] | None:
+    """The algorithm and protocol of ``op``'s largest message in that text; None where it doesn't say.
+
+    NCCL tells them on rank 0, with TUNING among NCCL_DEBUG_SUBSYS.
+    """
+    said = [
+        (int(size), _of(_ALGORITHMS, algorithm), _of(_PROTOCOLS, protocol))
+        for name, size, algorithm, protocol in _CHOICE.findall(text)
+        if op in _NCCL_NAMES and name in ("", _NCCL_NAMES[op])
+    ]
+    return max(said)[1:] if said else None
+
+
+def _of(names: tuple[str, ...], said: str) -> str:
+    return names[int(said)] if said.isdigit() and int(said) < len(names) else said.upper()
 
 
 def parse(text: str) -> dict[str, Any]:

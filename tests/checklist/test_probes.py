@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 from itertools import product
@@ -9,12 +10,13 @@ from itertools import product
 import pytest
 import torch
 
-from checklist.measurements import Nic
+from checklist.measurements import Nic, Transport, record
 from checklist.probes import nics, operations, transport
 from checklist.probes.cloud import place
 from checklist.probes.pairs import summary
 from checklist.probes.progress import Progress
 from checklist.probes.sockets import Sink, deliver
+from tests.checklist import runs
 
 HOST = (
     Nic(name="docker0", addresses=("172.17.0.1",), up=True),
@@ -185,3 +187,50 @@ def test_progress_is_read_by_another_while_its_writer_is_busy(tmp_path: object) 
     thread.start()
     thread.join()
     assert reader.read() == ("all_reduce", 5)
+
+
+NCCL_TUNING = """
+h:1:2 [0] NCCL INFO AllReduce: 4 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
+h:1:2 [0] NCCL INFO AllReduce: 8388608 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..15}
+h:1:2 [0] NCCL INFO AllGather: 16777216 Bytes -> Algo Ring proto LL128 channel{Lo..Hi}={0..15}
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "op", "chosen"),
+    [
+        (NCCL_TUNING, "all_reduce", ("NVLS", "SIMPLE")),
+        (NCCL_TUNING, "all_gather", ("RING", "LL128")),
+        (NCCL_TUNING, "send_recv", None),
+        ("NCCL INFO AllGather: 37756928 Bytes -> Algo 1 proto 2 time 286", "all_gather", ("RING", "SIMPLE")),
+        ("h:1:2 [0] NCCL INFO 512 Bytes -> Algo 0 proto 0 time 12.5", "all_reduce", ("TREE", "LL")),
+        (NCCL_EFA, "all_reduce", None),
+    ],
+)  # fmt: skip
+def test_the_algorithm_and_protocol_are_those_of_the_largest_message_in_nccls_log(
+    log: str, op: str, chosen: tuple[str, str] | None
+) -> None:
+    assert transport.chosen(log, op) == chosen
+
+
+NCCL_EFA_SOCKETS = NCCL_SOCKET.replace("nRanks 2 ", "nRanks 16 ")
+NCCL_GDR_OFF = NCCL_EFA.replace("/0/GDRDMA", "/0")
+NCCL_TWO_WORLDS = NCCL_EFA.replace("nNodes 2", "nNodes 1").replace("nRanks 16", "nRanks 8")
+NCCL_RANKS_MISSING = NCCL_EFA.replace("nRanks 16", "nRanks 14")
+
+
+@pytest.mark.parametrize(
+    ("log", "codes"),
+    [
+        (NCCL_EFA, {}),
+        (NCCL_EFA_SOCKETS, {"rdma-unused": "FAIL"}),
+        (NCCL_GDR_OFF, {"gdr-off": "WARN"}),
+        (NCCL_TWO_WORLDS, {"separate-world": "FAIL"}),
+        (NCCL_RANKS_MISSING, {"separate-world": "FAIL"}),
+    ],
+    ids=["EFA with GPU Direct", "EFA there and sockets used", "GPU Direct off", "two worlds", "ranks missing"],
+)
+def test_nccls_log_is_judged_from_its_text_on(log: str, codes: dict[str, str]) -> None:
+    run = runs.gpu_run()
+    said = record(Transport, transport.parse(log))
+    assert runs.codes(dataclasses.replace(run, transport=said)) == codes

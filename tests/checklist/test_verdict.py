@@ -340,6 +340,16 @@ def test_a_hang_names_rank_node_and_operation() -> None:
     assert result.bad_nodes == ("host-1",)
 
 
+def test_a_hang_is_told_before_the_collective_that_failed_by_it() -> None:
+    run = gpu_run()
+    hang = Hang(rank=9, node=1, phase="world", op="all_gather", sequence=3, waited_s=30)
+    ended = "all_gather was ended after 30.0 s: it waited for rank 9"
+    failed = dataclasses.replace(run.collectives[1], op="all_gather", correct=None, error=ended)
+    result = judge(dataclasses.replace(run, hangs=(hang,), collectives=(*run.collectives, failed)))
+    assert [fault.check for fault in result.findings] == ["hangs", "correctness"]
+    assert result.headline.startswith("Rank 9 (host-1) hung in all_gather")
+
+
 def test_a_phase_that_ended_early_without_a_name_is_no_verdict() -> None:
     failed = (Phase(name="pairs", status="failed", reason="timed out"),)
     result = judge(dataclasses.replace(gpu_run(), pairs=(), phases=failed))
@@ -403,16 +413,6 @@ def test_the_busbw_for_estimates_is_all_reduces_at_its_largest_size() -> None:
     result = judge(gpu_run())
     assert result.busbw_gbytes_per_s == pytest.approx(480 / 2 * 30 / 16)
     assert {fit.op for fit in result.fits} >= {"all_reduce", "broadcast"}
-
-
-def test_our_own_figure_is_held_against_a_bare_loops() -> None:
-    run = gpu_run()
-    last = run.collectives[-1]
-    bare = dataclasses.replace(last, bare=True, busbw_gbytes_per_s=float(last.busbw_gbytes_per_s or 0) / 0.99)
-    assert judge(dataclasses.replace(run, collectives=(*run.collectives, bare))).bare_ratio == pytest.approx(
-        0.99
-    )
-    assert judge(run).bare_ratio is None
 
 
 def test_two_nodes_of_one_name_can_be_told_apart() -> None:

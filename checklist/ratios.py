@@ -1,0 +1,64 @@
+"""What a collective's time is beside that of a bare loop: turn by turn, with an interval.
+
+Both are timed in one run, in turns of random order over the same buffers, so that whatever slows the machine
+down slows both. A turn's ratio is bare seconds over ours, which is our bandwidth over the bare loop's; of the
+turns the median counts, since on a busy machine single turns are off by a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from checklist.measurements import Collective
+
+SMALLEST_BYTES = 64 << 10  # below, a collective's time is latency and no bandwidth
+_RESAMPLES = 2000
+_INTERVAL = (2.5, 97.5)  # percentiles: 95 %
+_SEED = 0  # the same turns give the same interval
+
+Turns = tuple[Sequence[float], Sequence[float]]  # seconds: ours, bare
+Cell = tuple[str, str, int]  # operation, type, bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """Our bandwidth over the bare loop's, and its 95 % interval (percentile bootstrap over the turns)."""
+
+    value: float
+    low: float
+    high: float
+    turns: int
+
+
+def cells(collectives: Iterable[Collective]) -> dict[Cell, Turns]:
+    """The turns of each operation, type and size from 64 KiB on that was timed beside a bare loop."""
+    seconds: dict[Cell, dict[bool, tuple[float, ...]]] = {}
+    for item in collectives:
+        if item.samples and item.error is None and item.bytes >= SMALLEST_BYTES:
+            seconds.setdefault((item.op, item.dtype, item.bytes), {})[item.bare] = item.samples
+    return {
+        cell: (both[False], both[True])
+        for cell, both in seconds.items()
+        if len(both) == 2 and len(both[False]) == len(both[True])
+    }
+
+
+def of_cell(turns: Turns) -> Ratio:
+    """The ratio of one cell."""
+    return overall([turns])
+
+
+def overall(every: Iterable[Turns]) -> Ratio:
+    """The median of the cells' ratios, each the median of its turns. Give at least one cell with a turn.
+
+    The interval is from cells whose turns are drawn anew, each cell from its own.
+    """
+    logs = [np.log(np.asarray(bare) / np.asarray(ours)) for ours, bare in every]
+    draw = np.random.default_rng(_SEED)
+    drawn = np.median([np.median(draw.choice(log, (_RESAMPLES, len(log))), axis=1) for log in logs], axis=0)
+    low, high = np.exp(np.percentile(drawn, _INTERVAL))
+    value = np.exp(np.median([np.median(log) for log in logs]))
+    return Ratio(value=float(value), low=float(low), high=float(high), turns=sum(map(len, logs)))
