@@ -120,7 +120,7 @@ def read(place: Path) -> Earlier:
     wrong: Counter[str] = Counter()
     for text in _texts(place):
         try:
-            runs.append(run_of(results.from_json(text)) if place.is_dir() else _run(text))
+            runs.append(run_of(results.from_json(text)) if place.is_dir() else from_json(text))
         except UserError as error:  # noqa: PERF203 - each run has its own
             wrong[error.problem] += 1
     return earlier(runs, (_told(place, problem, count) for problem, count in wrong.items()))
@@ -158,7 +158,8 @@ def _lines(file: Path) -> list[str]:
         raise _file_error(file, "Earlier runs can't be read from", error) from None
 
 
-def _run(text: str) -> Run:
+def from_json(text: str) -> Run:
+    """What a run has kept. Raises UserError where it is of another schema version, or broken."""
     try:
         values = json.loads(text)
     except ValueError:
