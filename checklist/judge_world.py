@@ -62,8 +62,9 @@ def transport(case: Case) -> Answer:
     world = case.measurements.nodes_asked * case.measurements.gpus_per_node_asked
     if seen.nodes_seen is not None and seen.nodes_seen != nodes and not case.local:
         title = f"NCCL saw {seen.nodes_seen} nodes, the launcher {nodes}."
-        found.append(finding("transport", "separate-world", "FAIL", title, seen=f"{seen.nodes_seen} of {nodes} nodes"))
-    elif seen.ranks_seen is not None and seen.ranks_seen != world:
+        told = f"{seen.nodes_seen} of {nodes} nodes"
+        found.append(finding("transport", "separate-world", "FAIL", title, seen=told))
+    elif seen.ranks_seen not in (None, world) and len(case.facts) == world:  # else check ranks tells
         title = f"NCCL's world has {seen.ranks_seen} ranks, the job's {world}."
         told = f"{seen.ranks_seen} of {world} ranks"
         found.append(finding("transport", "separate-world", "FAIL", title, seen=told))

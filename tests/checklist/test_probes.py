@@ -228,7 +228,7 @@ NCCL_RANKS_MISSING = NCCL_EFA.replace("nRanks 16", "nRanks 14")
         (NCCL_TWO_WORLDS, {"separate-world": "FAIL"}),
         (NCCL_RANKS_MISSING, {"separate-world": "FAIL"}),
     ],
-    ids=["EFA with GPU Direct", "EFA there and sockets used", "GPU Direct off", "two worlds", "ranks missing"],
+    ids=["EFA with GPU Direct", "EFA but sockets", "GPU Direct off", "two worlds", "ranks missing"],
 )
 def test_nccls_log_is_judged_from_its_text_on(log: str, codes: dict[str, str]) -> None:
     run = runs.gpu_run()
