@@ -43,7 +43,7 @@ class Hub:
         self._parts: dict[int, set[int]] = defaultdict(set)
         self._verdict: Verdict | None = None
         self._closed = False
-        self._listener = _listen(address) if address.nodes > 1 else None
+        self._listener = listen(address) if address.nodes > 1 else None
         self._heart: Heart | None = None
         if self._listener is not None:
             threading.Thread(target=self._accept, name="gang-accept", daemon=True).start()
@@ -159,14 +159,10 @@ class Hub:
 
     def _greet(self, line: Line) -> int | None:
         """Take a node in; None when it is not one of ours."""
-        nonce = secrets.token_hex(16)
-        line.send({"kind": "challenge", "nonce": nonce})
-        hello = line.receive()
-        node, nodes = int(hello["node"]), int(hello["nodes"])
-        expected = proof(self._address.token, f"member {node} of {nodes}", nonce)
-        if not hmac_equal(str(hello["proof"]), expected):
-            line.send({"kind": "refused", "why": "token"})
+        hello = challenge(line, self._address.token)
+        if hello is None:
             return None
+        node, nodes = int(hello["node"]), int(hello["nodes"])
         with self._joined:
             if nodes != self._address.nodes or not 0 < node < nodes or node in self._hosts:
                 line.send({"kind": "refused", "why": f"node {node} of {nodes} is not expected (any more)"})
@@ -228,6 +224,18 @@ class Hub:
         )
 
 
+def challenge(line: Line, token: str) -> Message | None:
+    """What a node says of itself, once it has proved that it knows the token; None: refused."""
+    nonce = secrets.token_hex(16)
+    line.send({"kind": "challenge", "nonce": nonce})
+    hello = line.receive()
+    node, nodes = int(hello["node"]), int(hello["nodes"])
+    if hmac_equal(str(hello["proof"]), proof(token, f"member {node} of {nodes}", nonce)):
+        return hello
+    line.send({"kind": "refused", "why": "token"})
+    return None
+
+
 def hmac_equal(given: str, expected: str) -> bool:
     return secrets.compare_digest(given.encode(), expected.encode())
 
@@ -245,7 +253,8 @@ def free_port(address: NodeAddress) -> int:
     raise UserError("No free port between 20000 and 31999 on this machine.", "End what holds them.")
 
 
-def _listen(address: NodeAddress) -> socket.socket:
+def listen(address: NodeAddress) -> socket.socket:
+    """Node 0's end, on the first of its ports that is free; UserError where none is."""
     problems = []
     for port in address.ports:
         try:

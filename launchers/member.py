@@ -46,7 +46,8 @@ class Member:
 
     def join(self) -> int:
         deadline = time.monotonic() + self._timeouts.rendezvous
-        self._line = self._connect(deadline)
+        more: Message = {"start_step": self._start_step}
+        self._line = find_main_node(self._address, self._timeouts.rendezvous, more)
         self._line.patience(self._timeouts.lost_after)
         threading.Thread(target=self._listen, name="gang-hub", daemon=True).start()
         self._heart = Heart(lambda: self._tell({"kind": "beat"}))
@@ -104,57 +105,6 @@ class Member:
 
     # ---------------------------------------------------------------------------------------------------
 
-    def _connect(self, deadline: float) -> Line:
-        """Try all candidate ports in turn until node 0 is found behind one."""
-        answers: dict[int, str] = {}  # by port
-        while True:
-            for port in self._address.ports:
-                try:
-                    line = self._shake_hands(port)
-                except (OSError, ValueError, KeyError, TypeError) as error:
-                    answers.setdefault(port, str(error))
-                    continue
-                if line is not None:
-                    return line
-                answers[port] = "another gang listens there"
-            if time.monotonic() > deadline:
-                said = "; ".join(f"port {port}: {answer}" for port, answer in answers.items())
-                why = f"it could not be reached within {self._timeouts.rendezvous:g} s ({said})"
-                raise lost(0, self._address.main_host, why).error()
-            time.sleep(0.2)
-
-    def _shake_hands(self, port: int) -> Line | None:
-        """A connection to our node 0; None when it is another gang's."""
-        me = self._address
-        connection = socket.create_connection((me.main_host, port), timeout=HANDSHAKE_S)
-        line = Line(connection, HANDSHAKE_S)
-        try:
-            challenge = line.receive()
-            nonce = secrets.token_hex(16)
-            line.send(
-                {
-                    "kind": "hello",
-                    "node": me.node,
-                    "nodes": me.nodes,
-                    "host": socket.gethostname(),
-                    "nonce": nonce,
-                    "start_step": self._start_step,
-                    "proof": proof(me.token, f"member {me.node} of {me.nodes}", str(challenge["nonce"])),
-                }
-            )
-            answer = line.receive()
-            if answer["kind"] == "welcome" and hmac_equal(answer["proof"], proof(me.token, "hub", nonce)):
-                return line
-            if answer["kind"] == "verdict":
-                raise Failure.from_dict(answer["failure"]).error()
-            if answer["kind"] == "refused" and answer["why"] != "token":
-                raise UserError(f"Node 0 refused this node: {answer['why']}.")
-        except BaseException:
-            line.close()
-            raise
-        line.close()
-        return None
-
     def _listen(self) -> None:
         line = self._line
         if line is None:
@@ -188,3 +138,59 @@ class Member:
     def _tell(self, message: Message) -> None:
         if self._line is not None:
             self._line.send(message)
+
+
+def find_main_node(address: NodeAddress, limit_s: float, more: Message) -> Line:
+    """A connection to node 0 of this gang, found behind one of its candidate ports; ``more`` goes with hello.
+
+    Raises NodeLost where there is none within ``limit_s``, UserError or the gang's failure when refused.
+    """
+    deadline = time.monotonic() + limit_s
+    answers: dict[int, str] = {}  # by port
+    while True:
+        for port in address.ports:
+            try:
+                line = _shake_hands(address, port, more)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                answers.setdefault(port, str(error))
+                continue
+            if line is not None:
+                return line
+            answers[port] = "another gang listens there"
+        if time.monotonic() > deadline:
+            said = "; ".join(f"port {port}: {answer}" for port, answer in answers.items())
+            why = f"it could not be reached within {limit_s:g} s ({said})"
+            raise lost(0, address.main_host, why).error()
+        time.sleep(0.2)
+
+
+def _shake_hands(me: NodeAddress, port: int, more: Message) -> Line | None:
+    """A connection to our node 0; None when it is another gang's."""
+    connection = socket.create_connection((me.main_host, port), timeout=HANDSHAKE_S)
+    line = Line(connection, HANDSHAKE_S)
+    try:
+        challenge = line.receive()
+        nonce = secrets.token_hex(16)
+        line.send(
+            {
+                **more,
+                "kind": "hello",
+                "node": me.node,
+                "nodes": me.nodes,
+                "host": socket.gethostname(),
+                "nonce": nonce,
+                "proof": proof(me.token, f"member {me.node} of {me.nodes}", str(challenge["nonce"])),
+            }
+        )
+        answer = line.receive()
+        if answer["kind"] == "welcome" and hmac_equal(answer["proof"], proof(me.token, "hub", nonce)):
+            return line
+        if answer["kind"] == "verdict":
+            raise Failure.from_dict(answer["failure"]).error()
+        if answer["kind"] == "refused" and answer["why"] != "token":
+            raise UserError(f"Node 0 refused this node: {answer['why']}.")
+    except BaseException:
+        line.close()
+        raise
+    line.close()
+    return None
