@@ -29,7 +29,6 @@ DEPLOYER = ("somebody", "finetune-deployers")
 FLOW = ("system:serviceaccount:finetune:flow", "system:serviceaccounts")
 CHECKLIST = ("system:serviceaccount:finetune:checklist", "system:serviceaccounts")
 STRANGER = ("somebody", "system:authenticated")
-DEFINITIONS = ("apiextensions.k8s.io", "customresourcedefinitions")
 
 # who, verb, API group, resource, name, namespace (None: the cluster), allowed by base, allowed by everything
 ALLOWED = [
@@ -43,7 +42,13 @@ ALLOWED = [
     (LAUNCHER, "list", "", "pods", "", "finetune", True, True),
     (LAUNCHER, "list", "", "events", "", "finetune", True, True),
     (LAUNCHER, "list", "", "nodes", "", None, True, True),
-    (LAUNCHER, "get", *DEFINITIONS, "jobsets.jobset.x-k8s.io", None, True, True),
+    (LAUNCHER, "get", "", "namespaces", "finetune", "finetune", True, True),
+    (LAUNCHER, "get", "", "serviceaccounts", "flow", "finetune", True, True),
+    (LAUNCHER, "list", "", "resourcequotas", "", "finetune", True, True),
+    (LAUNCHER, "get", "kueue.x-k8s.io", "localqueues", "", "finetune", True, True),
+    (LAUNCHER, "list", "kueue.x-k8s.io", "workloads", "", "finetune", True, True),
+    (LAUNCHER, "list", "scheduling.k8s.io", "priorityclasses", "", None, True, True),
+    (LAUNCHER, "list", "karpenter.sh", "nodepools", "", None, True, True),
     (LAUNCHER, "get", "", "pods/exec", "", "finetune", False, True),
     (LAUNCHER, "create", "", "pods/exec", "", "finetune", False, True),
     (LAUNCHER, "create", "", "pods", "", "finetune", False, False),
@@ -55,7 +60,8 @@ ALLOWED = [
     (LAUNCHER, "create", "batch", "jobs", "", "default", False, False),
     (LAUNCHER, "list", "", "pods", "", "kube-system", False, False),
     (LAUNCHER, "patch", "", "nodes", "", None, False, False),
-    (LAUNCHER, "get", *DEFINITIONS, "anything.else.io", None, False, False),
+    (LAUNCHER, "get", "", "namespaces", "default", "default", False, False),
+    (LAUNCHER, "list", "apiextensions.k8s.io", "customresourcedefinitions", "", None, False, False),
     (LAUNCHER, "create", "argoproj.io", "workflowtemplates", "", "finetune", False, False),
     (DEPLOYER, "create", "argoproj.io", "workflowtemplates", "", "finetune", False, True),
     (DEPLOYER, "update", "argoproj.io", "workflowtemplates", "", "finetune", False, True),
