@@ -1,12 +1,14 @@
 """``python -m checklist`` (two local nodes), or the same under torchrun or srun (one process for each rank).
 
-Exit status: 0 pass or warn, 1 fail, 2 could not run, 3 no verdict.
+Exit status: 0 pass or warn, 1 fail, 2 could not run, 3 no verdict. An output that fails after the run is told
+on standard error and does not change it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,14 +17,18 @@ import typer
 
 from checklist.measurements import PHASES
 from checklist.options import Options, names
+from checklist.outputs.taint import MOST_SHARE
 from checklist.rendezvous import Rendezvous, from_environment
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
+    from checklist.earlier import Earlier
+    from checklist.measurements import Measurements
+    from checklist.outputs.publish import Outputs
     from checklist.result import Result
 
 COULD_NOT_RUN = 2
-_COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "NO-VERDICT": "magenta"}
+NODE_NAME = "NODE_NAME"  # where a pod's downward API puts the node's name; the probes read it
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -30,17 +36,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def checklist(
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes that there should be. [default: the launcher's, else 2 local]")
+        int | None, typer.Option(help="Nodes that there should be. (default: the launcher's, else 2 local)")
     ] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(help="Ranks of each node. [default: all its GPUs; 1 on CPUs]")
+        int | None, typer.Option(help="Ranks of each node. (default: all its GPUs; 1 on CPUs)")
     ] = None,
     profile: Annotated[str, typer.Option(help="quick, standard or deep.")] = "quick",
     only: Annotated[list[str] | None, typer.Option(help="Checks to do, with commas.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Checks to leave out, with commas.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds for each phase. [default: the profile's]")
+        float | None, typer.Option(help="Seconds for each phase. (default: the profile's)")
     ] = None,
     op_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which one operation counts as hung.")
@@ -49,12 +55,47 @@ def checklist(
         Path | None, typer.Option(help="Your own table of thresholds, above the shipped one.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="What the thresholds call this system.")] = None,
+    node_name: Annotated[  # torchrun would take a mere --node for its own --node-rank
+        str | None,
+        typer.Option(help="What the cluster calls this host. (default: $NODE_NAME, the instance, the host)"),
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="What messages and metrics call this cluster.")] = "default",
     json: Annotated[Path | None, typer.Option(help="Where to write the result.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Folder in which logs and journals are kept.")] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="Earlier runs, to compare with and to add this one to: a file, or a folder."),
+    ] = None,
+    webhook: Annotated[
+        bool, typer.Option("--webhook", help="Post the result to the address in $CHECKLIST_WEBHOOK_URL.")
+    ] = False,
+    prometheus: Annotated[
+        Path | None, typer.Option(help="A textfile for node_exporter; it ends in .prom.")
+    ] = None,
+    cloudwatch: Annotated[
+        str | None, typer.Option(help="A file to add a line of embedded metrics to; - prints it.")
+    ] = None,
+    taint: Annotated[bool, typer.Option("--taint", help="Taint bad nodes in Kubernetes.")] = False,
+    label: Annotated[
+        bool, typer.Option("--label", help="Label nodes as fit or unfit in Kubernetes.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do that; otherwise it is only said what would be done.")
+    ] = False,
+    most_share: Annotated[
+        float, typer.Option(help="Share of the nodes that may be marked in all.")
+    ] = MOST_SHARE,
+    context: Annotated[str | None, typer.Option(help="Of the kubeconfig. (default: the current)")] = None,
 ) -> None:
     """Is this cluster fit to train on, and if not, which node, link, direction or GPU is at fault?"""
+    from checklist.earlier import Earlier
+    from checklist.outputs.publish import Outputs
+    from checklist.thresholds import table
+    from checklist.verdict import judge
+
     try:
         place = from_environment()
+        leads = place is None or place.leads
         options = Options(
             profile=profile,  # type: ignore[arg-type]
             nodes=nodes if nodes is not None else place.nodes if place else 2,
@@ -67,36 +108,69 @@ def checklist(
             thresholds=thresholds,
             system=system,
         )
-        result = _measured(options, place, json, keep)
+        if taint and label:
+            raise UserError("--taint and --label exclude each other.", "Choose one way of marking nodes.")
+        outputs = Outputs(
+            webhook=webhook,
+            prometheus=prometheus,
+            cloudwatch=cloudwatch,
+            mark="taint" if taint else "label" if label else None,
+            apply=apply,
+            most_share=most_share,
+            context=context,
+            cluster=cluster,
+        )
+        limits = table(options.thresholds)
+        past = _before(outputs, json, history) if leads else Earlier()
+        measured = _measure(options, place, keep, node_name)
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(COULD_NOT_RUN) from None
-    if place is None or place.leads:
-        show(result)
+    result = judge(
+        measured,
+        checks=options.checks,
+        thresholds=limits,
+        history=past.records,
+        open_failures=past.open_failures,
+        system=options.system,
+    )
+    if leads:
+        _after(replace(result, notes=(*result.notes, *past.problems)), outputs, json, history)
     raise typer.Exit(result.exit_code)
 
 
-def _measured(options: Options, place: Rendezvous | None, json: Path | None, keep: Path | None) -> Result:
-    """Run and judge; what can be wrong with the user's files is found before the run."""
-    from checklist.result import write
-    from checklist.thresholds import table
-    from checklist.verdict import judge
+def _before(outputs: Outputs, json: Path | None, history: Path | None) -> Earlier:
+    """What can be wrong with files and outputs is found before the run. Raises UserError."""
+    from checklist import earlier
+    from checklist.outputs.publish import check
 
-    limits = table(options.thresholds)
-    if json is not None and not os.access(json.absolute().parent, os.W_OK):
+    if json is not None and (json.is_dir() or not os.access(json.absolute().parent, os.W_OK)):
         raise UserError(f"{json} can't be written.", "Give --json a file in a folder that exists.")
+    past = earlier.Earlier()
+    if history is not None:
+        earlier.check_place(history)
+        past = earlier.read(history)
+    _say(*check(outputs), *past.problems)
+    return past
+
+
+def _measure(
+    options: Options, place: Rendezvous | None, keep: Path | None, node_name: str | None
+) -> Measurements:
     if place is None:
         from checklist.local import run_local
 
-        measured = run_local(options, directory=keep)
-    else:
-        from checklist.supervisor import run
+        if node_name is not None:
+            raise UserError(
+                "--node-name names one host, and all nodes of this run are local.",
+                "Leave it out, or use a launcher.",
+            )
+        return run_local(options, directory=keep)
+    from checklist.supervisor import run
 
-        measured = run(_with_gpus(options, place), place, directory=keep)
-    result = judge(measured, checks=options.checks, thresholds=limits, system=options.system)
-    if json is not None and (place is None or place.leads):
-        write(result, json)
-    return result
+    if node_name is not None:
+        os.environ[NODE_NAME] = node_name
+    return run(_with_gpus(options, place), place, directory=keep)
 
 
 def _with_gpus(options: Options, place: Rendezvous) -> Options:
@@ -105,34 +179,45 @@ def _with_gpus(options: Options, place: Rendezvous) -> Options:
     return options if options.gpus_per_node is not None else replace(options, gpus_per_node=started)
 
 
-def show(result: Result) -> None:
-    """The verdict as a table, and what to do."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _after(result: Result, outputs: Outputs, json: Path | None, history: Path | None) -> None:
+    """Keep the result first, then hand it on; whatever fails is a line on standard error."""
+    from checklist import earlier
+    from checklist.outputs.publish import publish
+    from checklist.outputs.terminal import show
 
-    console = Console(highlight=False)
-    lines = Table("Check", "Verdict", "Why", box=None, pad_edge=False)
-    for check in result.checks:
-        lines.add_row(check.check, Text(check.verdict, style=_COLOURS[check.verdict]), Text(check.reason))
-    console.print(lines)
-    for finding in result.findings:
-        console.print()
-        console.print(Text(f"{finding.verdict}: {finding.title}", style=_COLOURS[finding.verdict]))
-        for line in finding.advice:
-            console.print(Text(f"  {line}"))
-        if finding.command:
-            console.print(Text(f"  $ {finding.command}"))
-    for phase in result.measurements.phases:
-        if phase.status != "done" and phase.reason != "not asked for":
-            console.print(Text(f"Phase {phase.name} {phase.status}: {phase.reason}."))
-    for note in result.notes:
-        console.print(Text(f"Note: {note}"))
-    console.print()
-    seconds = result.measurements.seconds
-    console.print(
-        Text(f"{result.verdict}: {result.headline} ({seconds:.0f} s)", style=_COLOURS[result.verdict])
-    )
+    if json is not None:
+        _keep(result, json)
+    if history is not None:
+        try:
+            earlier.keep(result, history)
+        except UserError as error:
+            _say(error.problem)
+    said = publish(result, outputs)
+    show(result)
+    for item in said:
+        for line in item.lines:
+            print(line, file=sys.stderr if item.failed else sys.stdout)
+
+
+def _keep(result: Result, json: Path) -> None:
+    """Write the result; where that fails after all, into the machine's temporary folder."""
+    from checklist.result import write
+
+    try:
+        write(result, json)
+    except UserError as error:
+        spare = Path(tempfile.mkdtemp(prefix="checklist-")) / json.name
+        try:
+            write(result, spare)
+        except UserError:
+            _say(error.problem)
+        else:
+            _say(f"{error.problem} It is in {spare} instead.")
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,10 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
+from checklist import earlier
+from checklist.__main__ import _keep, app
+from checklist.outputs.webhook import URL_VARIABLE
+from checklist.probes import gpus
 from checklist.result import read
+from checklist.verdict import judge
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, with_pairs
+from tests.checklist.servers import SECRET, Api, hook, kubeconfig, nodes_api
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_GPUS = "--gpus-per-node 64 is more than" if gpus.look().uuids else "There is no GPU on this machine."
 _LAUNCHER = (
     "RANK",
     "WORLD_SIZE",
@@ -75,40 +86,163 @@ def test_without_options_two_local_nodes_are_measured_in_a_minute_and_a_verdict_
 
 
 @pytest.mark.slow
-def test_under_torchrun_each_process_takes_part_in_one_job(tmp_path: Path) -> None:
+def test_under_torchrun_each_process_takes_part_in_one_job_and_one_of_them_publishes(tmp_path: Path) -> None:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "checklist"]
+    history = tmp_path / "history.jsonl"
     options = ["--only", "ranks,correctness", "--device", "cpu", "--json", str(tmp_path / "out.json")]
-    done = subprocess.run(
-        [sys.executable, *command, *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-        env=environment(GLOO_SOCKET_IFNAME="lo"),
-    )
+    options += ["--node-name", "rack-7", "--cluster", "prod", "--webhook", "--history", str(history)]
+    with hook() as (url, received):
+        done = subprocess.run(
+            [sys.executable, *command, *options],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=ROOT,
+            env=environment(GLOO_SOCKET_IFNAME="lo", **{URL_VARIABLE: url}),
+        )
 
     assert done.returncode == 0, done.stdout + done.stderr
     result = read(tmp_path / "out.json")
     assert len(result.measurements.facts) == 2
-    assert result.measurements.nodes == (0,)
+    assert (result.measurements.nodes, result.nodes) == ((0,), ("rack-7",))
+    assert [message["text"][:26] for message in received] == ["Checklist of prod: PASS. 3"]
+    assert len(history.read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_no_option_of_ours_is_the_beginning_of_one_of_torchruns() -> None:
+    from torch.distributed.run import get_args_parser
+
+    theirs = [name for action in get_args_parser()._actions for name in action.option_strings]
+    ours = [name for option in typer.main.get_command(app).params for name in option.opts]
+    assert len(ours) > 20
+    assert [name for name in ours if any(other.startswith(name) for other in theirs)] == []
+
+
+GEMM = ("--only", "gemm", "--device", "cpu", "--system", "mine")
+
+
+def thresholds(folder: Path, tflops: float) -> tuple[str, str]:
+    file = folder / "own.csv"
+    file.write_text(f"system,op,floor,source,unit\nmine,gemm_fp32,{tflops},a test,TFLOPS\n")
+    return "--thresholds", str(file)
+
+
+@pytest.mark.slow
+def test_a_failure_stays_open_in_the_history_until_the_check_that_found_it_passes(tmp_path: Path) -> None:
+    kept = ("--history", str(tmp_path / "history.jsonl"), "--json", str(tmp_path / "out.json"))
+    too_high, low = thresholds(tmp_path, 1e6), 1e-9
+
+    assert checklist(*GEMM, *too_high, *kept).returncode == 1
+    other = checklist("--only", "ranks", "--device", "cpu", *kept)
+    assert other.returncode == 1
+    assert "Still open from an earlier run: gemm_fp32" in other.stdout
+    assert checklist(*GEMM, *thresholds(tmp_path, low), *kept).returncode == 0
+    assert read(tmp_path / "out.json").standing == ()
+
+
+@pytest.mark.slow
+def test_outputs_that_fail_are_lines_and_the_result_and_its_status_stay(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    share = {2: 0.25}
+    earlier.keep(
+        judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share))), history
+    )
+    with history.open("a") as file:
+        file.write('{"version": 7}\n')
+    (tmp_path / "taken.prom").mkdir()
+    api = Api(8)
+    api.refuse["PATCH"] = 403
+    with nodes_api(api) as url:
+        done = checklist(
+            *("--only", "ranks", "--device", "cpu", "--json", str(tmp_path / "out.json")),
+            *("--history", str(history), "--prometheus", str(tmp_path / "taken.prom")),
+            *("--taint", "--apply", "--webhook", "--cloudwatch", "-"),
+            KUBECONFIG=str(kubeconfig(tmp_path, url)),
+            **{URL_VARIABLE: f"http://127.0.0.1:9/services/{SECRET}"},
+        )
+
+    assert done.returncode == 0, "the verdict's, whatever fails after it"
+    assert "Traceback" not in done.stderr
+    for line in (
+        "1 earlier run of",
+        "has schema version 7",
+        "Nodes could not be marked now. This account may not patch the nodes of the cluster.",
+        f"The webhook in ${URL_VARIABLE} can't be reached: no connection (ConnectionRefusedError).",
+        "taken.prom can't be written: Is a directory.",
+        "\nThis account may not patch the nodes of the cluster. It needs a ClusterRole",
+        "The webhook could not be called: no connection (ConnectionRefusedError). The result is kept.",
+    ):
+        assert line in done.stderr
+    assert api.marked() == []
+    result = read(tmp_path / "out.json")
+    assert result.bad_nodes == ("host-2",)
+    assert "has schema version 7" in result.notes[-1]
+    assert len(history.read_text().splitlines()) == 3
+    assert json.loads(done.stdout.splitlines()[0])["Verdict"] == 0
+    written = [file.read_text() for file in tmp_path.iterdir() if file.is_file()]
+    assert not any("SECRET" in text for text in (done.stdout, done.stderr, *written))
+
+
+@pytest.mark.slow
+def test_a_node_that_an_earlier_run_has_blamed_is_tainted_when_that_is_asked_for(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    share = {2: 0.25}
+    earlier.keep(
+        judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share))), history
+    )
+    api = Api(8)
+    options = ("--only", "ranks", "--device", "cpu", "--history", str(history), "--taint")
+    with nodes_api(api) as url:
+        file = str(kubeconfig(tmp_path, url))
+        dry = checklist(*options, KUBECONFIG=file)
+        assert "host-2: would be marked as unfit (taint), but this is a dry run." in dry.stdout
+        assert api.marked() == []
+        done = checklist(*options, "--apply", "--context", "c", KUBECONFIG=file)
+
+    assert "host-2: marked as unfit (taint)." in done.stdout
+    assert api.marked() == ["host-2"]
+
+
+def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _keep(judge(gpu_run()), tmp_path / "gone" / "out.json")
+    said = capsys.readouterr().err
+    assert "out.json: No such file or directory. It is in " in said
+    assert read(Path(said.split(" It is in ")[1].split(" instead")[0])).verdict == "PASS"
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--only", "gem"), "There is no check 'gem'."),
+        (("--only", "gem"), "There is no check 'gem'.\nDid you mean gemm?"),
         (("--nodes", "0"), "--nodes 0 is not possible."),
+        (("--device", "cuda", "--gpus-per-node", "64"), NO_GPUS),
         (("--profile", "quik"), "There is no profile 'quik'."),
         (("--thresholds", "/nowhere/own.csv"), "/nowhere/own.csv"),
+        (("--thresholds", "/proc/self/mem"), "/proc/self/mem"),
         (("--json", "/nowhere/out.json"), "/nowhere/out.json can't be written."),
         (("--timeout", "-1"), "A time limit of -1"),
+        (("--history", "/nowhere/h.jsonl"), "--history /nowhere/h.jsonl can't be written."),
+        (("--history", "README.md"), "--history README.md is no history of the checklist"),
+        (("--prometheus", "/nowhere/c.prom"), "--prometheus /nowhere/c.prom can't be written."),
+        (("--cloudwatch", "/nowhere/log"), "--cloudwatch /nowhere/log can't be written."),
+        (("--webhook",), f"--webhook: ${URL_VARIABLE} is not set."),
+        (("--taint", "--label"), "--taint and --label exclude each other."),
+        (("--taint", "--context", "prod"), "There is no kubeconfig at /nowhere/kubeconfig."),
+        (("--apply",), "--apply is about marking nodes, which is not asked for."),
+        (("--taint", "--most-share", "1.5"), "A share of 1.5 of the nodes is not possible."),
+        (("--node-name", "rack-7"), "--node-name names one host, and all nodes of this run are local."),
     ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
 def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_status_2(
     arguments: tuple[str, ...], line: str
 ) -> None:
-    done = checklist(*arguments)
+    done = checklist(*arguments, KUBECONFIG="/nowhere/kubeconfig", **{URL_VARIABLE: ""})
 
     assert done.returncode == 2
     assert line in done.stderr
