@@ -143,6 +143,11 @@ class Case:
 
     # ---- answers
 
+    def ran(self, phase: PhaseName) -> bool:
+        """Whether that phase came to its end."""
+        run = self.measurements.phase(phase)
+        return run is not None and run.status == "done"
+
     def unmeasured(self, check: str, phase: PhaseName) -> Answer:
         """NO-VERDICT, with what the phase says of itself."""
         run = self.measurements.phase(phase)

@@ -78,8 +78,9 @@ CHECKS: dict[str, Check] = {
             name="storage",
             phase="node",
             loaded=True,
-            tells="work directory and datastore are read and written",
+            tells="the work directory is written and read",
         ),
+        Check(name="datastore", phase="node", loaded=True, tells="the datastore is written and read"),
         Check(
             name="correctness",
             phase="world",
@@ -135,8 +136,10 @@ LOCALS: dict[str, LocalKind] = {
         LocalKind(name="peer_copy", check="peer-copy", unit="GB/s", tells="GPU to GPU of the same node"),
         LocalKind(name="storage_write", check="storage", unit="GB/s", tells="work directory, with fsync"),
         LocalKind(name="storage_read", check="storage", unit="GB/s", tells="work directory, past the cache"),
-        LocalKind(name="datastore_write", check="storage", unit="GB/s", tells="datastore"),
-        LocalKind(name="datastore_read", check="storage", unit="GB/s", tells="datastore"),
+        LocalKind(
+            name="datastore_write", check="datastore", unit="GB/s", tells="datastore, one large object"
+        ),
+        LocalKind(name="datastore_read", check="datastore", unit="GB/s", tells="datastore, the same object"),
     )
 }
 

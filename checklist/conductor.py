@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,6 +55,7 @@ class Conductor(Requests):
         self.addresses: dict[int, str] = {}  # by rank: where others reach its host
         self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
         self.device, self.backend = "cpu", "gloo"
+        self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
         self._begin_unix, self._begin = time.time(), time.monotonic()
 
     @property

@@ -15,6 +15,7 @@ from checklist.measurements import Local
 from checklist.result import Figure, Finding
 from checklist.thresholds import Threshold
 
+CHECKS = ("gemm", "hbm", "host-copy", "peer-copy", "storage", "datastore")  # those that node_check judges
 PEERS = 4  # fewer values have no outlier
 OUTLIER = (
     -3.5
@@ -139,8 +140,11 @@ def _node_check(case: Case, check: str) -> Answer:
     mine = [local for local in case.measurements.locals if local.what in {kind.name for kind in kinds}]
     if not mine:
         why = _does_not_apply(case, check)
+        if check == "datastore" and case.ran("node"):
+            return no_verdict(check, "Not measured: no datastore was named (--datastore).")
         return skipped(check, why) if why else case.unmeasured(check, "node")
-    code = "storage-failed" if check == "storage" else "local-failed"
+    stores = check in ("storage", "datastore")  # a file system is shared: a failure may be nobody's own
+    code = "storage-failed" if stores else "local-failed"
     found = [
         finding(
             check,
@@ -148,8 +152,8 @@ def _node_check(case: Case, check: str) -> Answer:
             "FAIL",
             f"{local.what} could not be measured by rank {local.rank} ({case.name_of_rank(local.rank)}): "
             f"{local.error or 'no reason known'}.",
-            nodes=[case.name_of_rank(local.rank)] if check != "storage" else (),
-            suspects=[case.name_of_rank(local.rank)] if check == "storage" else (),
+            nodes=() if stores else [case.name_of_rank(local.rank)],
+            suspects=[case.name_of_rank(local.rank)] if stores else (),
             ranks=[local.rank],
         )
         for local in mine
@@ -165,9 +169,12 @@ def _node_check(case: Case, check: str) -> Answer:
             records.append((kind.name, None, min(float(local.value or 0) for local in same), kind.unit))
     nodes = case.names(node for local in mine if (node := case.measurements.node_of(local.rank)) is not None)
     # That storage could be written and read is an answer by itself, however fast it was
-    if found or check == "storage" or any(figure.basis != "none" for figure in figures):
+    if found or stores or any(figure.basis != "none" for figure in figures):
         names = ", ".join(dict.fromkeys(figure.name for figure in figures if "," not in figure.name))
-        good = f"{names}: {'done without error' if check == 'storage' else 'as expected'}."
+        good = f"{names}: {'done without error' if stores else 'as expected'}."
+        good += "".join(
+            f" Note: {note}." for note in dict.fromkeys(local.note for local in mine if local.note)
+        )
         return answer(check, good, found, nodes=nodes, figures=figures, records=records)
     why = (
         "on CPUs it depends on what else runs"
@@ -198,7 +205,7 @@ def _judge_locals(case: Case, check: str, same: list[Local], found: list[Finding
     what, unit = same[0].what, same[0].unit
     threshold = case.threshold(what, None)
     # A file system is shared, so that one rank's speed says little of its node
-    beside = peers(values) if case.cuda and check != "storage" else None
+    beside = peers(values) if case.cuda and check not in ("storage", "datastore") else None
     median = statistics.median(values)
     figures = []
     # If all are too slow, that is no single node's fault

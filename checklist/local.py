@@ -124,6 +124,7 @@ def _start(
             "skip": options.skip,
             "time_limits_s": dict(options.time_limits_s),
             "op_limit_s": options.op_limit_s,
+            "datastore": options.datastore,
             "start_limit_s": options.start_limit_s,
             "seed": options.seed,
         },

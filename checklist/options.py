@@ -103,6 +103,15 @@ class Options:
     """A user's table above the shipped one."""
     system: str | None = None
     """What the thresholds call this system, where its machine type and GPU don't tell."""
+    work_directory: Path | None = None
+    """The folder of each node whose speed is measured. None: its folder for temporary files."""
+    datastore: str | None = None
+    """The store whose speed is measured: a folder that is there on each node, or s3://bucket/prefix.
+
+    None: none is measured. S3's endpoint is METAFLOW_S3_ENDPOINT_URL's or AWS_ENDPOINT_URL's of each node.
+    """
+    storage_bytes: int | None = None
+    """What is written and read in each of them, instead of the profile's size."""
     seed: int = 0
     """Of the rounds of pairs above 32 nodes; the same on every node."""
 
@@ -127,6 +136,13 @@ class Options:
         if self.op_limit_s is not None:
             _check_limit("an operation", self.op_limit_s)
         _check_limit("the start", self.start_limit_s)
+        if self.storage_bytes is not None and self.storage_bytes < 1:
+            raise UserError(f"{self.storage_bytes} bytes can't be written.", "Give a number from 1 up.")
+        if self.datastore is not None and not measurable(self.datastore):
+            raise UserError(
+                f"The datastore {self.datastore!r} can't be measured.",
+                "Give --datastore a folder that every node has, or s3://bucket/prefix.",
+            )
         select(self.only, self.skip)  # raises for names that there are not
 
     @property
@@ -170,6 +186,12 @@ class Options:
                 f"Give at most {visible_gpus}, or leave it out.",
             )
         return wanted
+
+
+def measurable(datastore: str) -> bool:
+    """Whether that store is of a kind that can be measured: a folder, or S3 with a bucket."""
+    scheme, separator, rest = datastore.partition("://")
+    return bool(rest.split("/")[0]) and scheme == "s3" if separator else bool(datastore)
 
 
 def names(text: str | Iterable[str]) -> tuple[str, ...]:

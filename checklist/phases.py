@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -82,13 +83,17 @@ def node(run: Conductor) -> str | None:
         "device": run.device,
         "checks": [check.name for check in run.options.checks if check.phase == "node"],
         "load_s": effort.load_s,
-        "storage_bytes": effort.storage_bytes,
-        "directory": None,
     }
     limit = effort.load_s + 3 * run.limits.operation
-    outcome = run.ask("local", dict.fromkeys(run.ranks, arguments), limit_s=limit)
+    size = run.options.storage_bytes or effort.storage_bytes
+    places = {rank: _places(run, rank) for rank in run.ranks}
+    told = {rank: {**arguments, "places": {**places[rank], "size": size}} for rank in run.ranks}
+    outcome = run.ask("local", told, limit_s=limit)
     for reply in outcome.replies.values():
         run.got.locals += [record(Local, local) for local in reply]
+    if outcome.unfinished:  # killed, perhaps in the middle of a file
+        left = {rank: places[rank] for rank in outcome.unfinished if rank in run.ranks}
+        run.ask("remove", left, limit_s=_LEAVE_S)
     _health(run, "after")
     return _trouble(outcome)
 
@@ -281,6 +286,17 @@ def _join(run: Conductor, ranks: tuple[int, ...]) -> str | None:
     limit = 2 * run.limits.operation  # torch is imported by this, on all cores at once
     outcome = run.ask("join", dict.fromkeys(ranks, arguments), limit_s=limit, together=True)
     return _trouble(outcome)
+
+
+def _places(run: Conductor, rank: int) -> dict[str, Any]:
+    """Where a rank writes and reads, and under which name; None: it was not asked for."""
+    asked = {check.name for check in run.options.checks}
+    work = str(run.options.work_directory or tempfile.gettempdir())
+    return {
+        "name": f".checklist-{run.scratch}-{rank}.tmp",
+        "directory": work if "storage" in asked else None,
+        "datastore": run.options.datastore if "datastore" in asked else None,
+    }
 
 
 def _transport(run: Conductor, ranks: tuple[int, ...]) -> None:

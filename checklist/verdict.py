@@ -35,7 +35,7 @@ JUDGES: dict[str, Callable[[Case], Answer]] = {
     "placement": judge_facts.placement,
     "gpu-health": judge_gpus.gpu_health,
     "mesh": judge_pairs.mesh,
-    **{name: judge_speed.node_check(name) for name in ("gemm", "hbm", "host-copy", "peer-copy", "storage")},
+    **{name: judge_speed.node_check(name) for name in judge_speed.CHECKS},
     "correctness": judge_world.correctness,
     "latency": judge_world.latency,
     "bandwidth": judge_world.bandwidth,

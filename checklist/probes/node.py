@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checklist.checks import LOCALS
 from checklist.measurements import Local, to_dict
+from checklist.probes import storage
 
 if TYPE_CHECKING:
     import torch
@@ -31,21 +28,24 @@ _FEWEST = 5
 
 
 def measure(
-    worker: Worker, device: str, checks: list[str], load_s: float, storage_bytes: int, directory: str | None
+    worker: Worker, device: str, checks: list[str], load_s: float, places: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Those of the checks gemm, hbm, host-copy, peer-copy and storage that are asked for, as Locals."""
+    """Those of the checks gemm, hbm, host-copy and peer-copy that are asked for, and storage, as Locals.
+
+    ``places``: what :func:`checklist.probes.storage.measure` is told, by each node's first rank.
+    """
     import torch
 
     on_gpu = device == "cuda"
     where = torch.device("cuda", worker.local_rank) if on_gpu else torch.device("cpu")
     found: list[Local] = []
 
-    def figure(what: str, samples: Callable[[], list[float]], peer: int | None = None) -> None:
+    def noted(what: str, sampled: Callable[[], storage.Sampled], peer: int | None = None) -> None:
         worker.progress.name(what)
         worker.progress.begin()
-        problem: str | None = None
+        problem = note = None
         try:
-            values = samples()
+            values, note = sampled()
         except (RuntimeError, OSError) as error:
             first = (str(error).splitlines() or [""])[0]
             values, problem = [], f"{type(error).__name__}: {first}"
@@ -58,8 +58,12 @@ def measure(
                 samples=tuple(values),
                 peer=peer,
                 error=problem,
+                note=note,
             )
         )
+
+    def figure(what: str, samples: Callable[[], list[float]], peer: int | None = None) -> None:
+        noted(what, lambda: (samples(), None), peer)
 
     if "gemm" in checks:
         dtypes = {"gemm_bf16": torch.bfloat16} if on_gpu else {"gemm_fp32": torch.float32}
@@ -78,8 +82,8 @@ def measure(
                 peer = worker.rank - worker.local_rank + other
                 there = torch.device("cuda", other)
                 figure("peer_copy", partial(_copies, where, there, _HOST_COPY_BYTES), peer)
-    if "storage" in checks and worker.local_rank == 0:
-        _storage(figure, Path(directory or tempfile.gettempdir()), storage_bytes)
+    if worker.local_rank == 0:
+        storage.measure(noted, **places)
     return [to_dict(one) for one in found]
 
 
@@ -131,40 +135,3 @@ def _timed(where: torch.device, work: Callable[[], Any]) -> float:
     if where.type == "cuda":
         torch.cuda.synchronize(where)
     return time.perf_counter() - begin
-
-
-def _storage(figure: Callable[[str, Callable[[], list[float]]], None], directory: Path, size: int) -> None:
-    """Write with fsync, then read past the page cache. The file is gone afterwards, whatever happens."""
-    with _scratch(directory) as path:
-        figure("storage_write", lambda: [_write(path, size)])
-        if path.exists() and path.stat().st_size:
-            figure("storage_read", lambda: [_read_back(path)])
-
-
-@contextlib.contextmanager
-def _scratch(directory: Path) -> Iterator[Path]:
-    path = directory / f".checklist-{os.getpid()}.tmp"
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _write(path: Path, size: int) -> float:
-    block = os.urandom(1 << 20)  # a compressing file system can't make it smaller
-    begin = time.perf_counter()
-    with path.open("wb") as file:
-        for _ in range(max(1, size >> 20)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    return path.stat().st_size / (time.perf_counter() - begin) / 1e9
-
-
-def _read_back(path: Path) -> float:
-    with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        begin = time.perf_counter()
-        while file.read(1 << 20):
-            pass
-    return path.stat().st_size / (time.perf_counter() - begin) / 1e9

@@ -60,7 +60,7 @@ class Worker:
 
 def _commands() -> dict[str, Callable[..., Any]]:
     # Each module is imported when its first command comes: some need torch.
-    from checklist.probes import facts, gpus, mesh, node, pairs, world
+    from checklist.probes import facts, gpus, mesh, node, pairs, storage, world
 
     return {
         "facts": facts.gather,
@@ -68,6 +68,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "listen": mesh.listen,
         "reach": mesh.reach,
         "local": node.measure,
+        "remove": storage.remove,
         "store": world.store,
         "join": world.join,
         "leave": world.leave,

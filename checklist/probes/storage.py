@@ -1,0 +1,222 @@
+"""Phase 2, disks and stores: write a file, make sure that it has arrived, read it back past the page cache.
+
+The store of the job's data is a folder or ``s3://bucket/prefix``. What was written is removed, also after a
+failure; :func:`remove` does it for a rank that hung in it and was started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from checklist.probes.worker import Worker
+
+BLOCK = 8 << 20  # large enough for one reader to keep a disk busy
+_MEMORY = ("tmpfs", "ramfs")
+_NETWORK_S = {"connect_timeout": 5, "read_timeout": 30}  # seconds, of each request to an object store
+_ATTEMPTS = 3
+_ENDPOINT = "METAFLOW_S3_ENDPOINT_URL"  # as Metaflow names it; boto3 itself reads AWS_ENDPOINT_URL
+
+Sampled = tuple[list[float], str | None]  # GB/s, and a note on how they were measured
+Figure = Callable[[str, Callable[[], Sampled]], None]
+
+
+class Place(Protocol):
+    """Somewhere to write one thing, read it back, and remove it. Failures are OSErrors."""
+
+    def write(self, size: int) -> Sampled: ...
+
+    def read(self) -> Sampled: ...
+
+    def remove(self) -> None:
+        """Also when it was never written; says nothing when it can't."""
+
+
+def measure(figure: Figure, name: str, directory: str | None, datastore: str | None, size: int) -> None:
+    """Write and read ``size`` bytes as ``name`` in each place that is given."""
+    for what, place in _places(name, directory, datastore).items():
+        written: list[Sampled] = []
+
+        def write(place: Place = place, written: list[Sampled] = written) -> Sampled:
+            written.append(place.write(size))
+            return written[0]
+
+        try:
+            figure(f"{what}_write", write)
+            if written:
+                figure(f"{what}_read", place.read)
+        finally:
+            place.remove()
+
+
+def remove(_: Worker, name: str, directory: str | None, datastore: str | None) -> None:
+    """Remove what a process that was killed has left in those places."""
+    for place in _places(name, directory, datastore).values():
+        place.remove()
+
+
+def _places(name: str, directory: str | None, datastore: str | None) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    if directory is not None:
+        found["storage"] = File(Path(directory) / name)
+    if datastore is not None:
+        found["datastore"] = (
+            Object(datastore, name) if datastore.startswith("s3://") else File(Path(datastore) / name)
+        )
+    return found
+
+
+class File:
+    """A file of a file system, which may be another machine's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, size: int) -> Sampled:
+        """GB/s until the file has arrived on the disk."""
+        block = os.urandom(1 << 20)  # a compressing file system can't make it smaller
+        begin = time.perf_counter()
+        with self._path.open("wb") as file:
+            for _ in range(max(1, size >> 20)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        seconds = time.perf_counter() - begin
+        return [self._path.stat().st_size / seconds / 1e9], _memory(self._path.parent)
+
+    def read(self) -> Sampled:
+        """GB/s from the disk where that can be had; a note where it may have come from memory."""
+        note, size, total = _memory(self._path.parent), self._path.stat().st_size, 0
+        with _uncached(self._path) as (file, direct):
+            begin = time.perf_counter()
+            buffer = mmap.mmap(-1, BLOCK)  # it begins where a page does, as O_DIRECT asks
+            while got := os.readv(file, [buffer]):
+                total += got
+            seconds = time.perf_counter() - begin
+        if total != size:
+            raise OSError(f"{total} of {size} bytes came back")
+        if note is None and not direct:
+            note = "the page cache was told to let go of the file, but could not be gone round"
+        return [total / seconds / 1e9], note
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):  # whoever could not write there has told why
+            self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
+    """The open file, out of the page cache as far as can be; whether reads go round the cache."""
+    plain = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(plain)
+    direct = True
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:  # some file systems have no such thing
+        file, direct = os.open(path, os.O_RDONLY), False
+    try:
+        yield file, direct
+    finally:
+        os.close(file)
+
+
+def _memory(directory: Path) -> str | None:
+    """A note where the file system is memory; None for others, and where that can't be told."""
+    place = os.path.realpath(directory)
+    best, found = "", ""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, mounted, kind = line.split()[:3]
+        mounted = mounted.replace("\\040", " ")
+        inside = place == mounted or place.startswith(mounted.rstrip("/") + "/")
+        if inside and len(mounted) >= len(best):  # the last mount on a place hides those before
+            best, found = mounted, kind
+    return f"{best} is {found}: memory, not a disk" if found in _MEMORY else None
+
+
+class Object:
+    """An object of a store that speaks S3's language."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        self._key = "/".join(filter(None, (prefix.strip("/"), name)))
+
+    def write(self, size: int) -> Sampled:
+        """GB/s, in parts at once, as large artifacts are written."""
+        begin = time.perf_counter()
+        with _in_words():
+            self._client.upload_fileobj(_Random(size), self._bucket, self._key)
+        return [size / (time.perf_counter() - begin) / 1e9], None
+
+    def read(self) -> Sampled:
+        """GB/s, in parts at once; nothing of it is kept."""
+        sink = _Sink()
+        begin = time.perf_counter()
+        with _in_words():
+            self._client.download_fileobj(self._bucket, self._key, sink)
+        return [sink.size / (time.perf_counter() - begin) / 1e9], None
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError), _in_words():
+            self._client.delete_object(Bucket=self._bucket, Key=self._key)
+
+    @cached_property
+    def _client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=os.environ.get(_ENDPOINT) or None,
+            config=Config(retries={"max_attempts": _ATTEMPTS}, **_NETWORK_S),
+        )
+
+
+class _Random:
+    """A file of random bytes, one block again and again."""
+
+    def __init__(self, size: int) -> None:
+        self._block, self._left = os.urandom(1 << 20), size
+
+    def read(self, size: int = -1) -> bytes:
+        size = self._left if size < 0 else min(size, self._left)
+        self._left -= size
+        return (self._block * (size // len(self._block) + 1))[:size]
+
+
+class _Sink:
+    """A file that counts what is written to it."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        return len(data)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """boto3's errors as OSErrors, which a figure's failure is told by."""
+    try:
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise OSError("S3 takes boto3: pip install boto3") from None
+    try:
+        yield
+    except (Boto3Error, BotoCoreError, ClientError, ValueError) as error:  # ValueError: a bad endpoint
+        raise OSError(" ".join(str(error).split())) from None
