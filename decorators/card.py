@@ -56,7 +56,7 @@ def draw(state: CardState) -> list[Block]:
         else ("Nothing was predicted for this step.", *state.measured.notes)
     )
     if notes:
-        blocks.append(Text(markdown="\n".join(f"- {_safe(note)}" for note in notes)))
+        blocks.append(Text(markdown="\n".join(f"- {safe(note)}" for note in notes)))
     if state.steps:
         blocks.append(Chart(spec=_curves(state)))
     memory = memory_points(state)
@@ -85,7 +85,7 @@ def title(state: CardState) -> str:
     text = f"{plan.model} · {plan.method} · {plan.engine} · {hardware(plan)}"
     if plan.layout.nodes > 1:
         text += f" · node {measured.node}" + ("" if measured.node == 0 else " (the main card is node 0's)")
-    return _safe(text)
+    return safe(text)
 
 
 def hardware(plan: Plan) -> str:
@@ -105,7 +105,7 @@ def status(state: CardState) -> str:
     took = duration(state.measured.duration_seconds)
     if state.failed is not None:
         first = next(iter(state.failed.strip().splitlines()), "")
-        return _join(f"**Failed** after {took}", progress, loss) + f"\n\n> {_safe(first[:300])}"
+        return _join(f"**Failed** after {took}", progress, loss) + f"\n\n> {safe(first[:300])}"
     if state.ended is not None:
         return _join(f"**Finished** in {took}", progress, loss)
     phase = "" if state.phase in ("", "train") else state.phase
@@ -331,7 +331,7 @@ def _plan(plan: Plan) -> list[Block]:
         blocks.append(Grid(headers=("what", "planned", "used", "given by"), rows=rows))
     for heading, lines in (("Why", plan.why), ("Considered and not taken", plan.rejected)):
         if lines:
-            listed = "\n".join(f"- {_safe(text)}" for text in lines)
+            listed = "\n".join(f"- {safe(text)}" for text in lines)
             blocks.append(Text(markdown=f"**{heading}**\n\n{listed}"))
     return blocks
 
@@ -341,7 +341,7 @@ def _ranks(ranks: Sequence[RankRow]) -> list[Block]:
     blocks: list[Block] = [Text(markdown="### Ranks of this node")]
     infos = [row.info for row in ranks if row.info is not None]
     if infos:
-        blocks.append(Text(markdown=_safe(dist_lines(infos)[0])))
+        blocks.append(Text(markdown=safe(dist_lines(infos)[0])))
     blocks.append(Grid(headers=headers, rows=rank_rows(ranks)))
     if len(ranks) > MOST_RANKS:
         blocks.append(Text(markdown=f"and {len(ranks) - MOST_RANKS} more"))
@@ -364,7 +364,7 @@ def _join(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Text that Markdown shows as it is, in one line. (Cells of tables are shown as they are anyway.)"""
     for sign in ("\\", "`", "*", "_", "[", "<", "#", "~", "|"):
         text = text.replace(sign, "\\" + sign)

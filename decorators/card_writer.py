@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from decorators.card import Block, Chart, Text, draw
@@ -10,8 +11,13 @@ from decorators.state import CardState
 
 def write(manager: Any, state: CardState) -> None:
     """Replace the content of a card (Metaflow's CardComponentManager) by a drawing of ``state``."""
+    write_blocks(manager, draw(state))
+
+
+def write_blocks(manager: Any, blocks: Sequence[Block]) -> None:
+    """Replace the content of a card by these blocks."""
     manager.clear()
-    manager.extend([_component(block) for block in draw(state)])
+    manager.extend([_component(block) for block in blocks])
 
 
 def _component(block: Block) -> Any:

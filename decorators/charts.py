@@ -11,7 +11,7 @@ from estimator.plan import GIB, MemoryEstimate
 MOST_POINTS = 500  # of one line, so that a card stays small however long the run
 FARTHEST_CAPACITY = 5  # times the upper bound: beyond, the bars would be too small to see
 PAIR_WIDTH = 290  # pixels of one of two charts side by side; a card's column is about 720 wide
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar; nothing is fetched
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar; nothing is fetched
 _CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
 _MEASURED_COLOURS = ("#54a24b", "#a7d9a0")
 _LINE, _LINE_2, _BAND, _UPPER, _CAPACITY = "#4c78a8", "#f58518", "#c9d8ea", "#e45756", "#333333"
@@ -74,7 +74,7 @@ def memory_bars(
             axis += f" (capacity: {gib(capacity):.1f} GiB, far to the right)"
     x = {"field": "gib", "type": "quantitative", "title": axis}
     return {
-        "$schema": _SCHEMA,
+        "$schema": SCHEMA,
         "width": "container",
         "height": 104,
         "padding": {"top": 4, "left": 4, "right": 12, "bottom": 4},
@@ -187,7 +187,7 @@ def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) ->
 def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Views (of :func:`line`, :func:`step_times`) in rows of two."""
     return {
-        "$schema": _SCHEMA,
+        "$schema": SCHEMA,
         "columns": 2,
         "spacing": 24,
         "width": 0,  # keeps Metaflow from setting one, which a composed chart doesn't take
@@ -250,7 +250,7 @@ def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | 
         }
     )
     return {
-        "$schema": _SCHEMA,
+        "$schema": SCHEMA,
         "width": "container",
         "height": 190,
         "title": {"text": "memory over time", "fontSize": 12, "anchor": "start"},

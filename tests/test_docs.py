@@ -542,7 +542,7 @@ ROOM_ARROWS = {
     "launchers": {"estimator"},
     "checklist": {"estimator"},
     "decorators": {"estimator", "launchers"},
-    "flows": {"estimator", "launchers", "decorators"},
+    "flows": {"checklist", "estimator", "launchers", "decorators"},
 }
 
 

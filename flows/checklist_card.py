@@ -1,0 +1,265 @@
+"""The checklist's card as plain blocks: the verdict and what to do on top, below it what it is made from."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Sequence
+
+from checklist.checks import CHECKS
+from checklist.earlier import Run
+from checklist.formulas import Fit, busbw
+from checklist.history import Record
+from checklist.measurements import Collective, Facts, Measurements
+from checklist.result import CheckResult, Finding, FitResult, Result, Standing
+from decorators.card import UNKNOWN, Block, Chart, Grid, Text, safe, size
+from decorators.charts import side_by_side
+from flows import checklist_charts as charts
+from flows.checklist_charts import Cell, Point, Then, Tile
+
+MOST_FINDINGS = 20
+MOST_NODES = 64  # of a table or of the heat map; those that something was found against come first
+MOST_HISTORIES = 8  # charts of figures over the runs
+_WORDS = {
+    "PASS": "fit to train on, as far as was measured",
+    "WARN": "fit to train on, with doubts",
+    "FAIL": "not fit to train on",
+    "NO-VERDICT": "nobody can tell",
+}
+
+
+def draw(result: Result, runs: Sequence[Run], cluster: str) -> list[Block]:
+    """The whole card. ``runs`` are the earlier ones of this cluster."""
+    blocks: list[Block] = [Text(markdown=heading(result, cluster))]
+    if result.checks:
+        told = [Tile(check=c.check, verdict=c.verdict, reason=c.reason) for c in result.checks]
+        blocks.append(Chart(spec=charts.tiles(told)))
+    blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MOST_FINDINGS]]
+    if len(result.findings) > MOST_FINDINGS:
+        blocks.append(Text(markdown=f"and {len(result.findings) - MOST_FINDINGS} more findings"))
+    if result.standing:
+        blocks += [
+            Text(markdown="### Still open from earlier runs"),
+            Grid(
+                headers=("since", "check", "nodes", "what"),
+                rows=tuple(_standing_row(item) for item in result.standing),
+            ),
+        ]
+    blocks += [
+        Text(markdown="### Checks"),
+        Grid(headers=("check", "verdict", "why", "what it tells"), rows=check_rows(result.checks)),
+    ]
+    blocks += _pairs(result) + _sweeps(result) + _history(result, runs) + _facts(result)
+    if result.skipped:
+        rows = tuple((item.check, item.reason) for item in result.skipped)
+        blocks += [Text(markdown="### Left out"), Grid(headers=("check", "why"), rows=rows)]
+    if result.notes:
+        listed = "\n".join(f"- {safe(note)}" for note in result.notes)
+        blocks.append(Text(markdown=f"### Notes\n\n{listed}"))
+    return blocks
+
+
+def heading(result: Result, cluster: str) -> str:
+    """The verdict in words, and what it is about."""
+    made = result.measurements
+    nodes = "1 node" if len(result.nodes) == 1 else f"{len(result.nodes)} nodes"
+    where = f"{nodes} of {safe(cluster)}, {made.backend} on {'GPUs' if made.device == 'cuda' else 'CPUs'}"
+    ended = _time(result.finished_unix)
+    lines = [
+        f"## {result.verdict}: {_WORDS[result.verdict]}",
+        f"**{safe(result.headline)}**",
+        f"{where} · profile {result.profile} · {made.seconds:.0f} s · {ended}",
+    ]
+    if result.bad_nodes:
+        lines.append(f"Bad nodes: **{safe(', '.join(result.bad_nodes))}**")
+    return "\n\n".join(lines)
+
+
+def finding_text(finding: Finding) -> str:
+    """What is wrong with whom, what to do, and the command to copy."""
+    lines = [f"### {finding.verdict}: {safe(finding.title)}"]
+    if finding.suspects:
+        lines.append(f"One of these may be at fault: {safe(', '.join(finding.suspects))}.")
+    lines += [safe(line) for line in finding.advice]
+    if finding.command:
+        lines.append(f"```bash\n{finding.command}\n```")
+    return "\n\n".join(lines)
+
+
+def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
+    """One row for each check that was asked for."""
+    return tuple(
+        (c.check, c.verdict, c.reason, CHECKS[c.check].tells if c.check in CHECKS else "") for c in checks
+    )
+
+
+def _standing_row(item: Standing) -> tuple[str, ...]:
+    return _time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title
+
+
+# ---- pairs
+
+
+def _pairs(result: Result) -> list[Block]:
+    made = result.measurements
+    if not made.pairs:
+        return []
+    shown, left_out = _nodes_to_show(result)
+    text = "### Every pair of nodes, each direction\n\nGB/s from the node of the row to that of the column."
+    if left_out:
+        text += f" {left_out} nodes that nothing was found against are left out."
+    names = [made.name_of(node) for node in shown]
+    return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(made, shown), names))]
+
+
+def pair_cells(made: Measurements, nodes: Sequence[int]) -> list[Cell]:
+    """One cell for each ordered pair; what was measured with nothing else running goes before the rest."""
+    best: dict[tuple[int, int], Cell] = {}
+    wanted = set(nodes)
+    for pair in sorted(made.pairs, key=lambda pair: (pair.alone, pair.gbytes_per_s or 0.0)):
+        if {pair.src, pair.dst} <= wanted:
+            best[pair.src, pair.dst] = Cell(
+                src=made.name_of(pair.src),
+                dst=made.name_of(pair.dst),
+                gbytes_per_s=pair.gbytes_per_s,
+                note=pair.error or ("measured alone" if pair.alone else ""),
+            )
+    return list(best.values())
+
+
+def _nodes_to_show(result: Result) -> tuple[list[int], int]:
+    made = result.measurements
+    nodes = list(made.nodes)
+    if len(nodes) <= MOST_NODES:
+        return nodes, 0
+    named = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
+    first = [node for node in nodes if made.name_of(node) in named]
+    rest = [node for node in nodes if made.name_of(node) not in named]
+    return sorted((first + rest)[:MOST_NODES]), len(nodes) - MOST_NODES
+
+
+# ---- bandwidth over message size
+
+
+def _sweeps(result: Result) -> list[Block]:
+    groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
+    for item in result.measurements.collectives:
+        if not item.bare and item.busbw_gbytes_per_s is not None and item.bytes > 0:
+            groups[item.op, item.dtype].append(item)
+    drawn = {key: items for key, items in groups.items() if len({item.bytes for item in items}) > 1}
+    if not drawn:
+        return []
+    text = (
+        "### Bandwidth over message size\n\nBlue: measured. Dashed: alpha + S / beta, fitted to the smallest "
+        "and the largest messages. Red: the floor, where one is known for this system and size."
+    )
+    views = [
+        charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in drawn.items()
+    ]
+    return [Text(markdown=text), Chart(spec=side_by_side(views))]
+
+
+def sweep_points(result: Result, items: Sequence[Collective]) -> list[Point]:
+    """A sweep of one operation beside what is expected of it."""
+    op, dtype, ranks = items[0].op, items[0].dtype, items[0].ranks
+    fitted = next((fit for fit in result.fits if (fit.op, fit.dtype) == (op, dtype)), None)
+    floors = {
+        figure.bytes: figure.expected
+        for check in result.checks
+        for figure in check.figures
+        if figure.basis == "floor" and figure.name == f"{op} {dtype}"
+    }
+    return [
+        Point(
+            bytes=item.bytes,
+            measured=item.busbw_gbytes_per_s,
+            expected=_expected(fitted, op, item.bytes, ranks),
+            floor=floors.get(item.bytes),
+        )
+        for item in sorted(items, key=lambda item: item.bytes)
+    ]
+
+
+def _expected(fitted: FitResult | None, op: str, size_bytes: int, ranks: int) -> float | None:
+    if fitted is None:
+        return None
+    curve = Fit(alpha_s=fitted.alpha_s, beta_gbytes_per_s=fitted.beta_gbytes_per_s, beta_from_bytes=None)
+    seconds = curve.seconds(size_bytes)
+    return busbw(op, size_bytes, seconds, ranks) if seconds else None
+
+
+# ---- history
+
+
+def _history(result: Result, runs: Sequence[Run]) -> list[Block]:
+    histories = figure_histories(result.records, runs)
+    if not runs:
+        text = "This is the first run on this cluster that can be read."
+    elif not histories:
+        text = "Earlier runs have left no figures of this very setting (hardware, software, nodes, ranks)."
+    else:
+        text = "Runs with the same hardware, software, nodes and ranks. The colour is the run's verdict."
+    blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
+    if histories:
+        views = [charts.over_time(title, points) for title, points in histories[:MOST_HISTORIES]]
+        blocks.append(Chart(spec=side_by_side(views)))
+    if runs:
+        newest = sorted(runs, key=lambda run: -run.finished_unix)[:10]
+        rows = tuple((_time(run.finished_unix), run.verdict, run.profile) for run in newest)
+        blocks.append(Grid(headers=("earlier run", "verdict", "profile"), rows=rows))
+    return blocks
+
+
+def figure_histories(mine: Sequence[Record], runs: Sequence[Run]) -> list[tuple[str, list[Then]]]:
+    """Each figure of this run that earlier ones of the same setting have too, with all their values."""
+    found = []
+    earlier = [record for run in runs for record in run.records]
+    for now in mine:
+        same = [
+            old for old in earlier if (old.setting, old.op, old.bytes) == (now.setting, now.op, now.bytes)
+        ]
+        if same:
+            what = now.op if now.bytes is None else f"{now.op}, {size(now.bytes)}"
+            points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*same, now)]
+            found.append((f"{what}, {now.unit}", points))
+    return found
+
+
+# ---- facts
+
+
+def _facts(result: Result) -> list[Block]:
+    made = result.measurements
+    shown, left_out = _nodes_to_show(result)
+    leaders = {fact.node: fact for fact in sorted(made.facts, key=lambda fact: -fact.rank)}
+    rows = tuple(fact_row(leaders[node]) for node in shown if node in leaders)
+    headers = ("node", "host", "GPUs", "interface", "zone", "shared memory", "clock", "software")
+    blocks: list[Block] = [Text(markdown="### Nodes"), Grid(headers=headers, rows=rows)]
+    if left_out:
+        blocks.append(Text(markdown=f"and {left_out} more"))
+    return blocks
+
+
+def fact_row(fact: Facts) -> tuple[str, ...]:
+    """What a node's first rank says of its host."""
+    software = ", ".join(
+        f"{name} {fact.versions[name]}"
+        for name in ("torch", "nccl", "cuda", "driver")
+        if fact.versions.get(name)
+    )
+    offset = fact.clock_offset_s
+    return (
+        fact.node_name or fact.hostname,
+        " ".join(filter(None, (fact.hostname, fact.instance_type))),
+        f"{len(fact.gpu_uuids)} x {fact.gpu_names[0]}" if fact.gpu_names else "none",
+        fact.nic or UNKNOWN,
+        fact.zone or UNKNOWN,
+        size(fact.shm_bytes),
+        UNKNOWN if offset is None else f"{offset * 1000:+.1f} ms",
+        software or UNKNOWN,
+    )
+
+
+def _time(unix: float) -> str:
+    ended = datetime.datetime.fromtimestamp(unix, datetime.timezone.utc)
+    return f"{ended:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,209 @@
+"""The charts of the checklist's card, as Vega-Lite specifications: plain values in, a plain dict out."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checklist.result import Verdict
+from decorators.charts import PAIR_WIDTH, SCHEMA, thin
+
+COLOURS: dict[Verdict, str] = {
+    "PASS": "#54a24b",
+    "WARN": "#e4b93c",
+    "FAIL": "#e45756",
+    "NO-VERDICT": "#bab0ac",
+}
+_MEASURED, _EXPECTED, _FLOOR = "#4c78a8", "#f58518", "#e45756"
+_CELL_WIDTH, _LEAST_CELL = 560, 9  # pixels of the heat map; of a node's row at least
+_TILE = 44
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """One check."""
+
+    check: str
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One ordered pair of nodes."""
+
+    src: str
+    dst: str
+    gbytes_per_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One size of a sweep, GB/s of busbw. None: not known."""
+
+    bytes: int
+    measured: float | None = None
+    expected: float | None = None
+    floor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Then:
+    """A figure of one run."""
+
+    unix: float
+    value: float
+    verdict: Verdict
+
+
+def tiles(checks: Sequence[Tile]) -> dict[str, Any]:
+    """All checks in a row, coloured by their verdicts."""
+    names = [tile.check for tile in checks]
+    values = [{"check": tile.check, "verdict": tile.verdict, "why": tile.reason} for tile in checks]
+    return {
+        "$schema": SCHEMA,
+        "width": "container",
+        "height": _TILE,
+        "data": {"values": values},
+        "mark": {"type": "rect", "tooltip": True, "stroke": "white", "strokeWidth": 2},
+        "encoding": {
+            "x": {
+                "field": "check",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": names},
+                "axis": {"labelAngle": -40, "orient": "bottom"},
+            },
+            "color": _verdicts(),
+            "tooltip": [{"field": name} for name in ("check", "verdict", "why")],
+        },
+    }
+
+
+def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
+    """Bandwidth of every ordered pair; pairs that could not be measured are red."""
+    height = max(_LEAST_CELL * len(names), min(320, 36 * len(names)))
+    known = [
+        {"from": cell.src, "to": cell.dst, "GB/s": round(cell.gbytes_per_s, 4), "note": cell.note}
+        for cell in cells
+        if cell.gbytes_per_s is not None
+    ]
+    failed = [
+        {"from": cell.src, "to": cell.dst, "note": cell.note} for cell in cells if cell.gbytes_per_s is None
+    ]
+    label = {"labelLimit": 140, "labelOverlap": True}
+    axes = {
+        "x": {
+            "field": "to",
+            "type": "nominal",
+            "scale": {"domain": list(names)},
+            "axis": {**label, "labelAngle": -40},
+        },
+        "y": {"field": "from", "type": "nominal", "scale": {"domain": list(names)}, "axis": label},
+    }
+    colour = {
+        "field": "GB/s",
+        "type": "quantitative",
+        "scale": {"scheme": "viridis", "zero": True},
+        "legend": {"title": "GB/s"},
+    }
+    return {
+        "$schema": SCHEMA,
+        "width": min(_CELL_WIDTH, max(36 * len(names), _LEAST_CELL * len(names))),
+        "height": height,
+        "layer": [
+            {
+                "data": {"values": known},
+                "mark": {"type": "rect", "tooltip": True},
+                "encoding": {**axes, "color": colour},
+            },
+            {
+                "data": {"values": failed},
+                "mark": {"type": "rect", "tooltip": True, "color": _FLOOR},
+                "encoding": axes,
+            },
+        ],
+    }
+
+
+def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
+    """busbw over message size: measured, as the fit expects it, and the floor where there is one."""
+
+    def rows(name: str) -> list[dict[str, float]]:
+        return [
+            {"bytes": point.bytes, "GB/s": round(value, 6)}
+            for point in points
+            if (value := getattr(point, name)) is not None
+        ]
+
+    x = {
+        "field": "bytes",
+        "type": "quantitative",
+        "title": "bytes",
+        "scale": {"type": "log", "base": 2},
+        "axis": {"format": "~s", "tickCount": 6, "grid": False},
+    }
+    y = {"field": "GB/s", "type": "quantitative", "title": None, "scale": {"zero": True}}
+    both = {"x": x, "y": y}
+    return {
+        "width": PAIR_WIDTH,
+        "height": 130,
+        "title": {"text": f"{title}, busbw in GB/s", "fontSize": 12, "anchor": "start"},
+        "layer": [
+            {
+                "data": {"values": rows("expected")},
+                "mark": {"type": "line", "color": _EXPECTED, "strokeDash": [5, 3]},
+                "encoding": both,
+            },
+            {
+                "data": {"values": rows("measured")},
+                "mark": {"type": "line", "color": _MEASURED, "point": True, "tooltip": True},
+                "encoding": both,
+            },
+            {
+                "data": {"values": rows("floor")},
+                "mark": {"type": "tick", "color": _FLOOR, "thickness": 3, "tooltip": True},
+                "encoding": both,
+            },
+        ],
+    }
+
+
+def over_time(title: str, runs: Sequence[Then]) -> dict[str, Any]:
+    """One figure over the runs, each coloured by its run's verdict."""
+    values = [
+        {"time": _time(run.unix), "value": run.value, "verdict": run.verdict}
+        for run in thin(sorted(runs, key=lambda run: run.unix))
+    ]
+    x = {"field": "time", "type": "temporal", "title": None, "axis": {"grid": False, "labelOverlap": True}}
+    y = {"field": "value", "type": "quantitative", "title": None, "scale": {"zero": True}}
+    return {
+        "width": PAIR_WIDTH,
+        "height": 110,
+        "title": {"text": title, "fontSize": 12, "anchor": "start"},
+        "data": {"values": values},
+        "layer": [
+            {"mark": {"type": "line", "color": "#bab0ac"}, "encoding": {"x": x, "y": y}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 50, "tooltip": True},
+                "encoding": {"x": x, "y": y, "color": {**_verdicts(), "legend": None}},
+            },
+        ],
+    }
+
+
+def _verdicts() -> dict[str, Any]:
+    return {
+        "field": "verdict",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
+        "legend": {"orient": "top", "symbolType": "square"},
+    }
+
+
+def _time(unix: float) -> str:
+    return datetime.datetime.fromtimestamp(unix, datetime.timezone.utc).isoformat(timespec="seconds")
