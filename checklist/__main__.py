@@ -55,6 +55,12 @@ def checklist(
         Path | None, typer.Option(help="Your own table of thresholds, above the shipped one.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="What the thresholds call this system.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Work folder to measure. (default: the one for temporary files)")
+    ] = None,
+    datastore: Annotated[
+        str | None, typer.Option(help="Store to measure: a folder of every node, or s3://bucket/prefix.")
+    ] = None,
     node_name: Annotated[  # torchrun would take a mere --node for its own --node-rank
         str | None,
         typer.Option(help="What the cluster calls this host. (default: $NODE_NAME, the instance, the host)"),
@@ -107,6 +113,8 @@ def checklist(
             op_limit_s=op_timeout,
             thresholds=thresholds,
             system=system,
+            work_directory=directory,
+            datastore=datastore,
         )
         if taint and label:
             raise UserError("--taint and --label exclude each other.", "Choose one way of marking nodes.")

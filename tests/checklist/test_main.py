@@ -226,6 +226,7 @@ def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
         (("--thresholds", "/proc/self/mem"), "/proc/self/mem"),
         (("--json", "/nowhere/out.json"), "/nowhere/out.json can't be written."),
         (("--timeout", "-1"), "A time limit of -1"),
+        (("--datastore", "gs://bucket"), "The datastore 'gs://bucket' can't be measured."),
         (("--history", "/nowhere/h.jsonl"), "--history /nowhere/h.jsonl can't be written."),
         (("--history", "README.md"), "--history README.md is no history of the checklist"),
         (("--prometheus", "/nowhere/c.prom"), "--prometheus /nowhere/c.prom can't be written."),
