@@ -27,7 +27,7 @@ class Api:
     """One user of the API server. Safe to use from several threads."""
 
     def __init__(self, url: str, *, authority: Path, token: str, inside: Inside = nullcontext) -> None:
-        self._url, self._inside = url, inside
+        self.url, self._inside = url, inside
         self._authority, self._token = authority, token
         self._of_thread = threading.local()
 
@@ -68,14 +68,14 @@ class Api:
         """Whether the server answers and says that it is ready."""
         try:
             with self._inside():
-                return bool(self._session().get(f"{self._url}/readyz", timeout=_TIMEOUT_S).ok)
+                return bool(self._session().get(f"{self.url}/readyz", timeout=_TIMEOUT_S).ok)
         except requests.RequestException:
             return False
 
     def _ask(self, method: str, path: str, **more: Any) -> Json:
         """Raises ApiError for a refusal, requests.RequestException where the server isn't there."""
         with self._inside():
-            answer = self._session().request(method, self._url + path, timeout=_TIMEOUT_S, **more)
+            answer = self._session().request(method, self.url + path, timeout=_TIMEOUT_S, **more)
         if not answer.ok:
             try:
                 message = str(answer.json().get("message"))

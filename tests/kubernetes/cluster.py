@@ -1,0 +1,174 @@
+"""A cluster of two nodes, S3 and a metadata service, and a user who launches flows at it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.flows.conftest import READ_ARTIFACTS, environment
+from tests.lab import metadata
+from tests.lab.api import Api, Json
+from tests.lab.control_plane import ControlPlane, wait_for
+from tests.lab.jobset import JobSets
+from tests.lab.kubelet import Kubelet, Node
+from tests.lab.object_store import ObjectStore
+from tests.lab.pods import Hub
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "registry.example/finetune:1"
+NAMESPACE = "finetune"  # of infra/kubernetes
+SERVICE_ACCOUNT = "flow"
+INSTANCE_TYPE = "m5.16xlarge"
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass
+class Cluster:
+    """What a test sees of it."""
+
+    folder: Path
+    hub: Hub
+    store: ObjectStore
+    control_plane: ControlPlane
+    metadata_url: str
+    kubelets: list[Kubelet] = field(default_factory=list)
+
+    @property
+    def api(self) -> Api:
+        return self.control_plane.api()
+
+    def environment(self, home: Path, **more: str) -> dict[str, str]:
+        """A user's environment, on a machine that can reach the cluster."""
+        own = environment(home)
+        for name in ("METAFLOW_DATASTORE_SYSROOT_LOCAL", "METAFLOW_DEFAULT_METADATA"):
+            del own[name]
+        return {
+            **own,
+            **self.store.environment(),
+            "METAFLOW_DEFAULT_METADATA": "service",
+            "METAFLOW_SERVICE_URL": self.metadata_url,
+            "METAFLOW_SERVICE_INTERNAL_URL": self.metadata_url,
+            "KUBECONFIG": str(self.control_plane.kubeconfig("launcher", NAMESPACE)),
+            "METAFLOW_KUBERNETES_NAMESPACE": NAMESPACE,
+            "METAFLOW_KUBERNETES_SERVICE_ACCOUNT": SERVICE_ACCOUNT,
+            "METAFLOW_KUBERNETES_CONTAINER_IMAGE": IMAGE,
+            **more,
+        }
+
+    def pods(self, namespace: str = NAMESPACE) -> list[Json]:
+        return self.api.items(f"/api/v1/namespaces/{namespace}/pods")
+
+    def running(self) -> list[str]:
+        """Names of the pods that have not ended, for the API server or for their nodes."""
+        known = [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") not in ENDED]
+        return sorted({*known, *(pod.spec.name for kubelet in self.kubelets for pod in kubelet.pods())})
+
+    def logs(self) -> dict[str, str]:
+        """The output of every pod so far."""
+        return {pod.folder.name: pod.log.read_text(errors="replace") for pod in self.hub.pods}
+
+    def launch(self, flow: str, home: Path, *arguments: str, **more: str) -> Launched:
+        """``python flows/FLOW.py ARGUMENTS`` in the folder ``home``."""
+        command = [sys.executable, str(ROOT / "flows" / f"{flow}.py"), *arguments]
+        own = self.environment(home, **more)
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "run_id").unlink(missing_ok=True)
+        with (home / "log").open("w") as log:
+            process = self.hub.popen(
+                [*command, "--run-id-file", str(home / "run_id")] if arguments[0] == "run" else command,
+                own,
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return Launched(self, home, own, process)
+
+    def add_node(self, node: Node) -> Kubelet:
+        log = self.folder / "agents.log"
+        kubelet = Kubelet(node, self.api, self.hub, {IMAGE: self.store.credentials()}, log)
+        kubelet.__enter__()
+        self.kubelets.append(kubelet)
+        return kubelet
+
+
+@dataclass
+class Launched:
+    """A flow that was started."""
+
+    cluster: Cluster
+    home: Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes]
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text(errors="replace")
+
+    @property
+    def run_id(self) -> str:
+        return (self.home / "run_id").read_text()
+
+    def wait(self, within: float) -> int:
+        """The exit status; a run that has not ended by then is a failure, with all that is known of it."""
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not ended within {within:g} s:\n{self.story()}") from None
+
+    def story(self) -> str:
+        """What the terminal shows, and the pods' output: for a failure's message."""
+        logs = "\n".join(f"--- {name}\n{text[-3000:]}" for name, text in self.cluster.logs().items())
+        return f"{self.log}\n{logs}"
+
+    def read(self, program: str, *arguments: str, timeout: float = 180) -> bytes:
+        """Run a program with Metaflow's client as this user; what it prints."""
+        process = self.cluster.hub.popen(
+            [sys.executable, "-c", program, *arguments],
+            self.environment,
+            cwd=self.home,
+            stdout=subprocess.PIPE,
+        )
+        output, _ = process.communicate(timeout=timeout)
+        assert process.returncode == 0, output
+        return bytes(output)
+
+    def artifacts(self, flow: str) -> dict[str, Any]:
+        found: dict[str, Any] = pickle.loads(self.read(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
+        return found
+
+    def nothing_left(self, within: float = 30) -> None:
+        wait_for(lambda: not self.cluster.running(), within, f"no pod is left: {self.cluster.running()}")
+
+
+@contextmanager
+def start(folder: Path) -> Iterator[Cluster]:
+    """All of it; nothing is left afterwards."""
+    with ExitStack() as stack:
+        hub = stack.enter_context(Hub(folder / "pods"))
+        inside = {"address": hub.address, "inside": hub.inside}
+        store = stack.enter_context(ObjectStore(folder, **inside))
+        users = {"launcher": ("finetune-launchers",), "nobody": ()}
+        plane = stack.enter_context(ControlPlane(folder / "control-plane", users=users, **inside))
+        url = stack.enter_context(metadata.serve(hub))
+        plane.kubectl("apply", "--validate=false", "-k", str(ROOT / "infra" / "kubernetes" / "base"))
+        cluster = Cluster(folder, hub, store, plane, url)
+        jobsets = stack.enter_context(JobSets(plane.api(), folder / "agents.log"))
+        stack.callback(_stop, cluster)
+        for zone in "ab":
+            cluster.add_node(Node(name=f"node-{zone}", instance_type=INSTANCE_TYPE))
+        yield cluster
+        problems = [text for agent in (jobsets, *cluster.kubelets) for text in agent.problems]
+        assert not problems, problems
+
+
+def _stop(cluster: Cluster) -> None:
+    for kubelet in cluster.kubelets:
+        kubelet.__exit__()

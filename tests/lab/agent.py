@@ -1,0 +1,60 @@
+"""A thread that does its part again and again, as the cluster's agents do, and outlives the API server."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from pathlib import Path
+
+import requests
+
+from tests.lab.api import ApiError
+
+_PAUSE_S = 0.2
+
+
+class Agent:
+    """Runs :meth:`turn` until the ``with`` block ends. What goes wrong in it is in ``problems``."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name, self.problems = name, list[str]()
+        self._log = log
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def turn(self) -> None:
+        """Look at what the API server has, and do what is to be done about it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Agent:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(60)
+
+    def say(self, text: str) -> None:
+        with self._log.open("a") as log:
+            log.write(f"{self.name}: {text}\n")
+
+    def _run(self) -> None:
+        while not self._ending.wait(_PAUSE_S):
+            self._turn_safely()
+
+    def _turn_safely(self) -> None:
+        try:
+            self.turn()
+        except requests.RequestException as error:
+            self.say(f"the API server can't be reached: {error}")
+        except ApiError as error:
+            self.say(str(error))
+            if error.status not in (404, 409) and error.status < 500:  # gone or changed since it was read
+                self.problems.append(f"{self.name}: {error}")
+        except Exception:  # noqa: BLE001 - the thread must go on; the test looks at the problems
+            self.say(traceback.format_exc())
+            self.problems.append(f"{self.name}: {traceback.format_exc()}")
