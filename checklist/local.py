@@ -7,7 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,19 +115,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     job = {
         "rendezvous": place.to_dict(),
-        "options": {
-            "profile": options.profile,
-            "nodes": options.nodes,
-            "gpus_per_node": options.gpus_per_node,
-            "device": options.device,
-            "only": options.only,
-            "skip": options.skip,
-            "time_limits_s": dict(options.time_limits_s),
-            "op_limit_s": options.op_limit_s,
-            "datastore": options.datastore,
-            "start_limit_s": options.start_limit_s,
-            "seed": options.seed,
-        },
+        "options": _plain(options),
         "directory": str(directory) if directory else None,
         "answer": str(answer) if answer else None,
     }
@@ -144,15 +132,27 @@ def _start(
     )
 
 
+def _plain(options: Options) -> dict[str, Any]:
+    """As JSON takes them; thresholds are no matter of a node."""
+    values = {**asdict(options), "thresholds": None}
+    work = options.work_directory
+    return {**values, "work_directory": None if work is None else str(work)}
+
+
+def _options(values: dict[str, Any]) -> Options:
+    work = values["work_directory"]
+    tuples = {name: tuple(values[name]) for name in ("only", "skip")}
+    return Options(**{**values, **tuples, "work_directory": None if work is None else Path(work)})
+
+
 def main() -> int:
     """One node; its answer goes into the file that the job names, if it names one."""
     die_with_parent(int(os.environ[PARENT]))
     job = json.loads(os.environ[_JOB])
-    options = Options(**{**job["options"], **{key: tuple(job["options"][key]) for key in ("only", "skip")}})
     said: dict[str, Any]
     try:
         measured = run(
-            options,
+            _options(job["options"]),
             Rendezvous.from_dict(job["rendezvous"]),
             directory=Path(job["directory"]) if job["directory"] else None,
         )

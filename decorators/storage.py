@@ -73,6 +73,11 @@ def datastore(*, shared: bool = False) -> MetaflowStorage:
     return MetaflowStorage(_metaflow.storage(), folder)
 
 
+def datastore_root() -> str:
+    """Where the datastore of the flow that is running here begins: a folder, or s3://bucket/..."""
+    return str(_metaflow.storage().datastore_root)
+
+
 def fetch_model(run: str, folder: Path) -> Path:
     """Bring a finished model (``"FinetuneFlow/123"``) from the configured datastore into a folder.
 
