@@ -1,8 +1,14 @@
 """Ends what a test bed has started when the test process is gone, however it went.
 
-Reads lines from standard input, ``namespace net:[4026532]`` and ``cgroup /sys/fs/cgroup/...``. At its end
-every process in those network namespaces is killed, then the cgroups are removed. A process of its own,
-because a test that is killed can clean nothing up.
+Reads lines from standard input:
+
+    namespace net:[4026532] /proc/PID/fd/N   a network namespace, and where it can be opened
+    released net:[4026532]                   nothing is in there any more
+    cgroup /sys/fs/cgroup/...
+
+At its end every process in those namespaces is killed, then the control groups are removed. A process of its
+own, because a test that is killed can clean nothing up. It holds the namespaces open: the number of one that
+is gone is soon another's.
 """
 
 from __future__ import annotations
@@ -28,14 +34,33 @@ def inside(namespaces: set[str]) -> list[int]:
     return found
 
 
-def main() -> None:
-    namespaces, cgroups = set(), []
+def name_of(descriptor: int) -> str:
+    """A namespace's name as ``readlink /proc/PID/ns/net`` gives it."""
+    return f"net:[{os.fstat(descriptor).st_ino}]"
+
+
+def read_orders() -> tuple[set[str], list[Path]]:
+    """Namespaces and control groups that are left when the test process has gone."""
+    held: dict[str, int] = {}
+    cgroups = []
     for line in sys.stdin:
-        kind, _, value = line.rstrip("\n").partition(" ")
-        if kind == "namespace":
-            namespaces.add(value)
-        else:
+        kind, value, *where = line.split()
+        if kind == "cgroup":
             cgroups.append(Path(value))
+        elif kind == "released" and value in held:
+            os.close(held.pop(value))
+        elif kind == "namespace":
+            with contextlib.suppress(OSError):  # it has gone meanwhile
+                descriptor = os.open(where[0], os.O_RDONLY)
+                if name_of(descriptor) == value:
+                    held[value] = descriptor
+                else:
+                    os.close(descriptor)
+    return set(held), cgroups
+
+
+def main() -> None:
+    namespaces, cgroups = read_orders()
     deadline = time.monotonic() + LIMIT_S
     while (left := inside(namespaces)) and time.monotonic() < deadline:
         for pid in left:

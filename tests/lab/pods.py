@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -108,22 +108,24 @@ def _path(descriptor: int) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
-def namespace_name(descriptor: int) -> str:
-    """As ``readlink /proc/PID/ns/net`` gives it."""
-    return f"net:[{os.fstat(descriptor).st_ino}]"
-
-
 class Pod:
     """A pod that was started."""
 
     def __init__(
-        self, spec: PodSpec, ip: str, folder: Path, namespace: int, limit: MemoryLimit | None
+        self,
+        spec: PodSpec,
+        ip: str,
+        folder: Path,
+        namespace: int,
+        limit: MemoryLimit | None,
+        release: Callable[[str], None],  # is told the namespace's name when nothing is in there any more
     ) -> None:
         self.spec, self.ip, self.folder = spec, ip, folder
         self.log = folder / "log"
-        self._namespace, self._limit = namespace, limit
-        self._name = namespace_name(namespace)
+        self._namespace, self._limit, self._release = namespace, limit, release
+        self._name = guardian.name_of(namespace)
         self._exit: Exit | None = None
+        self._left: list[int] = []
         self._lock = threading.Lock()
         with self.log.open("wb") as output:
             # Not the test process's group: a Ctrl-C there is not one here.
@@ -205,7 +207,10 @@ class Pod:
 
     def pids(self) -> list[int]:
         """Its processes, as this machine numbers them."""
-        return [pid for pid in guardian.inside({self._name}) if pid != self._process.pid]
+        with self._lock:
+            if self._exit is not None:
+                return self._left
+            return [pid for pid in guardian.inside({self._name}) if pid != self._process.pid]
 
     def _signal(self, number: signal.Signals) -> None:
         """To the first process; when that ends the kernel kills all others of the pod."""
@@ -223,13 +228,14 @@ class Pod:
         if self._limit is not None:
             out_of_memory = out_of_memory or self._limit.exceeded(self._name)
             self._limit.remove()
-        os.close(self._namespace)  # its network goes with it
         code = 128 - code if code < 0 else code
         reason: Literal["OOMKilled", "Error", "Completed"] = "Error" if code else "Completed"
+        ended = Exit(code=137, reason="OOMKilled") if out_of_memory else Exit(code=code, reason=reason)
+        left = self.pids()
+        self._release(self._name)
+        os.close(self._namespace)  # its network goes with it
         with self._lock:
-            self._exit = (
-                Exit(code=137, reason="OOMKilled") if out_of_memory else Exit(code=code, reason=reason)
-            )
+            self._left, self._exit = left, ended
 
 
 def _below_tmp(*folders: str) -> list[Path]:
@@ -260,7 +266,7 @@ class Hub:
         )
         try:
             self._namespace = _new_namespace()
-            self._guard("namespace", namespace_name(self._namespace))
+            self._guard("namespace", guardian.name_of(self._namespace), _path(self._namespace))
             self._ip("link", "set", "lo", "up")
             # Without a MAC of its own a bridge takes one of its ports', and changes it when that goes.
             mac = ("address", "02:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(5)))
@@ -305,10 +311,11 @@ class Hub:
             file.write("\n".join(lines) + "\n")
             file.truncate()
 
-    def _guard(self, kind: str, value: str) -> None:
+    def _guard(self, *words: str) -> None:
         assert self._guardian.stdin is not None
-        self._guardian.stdin.write(f"{kind} {value}\n")
-        self._guardian.stdin.flush()
+        with self._lock, contextlib.suppress(ValueError):  # closed: it is at work already
+            self._guardian.stdin.write(" ".join(words) + "\n")
+            self._guardian.stdin.flush()
 
     def _ip(self, *arguments: str, inside: int | None = None) -> None:
         namespace = self._namespace if inside is None else inside
@@ -322,7 +329,7 @@ class Hub:
         folder = self.folder / f"{spec.name}.{number}"
         folder.mkdir()
         namespace = _new_namespace()
-        self._guard("namespace", namespace_name(namespace))
+        self._guard("namespace", guardian.name_of(namespace), _path(namespace))
         wire = f"pod{number}"
         self._ip("link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", _path(namespace))
         self._ip("link", "set", wire, "master", "br0", "up")
@@ -335,7 +342,7 @@ class Hub:
         with self._lock:
             self._names |= dict.fromkeys((spec.hostname, *spec.aliases), ip)
             self._write_hosts()
-            pod = Pod(spec, ip, folder, namespace, limit)
+            pod = Pod(spec, ip, folder, namespace, limit, lambda name: self._guard("released", name))
             self.pods.append(pod)
         return pod
 
