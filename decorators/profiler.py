@@ -71,6 +71,12 @@ class Profile:
         self._drawer.join(60)
         self._draw(publish=failed is not None)  # Metaflow itself publishes a finished step's card
 
+    def replan(self, plan: Plan) -> None:
+        """Say that this attempt goes by another plan than the run was launched with."""
+        if self.plan is not None:
+            with self._lock:
+                self.plan = self._history.plan = plan
+
     def expect(self, *, total_steps: int) -> None:
         """Say how many optimizer steps there will be, for the card's progress and ETA."""
         with self._lock:

@@ -103,6 +103,12 @@ class FinetuneFlow(FlowSpec):
         default=False,
         help="Submit to the cluster without asking first whether it could ever run this.",
     )
+    ignore_checklist = Parameter(
+        "ignore-checklist",
+        is_flag=True,
+        default=False,
+        help="Begin though the newest checklist of this cluster has failed within the last day.",
+    )
     plan_only = Parameter("plan-only", is_flag=True, default=False, help="Print the plan and end.")
 
     @gpu_profile(plan=planning.plan_from_parameters, request="none")
@@ -172,8 +178,9 @@ class FinetuneFlow(FlowSpec):
     def gather(self, inputs: Any) -> None:
         """Put the nodes' results together; node 0 holds the model and the metrics."""
         nodes = sorted(inputs, key=lambda task: task.node)
-        self.merge_artifacts(inputs, exclude=["node", "outcome", "measured"])
+        self.merge_artifacts(inputs, exclude=["node", "outcome", "measured", "plan"])
         self.outcome = nodes[0].outcome
+        self.plan = self.outcome.plan
         self.measured = nodes[0].measured
         self.measured_nodes = [task.measured for task in nodes]
         self.next(self.evaluate)
@@ -248,6 +255,7 @@ class FinetuneFlow(FlowSpec):
                 work,
             )
         self.measured = self.outcome.measured
+        self.plan = self.outcome.plan
 
 
 if __name__ == "__main__":

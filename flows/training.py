@@ -20,6 +20,7 @@ from launchers.settings import Settings
 from launchers.training import NodeInputs, train
 
 CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, so these are free there
+DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Inputs:
 class Outcome:
     """What one node hands over."""
 
+    plan: Plan  # that the attempt went by; another than the launched one after one that ran out of memory
     measured: Measured
     metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
     resumed_from: int  # the step gone on from; 0: from the start
@@ -75,18 +77,23 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
             checkpoints=f"checkpoints/{inputs.run_id}",
             origins=tuple(f"checkpoints/{run}" for run in inputs.origin_run_ids),
             logs=logs,
+            plans=f"plans/{inputs.run_id}",
+            # A deployed flow's steps were sized once and for all
+            other_machines=not inputs.run_id.startswith(DEPLOYED),
         ),
         address,
         store,
         work,
         on_event=profile.add,
+        on_plan=profile.replan,
     )
     output = None
     if address.node == 0:
         output = f"models/{inputs.run_id}"
-        engines.get(inputs.plan.engine).collect(trained.job, work / "finished")
+        engines.get(trained.job.plan.engine).collect(trained.job, work / "finished")
         put_bundle(store, output, work / "finished")
     return Outcome(
+        plan=trained.job.plan,
         measured=profile.measured(),
         metrics=trained.metrics,
         resumed_from=trained.resumed_from,

@@ -22,6 +22,12 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 
+# What torch says of a GPU's memory (torch.OutOfMemoryError), of the host's (c10's CPU allocator), and Python
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|DefaultCPUAllocator: can't allocate|^MemoryError"
+    r"|CUBLAS_STATUS_ALLOC_FAILED"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
@@ -36,6 +42,7 @@ class Failure:
     traceback: str = ""  # of the rank, or the end of its log
     advice: str = ""  # kind "user": what to do
     secondary: bool = False  # most likely the consequence of another failure
+    out_of_memory: bool = False  # of a GPU's memory or the host's
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,6 +78,7 @@ class Failure:
             message=f"rank {rank} on {host} failed: {values['message']}",
             traceback=values["traceback"],
             secondary=bool(_SECONDARY.search(values["message"])),
+            out_of_memory=bool(_OUT_OF_MEMORY.search(values["message"])),
         )
 
     def error(self) -> Exception:

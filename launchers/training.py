@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from launchers.bundles import Storage, put_bundle
 from launchers.checkpoints import Checkpoint, CheckpointStore, restore_newest
 from launchers.control import NodeAddress
 from launchers.dataset.prepared import Prepared
+from launchers.failures import GangFailed
 from launchers.gang import run_node
 from launchers.job import TrainJob
 from launchers.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
+from launchers.replanning import Replanning, out_of_memory, plan_of
 from launchers.settings import Settings
 from launchers.telemetry import DistInfo, Event, Memory, Phase
 from launchers.trackers import Trackers
@@ -34,13 +36,15 @@ class NodeInputs:
     checkpoints: str  # key below which this run's checkpoints lie
     origins: tuple[str, ...] = ()  # the same of runs that may be gone on from, nearest first
     logs: str  # key of the bundle of this node's logs
+    plans: str | None = None  # key below which attempts leave plans for later ones; None: all have the same
+    other_machines: bool = False  # whether a later attempt can be given another GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What a node's part has left."""
 
-    job: TrainJob
+    job: TrainJob  # its plan is the one that this attempt went by
     metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
     memory_peak_bytes: int | None  # of this node's largest process since it started; None: not reported
 
@@ -57,8 +61,11 @@ def train(
     work: Path,
     *,
     on_event: Callable[[Event], None] = lambda _: None,
+    on_plan: Callable[[Plan], None] = lambda _: None,
 ) -> Trained:
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
+
+    After an attempt that ran out of memory, the next takes a plan that needs less.
 
     Parameters
     ----------
@@ -68,16 +75,26 @@ def train(
         A folder of this node's own.
     on_event:
         Hears every telemetry event of the node's ranks.
+    on_plan:
+        Is told the plan of this attempt before it begins.
 
     Raises
     ------
     UserError, GangFailed, SystemExit
         As :func:`launchers.gang.run_node` does.
     """
+    launched = inputs.plan
+    plans = Replanning(storage=store, prefix=inputs.plans) if inputs.plans is not None else None
+    if plans is not None:
+        say = print if address.node == 0 else _quiet
+        inputs = replace(inputs, plan=plan_of(plans, inputs.attempt, launched, say=say))
+        on_plan(inputs.plan)
     total_steps = inputs.data.info.total_steps
     listener = _Listener(inputs, total_steps, tokens_of_steps(inputs.data), on_event)
     # Checkpoints of other data or settings are not this job's: they lie under another name.
     fingerprint = inputs.data.info.fingerprint
+    if inputs.plan.engine == "deepspeed" and inputs.plan.layout.sharding != launched.layout.sharding:
+        fingerprint += f"-{inputs.plan.layout.sharding}"  # DeepSpeed can't go on from another ZeRO stage's
     checkpoints = CheckpointStore(
         store,
         f"{inputs.checkpoints}/{fingerprint}",
@@ -105,10 +122,27 @@ def train(
     )
     try:
         run_node(job, address, on_event=listener, checkpoints=checkpoints)
+    except GangFailed as error:
+        if plans is not None and error.failure.out_of_memory:
+            line = out_of_memory(
+                plans,
+                inputs.attempt,
+                inputs.plan,
+                inputs.settings,
+                inputs.model_dir,
+                other_machines=inputs.other_machines,
+            )
+            if address.node == 0:
+                print(line, flush=True)
+        raise
     finally:
         listener.close()
         _keep_logs(store, inputs.logs, job.logs_dir)
     return Trained(job=job, metrics=tuple(listener.metrics), memory_peak_bytes=listener.memory_peak_bytes)
+
+
+def _quiet(_: str) -> None:
+    """Only node 0 speaks of what all nodes do."""
 
 
 def _keep_logs(store: Storage, key: str, folder: Path) -> None:

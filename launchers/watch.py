@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launchers.cgroups import oom_kills
 from launchers.control import Timeouts
 from launchers.failures import Failure
 from launchers.job import TrainJob
@@ -55,6 +56,7 @@ class LocalRanks:
         self._timeouts = timeouts
         self._hang_s = float(job.settings.resources.hang_timeout_s)
         self._started = time.monotonic()
+        self._oom_kills = oom_kills()
         self._signs: dict[int, _Sign] = {}  # from a rank's start on
         self._pids: dict[int, int] = {}
         self._missing_since: dict[int, tuple[float, float]] = {}  # rank -> (monotonic, epoch)
@@ -131,13 +133,16 @@ class LocalRanks:
                 yield replace(failure, secondary=secondary)
 
     def _of_dead(self, rank: int, code: int | None, at: float) -> Failure:
+        out_of_memory = code == -signal.SIGKILL and (oom_kills() or 0) > (self._oom_kills or 0)
         if code is None:
             how = "ended without a word"
         elif code >= 0:
             how = f"ended with exit code {code} before the end of training"
         else:
             how = f"was ended by {signal_name(-code)}"
-            if code == -signal.SIGKILL:
+            if out_of_memory:
+                how += ": by the kernel's out-of-memory killer"
+            elif code == -signal.SIGKILL:
                 how += ": often the kernel's out-of-memory killer, or somebody's kill -9"
         log = self._stderr_tail(rank)
         return Failure(
@@ -148,6 +153,7 @@ class LocalRanks:
             rank=rank,
             message=f"rank {rank} on {self._host} {how}",
             traceback=f"The end of its standard error:\n{log}" if log else "",
+            out_of_memory=out_of_memory,
         )
 
     def _of_ended_agent(self, code: int) -> Failure:

@@ -125,7 +125,7 @@ class Search:
         if not layouts:
             return None
         # Ladders come without checkpointing first and with the least sharding first: ties go to those
-        speeds = [self._speed(layout, gpu, place) for layout in layouts]
+        speeds = [self.speed(layout, gpu, place) for layout in layouts]
         chosen = max(range(len(layouts)), key=lambda i: speeds[i].tokens_per_second or 0.0)
         layout = layouts[chosen]
         estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
@@ -248,7 +248,7 @@ class Search:
             self._states[key] = sum(dict(memory.states(setup)).values())
         return self._states[key]
 
-    def _speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
+    def speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
         network = place.network_gbps if place else None
         rdma = place is not None and place.rdma
         key = (layout, gpu.name if gpu else None, *((network, rdma) if layout.nodes > 1 else ()))

@@ -1,0 +1,177 @@
+"""The plan after one that ran out of memory: the same step and the same rows, in less memory.
+
+In this order: a smaller micro batch with the same global batch, recomputed activations, more sharding, and
+where machines can be chosen the next GPU with more memory. Values that the user gave stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.hardware import Gpu
+from estimator.job import Job, Target
+from estimator.plan import GIB, Layout, MemoryEstimate, Override, Plan
+from estimator.planning.assembly import assemble
+from estimator.planning.goals import Goals
+from estimator.planning.ladders import Ladder
+from estimator.planning.places import Place, places
+from estimator.planning.search import Candidate, Evidence, Search
+
+AFTER = "out of memory in attempt"  # how an override of this kind says who gave it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextPlan:
+    """What the next attempt is to do."""
+
+    plan: Plan
+    change: str
+    """What is different, in words."""
+    needs_other_machine: bool = False
+    """Whether it takes another GPU than the failed attempt had, which only a new request brings."""
+
+
+def after_out_of_memory(
+    plan: Plan, job: Job, *, attempt: int, other_machines: bool = True
+) -> NextPlan | None:
+    """What to try after ``plan`` ran out of memory; None: nothing that needs less is known.
+
+    The number of nodes and of processes stays, as a retry has no other, and so do the rows of each step.
+
+    Parameters
+    ----------
+    plan:
+        The plan that failed.
+    job:
+        The job it was made for, with the user's own values in it: those are kept.
+    attempt:
+        The attempt that failed, from 0; noted as the reason of the change.
+    other_machines:
+        Whether the next attempt can be given another kind of machine.
+    """
+    search = Search(job, plan.layout.precision, plan.layout.device, Evidence())
+    now = search.estimate(plan.layout)
+    for layout in _leaner(search, plan.layout):
+        estimate = search.estimate(layout)
+        if estimate.likely_bytes < now.likely_bytes:
+            return _same_machine(plan, layout, estimate, attempt)
+    return _other_machine(plan, job, search, attempt) if other_machines else None
+
+
+def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
+    """Layouts of the same processes, in the order in which they are to be tried."""
+    ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
+    same = [ladder for ladder in ladders if _is(ladder, failed, search)]
+    # At least halved: two attempts are all that there usually are
+    yield from _rungs(search, same, failed.micro_batch // 2)
+    recomputed = [
+        ladder
+        for ladder in ladders
+        if ladder.checkpointing and not failed.activation_checkpointing and _way(ladder, failed, search)
+    ]
+    yield from _rungs(search, recomputed, failed.micro_batch)
+    for ladder in ladders:  # those that shard least come first
+        if ladder.checkpointing >= failed.activation_checkpointing and not _way(ladder, failed, search):
+            yield from _rungs(search, [ladder], failed.micro_batch)
+
+
+def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]:
+    """The largest micro batch up to ``most`` of each."""
+    for ladder in ladders:
+        fitting = [step for step, size in enumerate(search.ladders.sizes(ladder)) if size <= most]
+        if fitting:
+            yield search.ladders.rung(ladder, fitting[-1])
+
+
+def _is(ladder: Ladder, failed: Layout, search: Search) -> bool:
+    return ladder.checkpointing == failed.activation_checkpointing and _way(ladder, failed, search)
+
+
+def _way(ladder: Ladder, failed: Layout, search: Search) -> bool:
+    """Whether a ladder divides the model as the failed layout did."""
+    first = search.ladders.rung(ladder)
+    own = ("micro_batch", "accumulation", "activation_checkpointing")
+    alike = replace(first, **{name: getattr(failed, name) for name in own})
+    return alike == failed
+
+
+def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt: int) -> NextPlan:
+    prediction = plan.prediction
+    changed = replace(
+        plan,
+        layout=layout,
+        prediction=replace(
+            prediction,
+            memory=replace(estimate, capacity_bytes=prediction.memory.capacity_bytes),
+            # The failed layout's speed does not hold for this one, and the machine's links are not known here
+            tokens_per_second=None,
+            tokens_per_second_range=None,
+            mfu=None,
+            hours=None,
+            usd=None,
+            throughput_basis=f"not estimated for the plan after {AFTER} {attempt}",
+        ),
+    )
+    notes = [
+        Override(
+            name=name,
+            planned=str(getattr(plan.layout, name)),
+            used=str(getattr(layout, name)),
+            given_by=f"{AFTER} {attempt}",
+        )
+        for name in ("micro_batch", "accumulation", "activation_checkpointing", "sharding")
+        if getattr(plan.layout, name) != getattr(layout, name)
+    ]
+    changed = replace(changed, overrides=(*plan.overrides, *notes))
+    return NextPlan(plan=changed, change=_in_words(notes, plan, changed))
+
+
+def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPlan | None:
+    """The same layout on the cheapest machine of the next larger GPU memory."""
+    request = plan.request
+    if plan.target not in ("kubernetes", "batch") or request.gpu is None:
+        return None
+    had = hardware.gpu(request.gpu)
+    for place in _larger(plan, job, had):
+        memory = replace(search.estimate(plan.layout, place.gpu), capacity_bytes=place.gpu.vram_bytes)
+        speed = search.speed(plan.layout, place.gpu, place)
+        chosen = Candidate(layout=plan.layout, memory=memory, gpu=place.gpu, place=place, speed=speed)
+        target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node)
+        made = assemble(job, target, chosen, list(plan.why), plan.rejected, plan.prediction.tokens)
+        note = Override(name="gpu", planned=had.name, used=place.gpu.name, given_by=f"{AFTER} {attempt}")
+        made = replace(
+            made,
+            request=replace(made.request, node_labels=request.node_labels),
+            overrides=(*plan.overrides, note),
+        )
+        return NextPlan(plan=made, change=_in_words([note], plan, made), needs_other_machine=True)
+    return None
+
+
+def _larger(plan: Plan, job: Job, had: Gpu) -> list[Place]:
+    request = plan.request
+    target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node, cloud=request.cloud)
+    try:
+        found = places(job, target, Goals())
+    except UserError:  # no machine of that cloud has so many GPUs
+        return []
+    larger = [
+        place
+        for place in found
+        if place.gpu.vram_bytes > had.vram_bytes and place.gpus >= request.gpus_per_node
+    ]
+    unpriced = float("inf")
+    return sorted(
+        larger, key=lambda place: (place.gpu.vram_bytes, place.usd_per_hour or unpriced, place.name)
+    )
+
+
+def _in_words(notes: list[Override], before: Plan, after: Plan) -> str:
+    changes = ", ".join(f"{note.name.replace('_', ' ')} {note.planned} -> {note.used}" for note in notes)
+    had, has = (made.prediction.memory.likely_bytes / GIB for made in (before, after))
+    if had == has:
+        return changes
+    return f"{changes}: {has:.2f} GiB a process instead of {had:.2f}"

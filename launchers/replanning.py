@@ -1,0 +1,89 @@
+"""After an attempt that ran out of memory the next one takes another plan, kept in the run's store.
+
+In the store: ``PREFIX/attempt-N.json``, what follows after attempt N. Without it attempt N did not end for
+want of memory, and what it was told to do still holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from estimator.errors import UserError
+from estimator.plan import Plan
+from estimator.planning.next_plan import NextPlan, after_out_of_memory
+from launchers import planning, weights
+from launchers.bundles import Storage
+from launchers.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replanning:
+    """The plans of one run's attempts.
+
+    Parameters
+    ----------
+    storage:
+        Of the run; all nodes see the same.
+    prefix:
+        The key below which they lie.
+    """
+
+    storage: Storage
+    prefix: str
+
+    def after(self, attempt: int) -> NextPlan | None:
+        """What the newest attempt before or at ``attempt`` that ran out of memory has left."""
+        for number in range(attempt, -1, -1):
+            try:
+                values = json.loads(self.storage.get_bytes(self._key(number)))
+                return NextPlan(**{**values, "plan": Plan.from_json(values["plan"])})
+            except (FileNotFoundError, ValueError, TypeError, KeyError):  # noqa: PERF203
+                continue
+        return None
+
+    def keep(self, attempt: int, following: NextPlan) -> None:
+        """Written by any node: all come to the same."""
+        values = {**dataclasses.asdict(following), "plan": following.plan.to_json()}
+        self.storage.put_bytes(self._key(attempt), json.dumps(values).encode())
+
+    def _key(self, attempt: int) -> str:
+        return f"{self.prefix}/attempt-{attempt}.json"
+
+
+def plan_of(
+    plans: Replanning, attempt: int, launched: Plan, *, say: Callable[[str], None] = lambda _: None
+) -> Plan:
+    """The plan of this attempt: the one that the run was launched with, or what follows on a failed one."""
+    following = plans.after(attempt - 1)
+    if following is None:
+        return launched
+    if following.needs_other_machine and launched.request.gpu != following.plan.request.gpu:
+        return launched  # whoever starts the attempts can't ask for another machine
+    say(f"another plan, as an earlier attempt ran out of memory: {following.change}")
+    return following.plan
+
+
+def out_of_memory(
+    plans: Replanning,
+    attempt: int,
+    failed: Plan,
+    settings: Settings,
+    model_dir: Path,
+    *,
+    other_machines: bool,
+) -> str:
+    """Find and keep what follows on a plan that ran out of memory, in words for the log."""
+    try:
+        spec = weights.spec_of(weights.resolve(str(model_dir)))
+        job = planning.job_of(settings, spec, steps=None)
+        following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
+    except UserError as error:
+        return f"out of memory, and no other plan was found: {error.problem}"
+    if following is None:
+        return "out of memory, and no plan needs less: take a larger GPU or shorter sequences"
+    plans.keep(attempt, following)
+    return f"out of memory: a retry goes on with {following.change}"

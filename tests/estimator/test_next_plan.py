@@ -1,0 +1,142 @@
+"""After a plan that ran out of memory: what the next attempt is to do, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import hardware
+from estimator.job import Job, Machine, Target
+from estimator.models import find
+from estimator.plan import GIB, Plan
+from estimator.planning.next_plan import NextPlan, after_out_of_memory
+from estimator.planning.planner import plan
+
+LLAMA = find("llama-8b")
+
+
+def job(**changes: object) -> Job:
+    return Job(**{"model": LLAMA, "global_batch": 64, "seq_len": 2048, **changes})  # type: ignore[arg-type]
+
+
+def planned(wanted: Job, **target: object) -> Plan:
+    return plan(wanted, Target(kind="kubernetes", **{"gpu": "h100-sxm", "nodes": 1, "gpus": 8, **target}))  # type: ignore[arg-type]
+
+
+def chain(wanted: Job, made: Plan, **options: bool) -> list[NextPlan]:
+    """Every next plan until there is none."""
+    found = []
+    for attempt in range(50):
+        following = after_out_of_memory(made, wanted, attempt=attempt, **options)
+        if following is None:
+            return found
+        found.append(following)
+        made = following.plan
+    raise AssertionError("it never ends")
+
+
+def test_first_the_micro_batch_is_at_least_halved_and_the_global_batch_stays() -> None:
+    wanted = job()
+    made = planned(wanted)
+    following = after_out_of_memory(made, wanted, attempt=0)
+    assert following is not None
+    before, after = made.layout, following.plan.layout
+    assert before.micro_batch >= 2
+    assert after.micro_batch <= before.micro_batch // 2
+    assert after.global_batch == before.global_batch == 64
+    assert replace(after, micro_batch=before.micro_batch, accumulation=before.accumulation) == before
+    assert following.change.startswith(f"micro batch {before.micro_batch} -> {after.micro_batch}")
+
+
+@pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_every_next_plan_needs_less_or_has_more(engine: str, method: str) -> None:
+    wanted = job(engine=engine, method=method)
+    made = planned(wanted)
+    for following in chain(wanted, made):
+        before, after = made.prediction.memory, following.plan.prediction.memory
+        if following.needs_other_machine:
+            assert following.plan.layout == made.layout
+            assert (
+                hardware.gpu(following.plan.request.gpu or "").vram_bytes
+                > hardware.gpu(made.request.gpu or "").vram_bytes
+            )
+        else:
+            assert after.likely_bytes < before.likely_bytes
+            assert following.plan.request == made.request
+        layout = following.plan.layout
+        assert (layout.nodes, layout.processes_per_node) == (1, 8)
+        assert layout.global_batch == 64
+        made = following.plan
+
+
+def test_then_activations_are_recomputed_then_more_is_sharded_then_the_gpu_changes() -> None:
+    wanted = job(engine="deepspeed", method="lora", seq_len=512)
+    made = planned(wanted)
+    assert (made.layout.sharding, made.layout.activation_checkpointing) == ("zero1", False)
+    kinds = []
+    for following in chain(wanted, made):
+        now, then = following.plan, made
+        if now.request.gpu != then.request.gpu:
+            kinds.append("gpu")
+        elif now.layout.sharding != then.layout.sharding:
+            kinds.append("sharding")
+        elif now.layout.activation_checkpointing != then.layout.activation_checkpointing:
+            kinds.append("checkpointing")
+        else:
+            kinds.append("micro batch")
+        made = now
+    order = ["micro batch", "checkpointing", "sharding", "gpu"]
+    assert list(dict.fromkeys(kinds)) == order
+    assert kinds == sorted(kinds, key=order.index)
+
+
+def test_what_the_user_gave_stays() -> None:
+    wanted = job(micro_batch=2, activation_checkpointing=False)
+    made = planned(wanted, gpus=8)
+    for following in chain(wanted, made):
+        assert following.plan.layout.micro_batch == 2
+        assert not following.plan.layout.activation_checkpointing
+
+
+def test_every_change_is_noted_with_the_attempt_that_failed() -> None:
+    wanted = job()
+    made = planned(wanted)
+    following = after_out_of_memory(made, wanted, attempt=1)
+    assert following is not None
+    notes = {note.name: note for note in following.plan.overrides}
+    assert notes["micro_batch"].planned == str(made.layout.micro_batch)
+    assert {note.given_by for note in notes.values()} == {"out of memory in attempt 1"}
+    assert Plan.from_json(following.plan.to_json()) == following.plan
+
+
+def test_the_next_gpu_is_the_one_with_the_next_larger_memory_and_enough_of_them_in_a_machine() -> None:
+    wanted = job(micro_batch=1, activation_checkpointing=True)
+    made = planned(wanted, gpu="a100-80gb")
+    following = after_out_of_memory(made, wanted, attempt=0)
+    assert following is not None
+    assert following.needs_other_machine
+    assert following.plan.request.gpu != made.request.gpu
+    larger = {
+        hardware.gpu(machine.gpu).vram_bytes
+        for machine in hardware.instances()
+        if machine.cloud in ("aws", "gcp", "azure")
+        and machine.gpu_count >= 8
+        and hardware.gpu(machine.gpu).vendor == "nvidia"
+        and hardware.gpu(machine.gpu).vram_bytes > hardware.gpu("a100-80gb").vram_bytes
+    }
+    assert hardware.gpu(following.plan.request.gpu or "").vram_bytes == min(larger)
+    assert after_out_of_memory(made, wanted, attempt=0, other_machines=False) is None
+
+
+def test_on_one_s_own_machine_there_is_no_other_gpu() -> None:
+    wanted = job(micro_batch=1, activation_checkpointing=True, method="lora")
+    here = Machine(
+        gpus=(("NVIDIA H100 80GB HBM3", 80 * GIB),),
+        cpu_cores=16,
+        ram_bytes=128 * GIB,
+        disk_free_bytes=900 * GIB,
+    )
+    made = plan(wanted, Target(kind="local", machine=here))
+    assert after_out_of_memory(made, wanted, attempt=0) is None
