@@ -17,6 +17,11 @@ What is used, and why no public interface serves:
 * ``CardComponentManager._card_proc`` and ``CardProcessManager``: the last state of a failed step must reach
   its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
   page must not cost a core.
+* ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``: a pod's priority class and the name of its node,
+  neither of which ``@kubernetes`` has an argument for.
+* ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
+  for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
+  ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
 * ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
@@ -28,13 +33,14 @@ What is used, and why no public interface serves:
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,6 +89,12 @@ class TrainingFailed(FinetuneError):  # noqa: N818 - it says what has happened
     headline = "Training failed"
 
 
+class NotFit(FinetuneError):  # noqa: N818 - it says what was found
+    """The checklist's verdict, where it is one that training should not begin with."""
+
+    headline = "The checklist says"
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Turn a UserError into its clean lines; for steps without ``@gpu_profile``, which does it itself."""
@@ -95,11 +107,11 @@ def user_errors() -> Iterator[None]:
 _ended_by_user_error = False
 
 
-def final(error: UserError) -> FinetuneError:
+def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> FinetuneError:
     """A UserError as Metaflow shows it, that ends the task for good: a retry would meet it again."""
     global _ended_by_user_error
     _ended_by_user_error = True
-    return FinetuneError(error.problem, error.advice)
+    return kind(error.problem, error.advice)
 
 
 def main(flow: type[Any]) -> None:
@@ -145,6 +157,11 @@ def command() -> Command:
 def _words() -> list[str]:
     context = click.get_current_context(silent=True)
     return list(getattr(context.find_root(), "saved_args", None) or []) if context else []
+
+
+def compiles_only() -> bool:
+    """Whether a deployment is only written out, for somebody else's cluster perhaps."""
+    return "--only-json" in _words()
 
 
 def in_container() -> bool:
@@ -304,6 +321,141 @@ def _key(parameter: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def shape_pods(priority_class: str | None) -> None:
+    """From now on, give the pods that this process asks Kubernetes for what Metaflow has no argument for.
+
+    That is a priority class, if one is named, and in their environment the name of their node, NODE_NAME.
+    Holds for Jobs and for JobSets, Argo's among them; not for the plain containers of an Argo workflow.
+    """
+    from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJob
+    from metaflow.plugins.kubernetes.kubernetes_jobsets import JobSetSpec
+
+    global _pod_makers
+    _pod_makers = _pod_makers or (KubernetesJob.create_job_spec, JobSetSpec.dump)
+    own_job, own_jobset = _pod_makers
+
+    def create_job_spec(self: Any) -> Any:
+        from kubernetes import client
+
+        spec = own_job(self)
+        field = client.V1ObjectFieldSelector(field_path="spec.nodeName")
+        source = client.V1EnvVarSource(field_ref=field)
+        pod = spec.template.spec
+        pod.containers[0].env.append(client.V1EnvVar(name="NODE_NAME", value_from=source))
+        if priority_class:
+            pod.priority_class_name = priority_class
+        return spec
+
+    def dump(self: Any) -> Any:
+        made = own_jobset(self)
+        pod = made["template"]["spec"]["template"]["spec"]
+        field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        pod["containers"][0]["env"].append({"name": "NODE_NAME", "valueFrom": field})
+        if priority_class:
+            pod["priorityClassName"] = priority_class
+        return made
+
+    KubernetesJob.create_job_spec = create_job_spec
+    JobSetSpec.dump = dump
+
+
+_pod_makers: tuple[Any, Any] | None = None  # Metaflow's own, once shape_pods has put others in their place
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitedJob:
+    """What this process waits for: a Kubernetes Job or JobSet, or an AWS Batch job."""
+
+    backend: Literal["kubernetes", "batch"]
+    kind: Literal["job", "jobset", "batch job"]
+    name: str  # of a Batch job: its id
+    namespace: str = ""
+    client: Any = None  # Batch: boto3's
+    info: Mapping[str, Any] = field(default_factory=dict)  # Batch: what describe_jobs has just said
+
+    @property
+    def what(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    def complain(self, text: str) -> None:
+        say(text)
+
+
+API_SERVER_GONE_S = 300.0  # how long an API server may be gone under a run, as while it is upgraded
+
+
+def watch_waiting(seen: Callable[[WaitedJob], None]) -> None:
+    """Call ``seen`` whenever Metaflow asks for the state of a remote job that this process waits for.
+
+    A UserError of it ends this process with its two lines, and Metaflow does not try the step again.
+    """
+    command = (_words() or [""])[0]
+    if command == "batch":
+        from metaflow.plugins.aws.batch.batch_client import RunningJob as BatchJob
+
+        _watch(BatchJob, seen, _batch_job)
+    elif command == "kubernetes":
+        from metaflow.plugins.kubernetes.kubernetes_job import RunningJob
+        from metaflow.plugins.kubernetes.kubernetes_jobsets import RunningJobSet
+
+        for kind, fetches in ((RunningJob, ("_fetch_job",)), (RunningJobSet, ("_fetch_jobset",))):
+            for name in (*fetches, "_fetch_pod"):
+                setattr(kind, name, _patient(getattr(kind, name)))
+            _watch(kind, seen, _kubernetes_job)
+
+
+def _kubernetes_job(job: Any) -> WaitedJob:
+    kind: Literal["job", "jobset"] = "job" if hasattr(job, "_job") else "jobset"
+    return WaitedJob(backend="kubernetes", kind=kind, name=job._name, namespace=job._namespace)
+
+
+def _batch_job(job: Any) -> WaitedJob:
+    return WaitedJob(backend="batch", kind="batch job", name=job._id, client=job._client, info=job._data)
+
+
+def _watch(kind: type[Any], seen: Callable[[WaitedJob], None], view: Callable[[Any], WaitedJob]) -> None:
+    own: Any = kind.__dict__["is_done"]
+
+    def is_done(self: Any) -> bool:
+        done = bool(own.fget(self))
+        if not done:
+            try:
+                seen(view(self))
+            except UserError as error:
+                say(error.problem)
+                say(error.advice)
+                raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+        return done
+
+    kind.is_done = property(is_done)
+
+
+def _patient(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same question, asked again while the API server doesn't answer."""
+
+    @functools.wraps(fetch)
+    def patient(self: Any) -> Any:
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        deadline = time.monotonic() + API_SERVER_GONE_S
+        said = False
+        while True:
+            try:
+                return fetch(self)
+            except (HTTPError, ApiException) as error:  # noqa: PERF203 - one turn where all is well
+                status = getattr(error, "status", None)
+                gone = status is None or status == 429 or status >= 500
+                if not gone or time.monotonic() > deadline:
+                    raise
+            if not said:
+                say(f"The Kubernetes API doesn't answer; asking on for {API_SERVER_GONE_S / 60:g} minutes.")
+                said = True
+            time.sleep(2)
+
+    return patient
 
 
 def local_node_command() -> tuple[str, str]:

@@ -27,8 +27,11 @@ from metaflow import StepMutator, UserStepDecorator, current
 
 from decorators import _metaflow, calibration
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
+from decorators.backends.cluster_fit import Least
+from decorators.backends.options import Options
+from decorators.backends.placing import carry_on, place
 from decorators.profiler import NO_PROFILE, Profile
-from decorators.requested import decorator_values, for_data, merge_given, with_given
+from decorators.requested import for_data, merge_given, with_given
 from decorators.storage import remember_origin
 from estimator.errors import UserError
 from estimator.plan import Plan
@@ -119,6 +122,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
                 self._request(step, plan)
         elif kind != "trampoline" or PLAN_VARIABLE not in os.environ:
             return
+        else:
+            carry_on(step)
         if step.backend() != "local":
             carried = (PLAN_VARIABLE, STAGED_VARIABLE)
             step.add_environment({name: os.environ[name] for name in carried if name in os.environ})
@@ -127,24 +132,32 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         """The run's plan, with the user's own values for the training step in it."""
         lead = _lead(step)
         backend = lead.backend()
+        values = step.flow_values()
         try:
             return with_given(
                 lambda parameters: _resolve_once(resolver, parameters, backend),
-                step.flow_values(),
+                values,
                 _given(lead, backend),
                 backend,
+                Options.from_values(values) if backend != "local" else None,
             )
         except UserError as error:
             raise FinetuneError(error.problem, error.advice) from None
 
     def _request(self, step: StepView, plan: Plan) -> None:
-        backend = step.backend()
-        if self.role == "data":
-            plan = for_data(plan)
-        selector = step.values(backend).get("node_selector")
-        for decorator, values in decorator_values(plan, _given(step, backend), backend, selector).items():
-            if decorator == "resources" or step.has(decorator):
-                step.set_values(decorator, values)
+        asked = for_data(plan) if self.role == "data" else plan
+        try:
+            place(
+                step,
+                asked.request,
+                Options.from_values(step.flow_values()),
+                _given(step, step.backend()),
+                lead=_lead(step),
+                least=_least(plan),
+                main=plan.request,
+            )
+        except UserError as error:
+            raise FinetuneError(error.problem, error.advice) from None
 
     def pre_step(self, step_name: str, flow: Any, inputs: Any = None) -> None:  # noqa: ARG002
         """Called by Metaflow in the task, before the step's code."""
@@ -206,6 +219,12 @@ def _headline(exception: Exception | None) -> str | None:
     if isinstance(exception, (UserError, FinetuneError)):
         return exception.problem
     return f"{type(exception).__name__}: {exception}"
+
+
+def _least(plan: Plan) -> Least:
+    """What one node of a plan can't do without: a core for each process, and what they hold in memory."""
+    layout = plan.layout
+    return Least(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
 
 
 def _given(step: StepView, backend: Backend) -> dict[str, Given]:

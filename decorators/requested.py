@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from decorators._metaflow import Backend, Given
+from decorators.backends.kubernetes import INSTANCE_TYPE_LABEL, PLACEMENT
+from decorators.backends.options import Options
+from decorators.backends.placing import PLACED, noted
 from estimator.errors import UserError
 from estimator.plan import MIB, Override, Plan
 
 GPUS_PARAMETER = "gpus"
-INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 _MB = 10**6
 _FIELDS = {  # a decorator's attribute: the request's field
     "cpu": "cpu",
@@ -31,14 +33,14 @@ _FIELDS = {  # a decorator's attribute: the request's field
 DATA_CPU = 4  # cores that hash and send files, and tokenise
 DATA_MEMORY_MIB = 16 * 1024  # files are streamed; the dataset's rows and tokens are in memory
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
-_PLACEMENT = ("node_selector", "compute_pool")
 
 
 def merge_given(
     resources: Mapping[str, Given], compute: Mapping[str, Given], backend: Backend
 ) -> dict[str, Given]:
     """The user's values of ``@resources`` and of the compute decorator, merged as Metaflow would."""
-    merged = {name: given for name, given in compute.items() if name in (*_FIELDS, "gpu", *_PLACEMENT)}
+    kept = (*_FIELDS, "gpu", *PLACEMENT, *PLACED)
+    merged = {name: given for name, given in compute.items() if name in kept}
     for name, given in resources.items():
         other = merged.get(name)
         decides = backend == "kubernetes" and name in _RESOURCES_DECIDE
@@ -52,6 +54,7 @@ def with_given(
     parameters: dict[str, Any],
     given: Mapping[str, Given],
     backend: Backend,
+    options: Options | None = None,
 ) -> Plan:
     """The plan with the user's values in it, each noted as an override.
 
@@ -66,38 +69,7 @@ def with_given(
             if used != planned:
                 note = Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by)
                 plan = plan.with_override(note, **{field: used})
-    return _with_placement(plan, given)
-
-
-def decorator_values(
-    plan: Plan, given: Mapping[str, Given], backend: Backend, node_selector: Mapping[str, str] | None
-) -> dict[str, dict[str, Any]]:
-    """Values for the step's decorators, by decorator name.
-
-    ``node_selector`` is what the cluster's administrator configured for every step.
-    """
-    request = plan.request
-    memory, disk = request.memory_mib, request.disk_mib
-    if backend == "kubernetes":
-        memory, disk = math.ceil(memory * MIB / _MB), math.ceil(disk * MIB / _MB)
-    planned = {
-        "cpu": request.cpu,
-        "memory": memory,
-        "disk": disk,
-        "shared_memory": request.shared_memory_mib or None,
-        "gpu": request.gpus_per_node or None,  # a limit of 0 would keep the pod off nodes with GPUs
-    }
-    own = {name: _whole(_number(name, given[name])) for name in planned if name in given}
-    resources = {**planned, **own}
-    values: dict[str, dict[str, Any]] = {"resources": resources}
-    if backend == "kubernetes":
-        values["kubernetes"] = {name: resources[name] for name in ("cpu", "memory", "disk")}
-        if request.instance_type and not any(name in given for name in _PLACEMENT):
-            values["kubernetes"]["node_selector"] = {
-                **(node_selector or {}),
-                INSTANCE_TYPE_LABEL: request.instance_type,
-            }
-    return values
+    return noted(_with_placement(plan, given), given, backend, options or Options())
 
 
 def for_data(plan: Plan) -> Plan:
@@ -107,6 +79,7 @@ def for_data(plan: Plan) -> Plan:
         request,
         nodes=1,
         gpus_per_node=0,
+        gpu=None,  # its queue is not that of the GPUs
         cpu=min(request.cpu, DATA_CPU),
         memory_mib=min(request.memory_mib, DATA_MEMORY_MIB),
         shared_memory_mib=0,
@@ -137,7 +110,7 @@ def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, 
 
 def _with_placement(plan: Plan, given: Mapping[str, Given]) -> Plan:
     planned = plan.request.instance_type
-    chosen = next((given[name] for name in _PLACEMENT if name in given), None)
+    chosen = next((given[name] for name in PLACEMENT if name in given), None)
     if planned is None or chosen is None:
         return plan
     labels = chosen.value if isinstance(chosen.value, dict) else {}
@@ -173,7 +146,3 @@ def _number(name: str, given: Given) -> float:
             f"{given.by.rstrip('=')}: {name} {given.value!r} is not a number.",
             f"Write {name}=8, for example.",
         ) from None
-
-
-def _whole(value: float) -> int | float:
-    return int(value) if value.is_integer() else value

@@ -73,7 +73,7 @@ def fetch(context: str | None = None) -> tuple[str, list[Node]]:
                     f"{configuration.host} (context {name!r}) doesn't answer as a Kubernetes API does.",
                     "Look at `server:` in the kubeconfig.",
                 ) from None
-            found += [_node(item) for item in page.get("items") or []]
+            found += [node_of(item) for item in page.get("items") or []]
             token = page.get("metadata", {}).get("continue")
             if not token:
                 return name, found
@@ -164,7 +164,8 @@ def _plain(error: object) -> str:
     return " ".join(str(error).rsplit(">: ", 1)[-1].split())
 
 
-def _node(item: Any) -> Node:
+def node_of(item: Any) -> Node:
+    """A node as the API server tells it."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     taints = [taint for taint in spec.get("taints") or [] if not taint["key"].startswith(LIFECYCLE)]
     return Node(

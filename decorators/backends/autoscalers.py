@@ -1,0 +1,114 @@
+"""Could nodes be added that would take a request? Karpenter says so itself, node groups do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from decorators.backends.cluster_api import ApiRefusedError, Json
+from decorators.backends.kubernetes import machine_of
+from decorators.backends.tables import labels_of
+from estimator.hardware import Instance
+from estimator.plan import Request
+
+KARPENTER = "karpenter.sh"
+_COMMANDS = {  # a node's providerID: what shows its node groups
+    "aws": "eksctl get nodegroup --cluster NAME",
+    "gce": "gcloud container node-pools list --cluster NAME",
+    "azure": "az aks nodepool list --resource-group GROUP --cluster-name NAME",
+}
+_Test = Callable[[str, list[str]], bool]
+_OPERATORS: dict[str, _Test] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Gt": lambda value, values: float(value) > float(values[0]),
+    "Lt": lambda value, values: float(value) < float(values[0]),
+    "Gte": lambda value, values: float(value) >= float(values[0]),
+    "Lte": lambda value, values: float(value) <= float(values[0]),
+    "Exists": lambda value, values: True,  # noqa: ARG005
+    "DoesNotExist": lambda value, values: False,  # noqa: ARG005
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Whether such nodes may come; ``why`` is a clause for the table."""
+
+    possible: bool
+    why: str = ""
+    command: str = ""
+
+
+def could_grow(get: Callable[..., Json], request: Request, clouds: frozenset[str]) -> Growth:
+    """Ask the cluster. Raises what ``get`` raises, but for Karpenter not being there.
+
+    ``clouds``: those of its present nodes, whose node groups may grow without the cluster knowing.
+    """
+    try:
+        version = get(f"/apis/{KARPENTER}")["preferredVersion"]["groupVersion"]
+    except ApiRefusedError as error:
+        if error.status != 404:
+            raise
+        return _node_groups(clouds)
+    pools = get(f"/apis/{version}/nodepools").get("items") or []
+    refusals = {pool["metadata"]["name"]: refusal(pool, request) for pool in pools}
+    taking = [name for name, why in refusals.items() if why is None]
+    if taking:
+        return Growth(possible=True, why=f"Karpenter's NodePool {taking[0]} may add them")
+    said = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
+    grown = _node_groups(clouds)
+    if grown.possible and request.instance_type is None:
+        return grown
+    return Growth(possible=False, why=f"no NodePool of Karpenter's would add one ({said})")
+
+
+def _node_groups(clouds: frozenset[str]) -> Growth:
+    for cloud, command in _COMMANDS.items():
+        if cloud in clouds:
+            return Growth(possible=True, why="a node group may add them", command=command)
+    return Growth(possible=False)
+
+
+def refusal(pool: Mapping[str, Any], request: Request) -> str | None:
+    """Why a NodePool would not start a node for the request, in words; None: it could."""
+    template = pool.get("spec", {}).get("template", {})
+    labels = _labels_of(machine_of(request), request)
+    labels |= dict(template.get("metadata", {}).get("labels") or {})
+    for name, value in request.node_labels:
+        if name in labels and labels[name] != value:
+            return f"{name} is {labels[name]}"
+    for item in template.get("spec", {}).get("requirements") or []:
+        key, values = item.get("key", ""), [str(value) for value in item.get("values") or []]
+        test = _OPERATORS.get(item.get("operator", ""))
+        if key in labels and test is not None and not test(labels[key], values):
+            return f"{key} {item.get('operator')} {', '.join(values[:4])}"
+    limit = (pool.get("spec", {}).get("limits") or {}).get("nvidia.com/gpu")
+    wanted = request.nodes * request.gpus_per_node
+    if limit is not None and wanted > int(limit):
+        return f"its limit is {limit} GPUs, {wanted} are needed"
+    return None
+
+
+def _labels_of(instance: Instance | None, request: Request) -> dict[str, str]:
+    """The labels that Karpenter would give the planned machine, as far as they are known."""
+    if instance is None:
+        return {}
+    family = instance.name.split(".")[0]
+    known = {
+        "node.kubernetes.io/instance-type": instance.name,
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/os": "linux",
+    }
+    if instance.cloud == "aws":
+        for prefix, scheme in (("karpenter.k8s.aws", "karpenter"), ("eks.amazonaws.com", "eks-auto")):
+            known |= {
+                f"{prefix}/instance-family": family,
+                f"{prefix}/instance-category": re.split(r"\d", family)[0],  # "p" of p5en
+                f"{prefix}/instance-gpu-count": str(instance.gpu_count),
+                f"{prefix}/instance-gpu-manufacturer": "nvidia",
+            }
+            for row in labels_of(request.gpu or instance.gpu, scheme)[:1]:
+                known |= dict(row.labels)
+    return known

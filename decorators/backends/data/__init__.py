@@ -1,0 +1,1 @@
+"""Facts about clusters as tables, each row with its source."""

@@ -1,0 +1,89 @@
+"""What a preflight has found: a table for the terminal, and one error where a run can never start."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from estimator.errors import UserError
+
+State = Literal["ok", "unknown", "no"]
+_STYLE = {"ok": "green", "unknown": "yellow", "no": "bold red"}
+CALL_S = 5.0  # one question to the API
+OVERALL_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One row."""
+
+    check: str
+    state: State
+    found: str
+    fix: str = ""  # a command, where there is one
+
+
+@dataclass(kw_only=True, slots=True)
+class Clock:
+    """The time that a preflight may take, in seconds."""
+
+    overall_s: float = OVERALL_S
+    started: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float:
+        """Seconds for the next question, at most CALL_S; 0 where the time is over."""
+        return max(0.0, min(CALL_S, self.started + self.overall_s - time.monotonic()))
+
+
+@dataclass(kw_only=True, slots=True)
+class Findings:
+    """The rows of one preflight. ``where`` names the cluster or queue."""
+
+    where: str
+    rows: list[Finding] = field(default_factory=list)
+
+    def ok(self, check: str, found: str) -> None:
+        self.rows.append(Finding(check=check, state="ok", found=found))
+
+    def unknown(self, check: str, found: str, fix: str = "") -> None:
+        self.rows.append(Finding(check=check, state="unknown", found=found, fix=fix))
+
+    def no(self, check: str, found: str, fix: str = "") -> None:
+        self.rows.append(Finding(check=check, state="no", found=found, fix=fix))
+
+    @property
+    def impossible(self) -> list[Finding]:
+        return [row for row in self.rows if row.state == "no"]
+
+    def state(self, check: str) -> State | None:
+        """The worst state of that check's rows; None where it has none."""
+        states = [row.state for row in self.rows if row.check == check]
+        return max(states, key=("ok", "unknown", "no").index) if states else None
+
+    def show(self) -> None:
+        """Print the table to standard error; standard output may hold a deployment's JSON."""
+        table = Table(title=f"Can {self.where} run this?", title_justify="left", show_lines=True)
+        for name in ("check", "", "found", "what to do"):
+            table.add_column(name, overflow="fold")
+        for row in self.rows:
+            mark = {"ok": "ok", "unknown": "?", "no": "NO"}[row.state]
+            table.add_row(row.check, Text(mark, style=_STYLE[row.state]), Text(row.found), Text(row.fix))
+        Console(file=sys.stderr, width=None if sys.stderr.isatty() else 160).print(table)
+
+    def settle(self) -> None:
+        """Print the table, and raise UserError where a row says that the run can never start."""
+        if any(row.state != "ok" for row in self.rows):
+            self.show()
+        if wrong := self.impossible:
+            raise UserError(
+                f"{self.where} can't run this: "
+                + "; ".join(f"{row.check}: {row.found}" for row in wrong)
+                + ".",
+                wrong[0].fix or "See the table; --no-preflight submits the run all the same.",
+            )

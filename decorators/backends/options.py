@@ -1,0 +1,87 @@
+"""What a user may say of where a run goes, beside its size: queue, zone, priority, how long to wait."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from estimator import hardware
+from estimator.errors import UserError
+from launchers import settings
+from launchers.settings import Resources
+
+QUEUES_VARIABLE = "FINETUNE_QUEUES"  # "H100=queue-a,A10G=queue-b"
+_FLAGS = ("queue", "zone", "priority", "pending_timeout")  # of a flow; by the same name in its settings
+_OURS = re.compile(rf"resources\.({'|'.join(_FLAGS)}|queues)\b")  # of what is given with --set
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Raises UserError for a queue of a GPU that no table lists."""
+
+    queue: str | None = None  # a Batch job queue, or a Kueue LocalQueue
+    queues: tuple[tuple[str, str], ...] = ()  # (GPU, queue), where no queue is named
+    zone: str | None = None
+    priority: str | None = None  # a Kueue WorkloadPriorityClass
+    pending_timeout: float = 30.0  # minutes
+    preflight: bool = True
+
+    def __post_init__(self) -> None:
+        for gpu, _ in self.queues:
+            hardware.current().gpu(gpu)
+
+    def queue_for(self, gpu: str | None) -> str | None:
+        """The queue of a run on that GPU type."""
+        if self.queue or gpu is None:
+            return self.queue
+        wanted = hardware.current().gpu(gpu).name
+        return next(
+            (queue for name, queue in self.queues if hardware.current().gpu(name).name == wanted), None
+        )
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Options:
+        """From a flow's parameters and configs by name, as ``StepView.flow_values`` gives them.
+
+        Reads what there is of ``queue``, ``zone``, ``priority``, ``pending_timeout``, ``no_preflight`` and
+        ``set``, the settings file under ``settings``, and FINETUNE_QUEUES. Raises UserError.
+        """
+        config = values.get("settings")
+        written = config.get("resources") if isinstance(config, Mapping) else None
+        wishes = {
+            name: value
+            for name, value in (written.items() if isinstance(written, Mapping) else ())
+            if name in (*_FLAGS, "queues")
+        }
+        flags = {f"resources.{name}": values[name] for name in _FLAGS if values.get(name) not in (None, "")}
+        overrides = [item for item in values.get("set") or () if _OURS.match(item)]
+        made = settings.build({"resources": wishes}, overrides, flags)
+        return cls.from_resources(made.resources, preflight=not values.get("no_preflight"))
+
+    @classmethod
+    def from_resources(cls, asked: Resources, *, preflight: bool = True) -> Options:
+        queues = {**_queues(os.environ.get(QUEUES_VARIABLE, "")), **asked.queues}
+        return cls(
+            queue=asked.queue,
+            queues=tuple(queues.items()),
+            zone=asked.zone,
+            priority=asked.priority,
+            pending_timeout=asked.pending_timeout,
+            preflight=preflight,
+        )
+
+
+def _queues(text: str) -> dict[str, str]:
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        gpu, separator, queue = part.partition("=")
+        if not (gpu and separator and queue):
+            raise UserError(
+                f"{QUEUES_VARIABLE}: {part!r} names no queue.",
+                f"Write {QUEUES_VARIABLE}=H100=queue-a,A10G=queue-b",
+            )
+        found[gpu.strip()] = queue.strip()
+    return found

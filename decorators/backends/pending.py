@@ -1,0 +1,102 @@
+"""While a step waits for its nodes: say why, once for each reason, and give up after a time.
+
+Runs in the process that waits for a step's Job, JobSet or Batch job (Metaflow's ``kubernetes step`` and
+``batch step``), each time that Metaflow asks for the job's state.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from decorators import _metaflow
+from decorators._metaflow import WaitedJob
+from decorators.backends import waiting_batch, waiting_kubernetes
+from decorators.backends.waiting import State
+from estimator.errors import UserError
+
+TIMEOUT_VARIABLE = "FINETUNE_PENDING_TIMEOUT"  # minutes
+LOOK_EVERY_S = 5.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Watch:
+    """One wait. Called with the job as often as one likes; asks the cluster every ``every_s`` seconds."""
+
+    timeout_s: float
+    look: Callable[[WaitedJob], State]
+    end: Callable[[WaitedJob], None]
+    say: Callable[[str], None] = _metaflow.say
+    every_s: float = LOOK_EVERY_S
+    clock: Callable[[], float] = time.monotonic
+    _began: float | None = None
+    _next: float = 0.0
+    _said: str = ""
+    _reason: str = ""
+    _failing_since: dict[str, float] = field(default_factory=dict)
+    _over: bool = False
+
+    def __call__(self, job: WaitedJob) -> None:
+        """Raises UserError when the wait is over for good; the job is removed by then."""
+        now = self.clock()
+        if self._began is None:
+            self._began = now
+        if self._over or now < self._next:
+            return
+        self._next = now + self.every_s
+        state = self.look(job)
+        if not state.pending:
+            self._over = True
+            return
+        self._tell(job, state)
+        self._fail_early(job, state, now)
+        if now - self._began >= self.timeout_s:
+            why = self._reason or "no reason is told"
+            self._give_up(
+                job,
+                f"{job.what} had not started after {self.timeout_s / 60:g} minutes ({why})",
+                "Wait longer with --pending-timeout MINUTES, or ask for what the cluster has.",
+            )
+
+    def _tell(self, job: WaitedJob, state: State) -> None:
+        if not state.reason:
+            return
+        self._reason = state.reason
+        # The scheduler's counts change with every pod that comes and goes elsewhere
+        plain = re.sub(r"\d+", "#", state.reason)
+        if plain != self._said:
+            self._said = plain
+            self.say(f"{job.what} waits: {state.reason}")
+
+    def _fail_early(self, job: WaitedJob, state: State, now: float) -> None:
+        """Give up on what waiting doesn't cure, once it has stayed so for its grace."""
+        if state.hopeless is None:
+            self._failing_since.clear()
+            return
+        since = self._failing_since.setdefault(state.hopeless.kind, now)
+        if now - since >= state.hopeless.grace_s:
+            self._give_up(job, f"{job.what} can't start: {state.reason}", state.hopeless.advice)
+
+    def _give_up(self, job: WaitedJob, problem: str, advice: str) -> None:
+        self._over = True
+        self.end(job)
+        raise UserError(f"{problem.rstrip('.')}; it has been removed.", advice)
+
+
+def install() -> None:
+    """Watch what this process waits for; for the process that Metaflow starts for a remote step."""
+    text = os.environ.get(TIMEOUT_VARIABLE)
+    if not text:
+        return
+    watches: dict[str, Watch] = {}
+
+    def seen(job: WaitedJob) -> None:
+        if job.backend not in watches:
+            module = waiting_kubernetes if job.backend == "kubernetes" else waiting_batch
+            watches[job.backend] = Watch(timeout_s=float(text) * 60, look=module.look, end=module.end)
+        watches[job.backend](job)
+
+    _metaflow.watch_waiting(seen)

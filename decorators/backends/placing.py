@@ -1,0 +1,168 @@
+"""Where a run is launched: ask whether its target could ever take it, then fill in a step's decorators.
+
+For ``@gpu_profile`` and any other mutator: :func:`place` at the launch, :func:`carry_on` in the process that
+waits for the step. What was decided at the launch travels in environment variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from decorators._metaflow import Backend, Given, StepView, compiles_only
+from decorators.backends import batch, kubernetes, pending, preflight_batch, preflight_kubernetes
+from decorators.backends.cluster_fit import Least
+from decorators.backends.kubernetes import ClusterFacts
+from decorators.backends.options import Options
+from decorators.backends.preflight_batch import BatchStep
+from decorators.backends.preflight_nodes import Step
+from estimator.plan import Override, Plan, Request
+
+ENVIRONMENT_VARIABLE = "FINETUNE_STEP_ENVIRONMENT"  # JSON: step -> variables for its container
+# Of @kubernetes and @batch; what the user writes there replaces what would be asked for
+PLACED = ("tolerations", "extended_resources", "labels", "queue", "efa")
+
+
+def place(
+    step: StepView,
+    request: Request,
+    options: Options,
+    given: Mapping[str, Given],
+    *,
+    lead: StepView | None = None,
+    least: Least | None = None,
+    main: Request | None = None,
+) -> None:
+    """Give a step's decorators every value of the request; the user's own (``given``) stand.
+
+    The first call of a process looks at the cluster or queue first: for ``main``, what the run's largest
+    step asks (default: this request), with the values of its step ``lead``. Raises UserError where that can
+    never be had; ``least`` is what one of its nodes can't do without.
+    """
+    backend = step.backend()
+    facts = ClusterFacts()
+    if backend != "local":
+        os.environ[pending.TIMEOUT_VARIABLE] = f"{options.pending_timeout:g}"
+        if options.preflight and not compiles_only():
+            facts = _facts(backend, main or request, options, lead or step, least)
+    for decorator, values in values_of(step, request, backend, options, given, facts).items():
+        if decorator == "environment":
+            _remember(step, values)
+        elif decorator == "resources" or step.has(decorator):
+            step.set_values(decorator, values)
+
+
+def carry_on(step: StepView) -> None:
+    """In the process that waits for a remote step: its container's variables, and the watch on the wait."""
+    variables = _remembered().get(step.name, {})
+    if variables:
+        step.add_environment(variables)
+    pending.install()
+
+
+def values_of(
+    step: StepView,
+    request: Request,
+    backend: Backend,
+    options: Options,
+    given: Mapping[str, Given],
+    facts: ClusterFacts | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Values by decorator; under "environment" the variables."""
+    return merged(request, backend, options, given, step.values(backend) if backend != "local" else {}, facts)
+
+
+def merged(
+    request: Request,
+    backend: Backend,
+    options: Options,
+    given: Mapping[str, Given],
+    configured: Mapping[str, Any],
+    facts: ClusterFacts | None = None,
+) -> dict[str, dict[str, Any]]:
+    """The same from plain values. Where the user has written a size, it goes into both decorators."""
+    environment: dict[str, str] = {}
+    values: dict[str, dict[str, Any]] = {}
+    if backend == "kubernetes":
+        found = kubernetes.values(request, given=given, configured=configured, options=options, facts=facts)
+        resources, environment = found.resources, found.environment
+        values["kubernetes"] = found.kubernetes
+    else:
+        asked = batch.values(request, given=given, options=options)
+        resources = asked.resources
+        if backend == "batch":
+            environment = asked.environment
+            values["batch"] = asked.batch
+    own = {name: _whole(given[name].value) for name in resources if name in given}
+    values["resources"] = {**resources, **own}
+    if backend == "kubernetes":
+        values["kubernetes"] |= {name: values["resources"][name] for name in ("cpu", "memory", "disk")}
+    return {**{name: value for name, value in values.items() if value}, "environment": environment}
+
+
+def noted(plan: Plan, given: Mapping[str, Given], backend: Backend, options: Options) -> Plan:
+    """The plan with a note for each value of the user's that replaces one of a cluster's own kind."""
+    if backend == "local":
+        return plan
+    planned = merged(plan.request, backend, options, {}, {}).get(backend, {})
+    for name in PLACED:
+        if name in given and given[name].value != planned.get(name) and given[name].value:
+            note = Override(
+                name=name,
+                planned=_text(planned.get(name)),
+                used=_text(given[name].value),
+                given_by=given[name].by,
+            )
+            plan = replace(plan, overrides=(*plan.overrides, note))
+    return plan
+
+
+def _facts(
+    backend: Backend, request: Request, options: Options, lead: StepView, least: Least | None
+) -> ClusterFacts:
+    values = lead.values(backend)
+    if backend == "kubernetes":
+        own = lead.given("kubernetes").get("node_selector")
+        selector = own.value if own is not None and isinstance(own.value, dict) else {}
+        return _look_at_kubernetes(request, options, Step.from_values(values, selector), least)
+    queue = values.get("queue") if "queue" in lead.given("batch") else options.queue_for(request.gpu)
+    _look_at_batch(request, BatchStep.from_values({**values, "queue": queue or values.get("queue")}), least)
+    return ClusterFacts()
+
+
+@lru_cache(maxsize=4)  # one look for each process, however many steps ask
+def _look_at_kubernetes(request: Request, options: Options, step: Step, least: Least | None) -> ClusterFacts:
+    findings, facts = preflight_kubernetes.look(request, options=options, step=step, least=least)
+    findings.settle()
+    return facts
+
+
+@lru_cache(maxsize=4)
+def _look_at_batch(request: Request, step: BatchStep, least: Least | None) -> None:
+    preflight_batch.look(request, step=step, least=least).settle()
+
+
+def _remember(step: StepView, variables: dict[str, str]) -> None:
+    known = _remembered()
+    known[step.name] = variables
+    os.environ[ENVIRONMENT_VARIABLE] = json.dumps({k: v for k, v in known.items() if v}, sort_keys=True)
+    if variables:
+        step.add_environment(variables)
+
+
+def _remembered() -> dict[str, dict[str, str]]:
+    read: dict[str, dict[str, str]] = json.loads(os.environ.get(ENVIRONMENT_VARIABLE) or "{}")
+    return read
+
+
+def _text(value: Any) -> str:
+    return "none" if not value else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _whole(value: Any) -> int | float:
+    number = float(value)
+    return int(number) if number.is_integer() else number

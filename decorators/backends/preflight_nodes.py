@@ -1,0 +1,148 @@
+"""The rows of a preflight that speak of nodes: which could take the request, zones, GPUs, fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from decorators.backends import kubernetes, tables
+from decorators.backends.autoscalers import could_grow
+from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from decorators.backends.cluster_fit import Fit, Least, fit
+from decorators.backends.findings import Clock, Findings
+from decorators.backends.kubernetes import ClusterFacts
+from decorators.backends.options import Options
+from estimator.hardware.cluster_nodes import PAGE, RULE, Node, node_of
+from estimator.plan import Request
+
+DEVICE_PLUGIN = (
+    "kubectl apply -f https://raw.githubusercontent.com/NVIDIA/k8s-device-plugin/main/deployments/static/"
+    "nvidia-device-plugin.yml"
+)
+INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What Metaflow will submit a step with, beside its size."""
+
+    namespace: str = "default"
+    service_account: str | None = None
+    image: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], own_selector: Mapping[str, str] | None = None) -> Step:
+        """From the values of a step's ``@kubernetes``."""
+        return cls(
+            namespace=values.get("namespace") or "default",
+            service_account=values.get("service_account"),
+            image=values.get("image"),
+            pull_secrets=tuple(values.get("image_pull_secrets") or ()),
+            node_selector=tuple((own_selector or {}).items()),
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class Look:
+    """One preflight while it runs."""
+
+    api: ClusterApi
+    request: Request
+    options: Options
+    step: Step
+    least: Least | None
+    findings: Findings
+    clock: Clock
+
+    def get(self, path: str, **query: str) -> Json:
+        return self.api.get(path, self.clock.left(), **query)
+
+    def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
+        root = f"/apis/{group}" if group else "/api/v1"
+        return f"{root}/namespaces/{self.step.namespace}/{kind}" + (f"/{name}" if name else "")
+
+
+def check_nodes(seen: Look) -> ClusterFacts:
+    """The rows on nodes, GPUs and fabric; facts of what fits."""
+    try:
+        nodes = _listed(seen)
+    except (ApiRefusedError, UnreachableError) as error:
+        seen.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
+        return ClusterFacts()
+    nodes = [node for node in nodes if _has(node, seen.step.node_selector)]
+    found = fit(nodes, seen.request, seen.options, seen.least)
+    if len(found.names) >= seen.request.nodes:
+        seen.findings.ok("nodes", f"{len(found.names)} could take it, {seen.request.nodes} needed")
+        _zones(seen, found)
+    else:
+        _too_few(seen, found)
+    _fabric(seen, found)
+    return found.facts
+
+
+def _listed(seen: Look) -> list[Node]:
+    nodes: list[Node] = []
+    page: dict[str, str] = {"limit": str(PAGE)}
+    while True:
+        answer = seen.get("/api/v1/nodes", **page)
+        nodes += [node_of(item) for item in answer.get("items") or []]
+        token = (answer.get("metadata") or {}).get("continue")
+        if not token:
+            return nodes
+        page["continue"] = token
+
+
+def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
+    return all(node.labels.get(name) == value for name, value in selector)
+
+
+def _too_few(seen: Look, found: Fit) -> None:
+    request = seen.request
+    lacks = ", ".join(f"{count} {what}" for what, count in found.lacks[:4]) or "there are none"
+    has = f"{len(found.names)} of {request.nodes} nodes could take it; the others: {lacks}"
+    try:
+        growth = could_grow(seen.get, request, found.clouds)
+    except (ApiRefusedError, UnreachableError) as error:
+        seen.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
+        return
+    if growth.possible:
+        seen.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
+    elif any("device plugin" in what for what, _ in found.lacks):
+        seen.findings.no("device plugin", has, DEVICE_PLUGIN)
+    else:
+        others = f"; {growth.why}" if growth.why else ""
+        seen.findings.no(
+            "nodes",
+            has + others,
+            "finetune gpus --from-cluster shows what it has; plan for that with --gpu and --gpus",
+        )
+
+
+def _zones(seen: Look, found: Fit) -> None:
+    if seen.request.nodes < 2 or found.facts.zone or seen.options.zone or not found.zones:
+        return
+    spread = ", ".join(f"{zone}: {count}" for zone, count in found.zones)
+    seen.findings.unknown(
+        "zone",
+        f"no zone has {seen.request.nodes} of the nodes ({spread}): traffic between zones is slow, and costs",
+        "--zone NAME keeps to one",
+    )
+
+
+def _fabric(seen: Look, found: Fit) -> None:
+    if seen.request.nodes < 2:
+        return
+    fabric = tables.fabric_of(kubernetes.machine_of(seen.request))
+    if fabric is None:
+        return
+    if not fabric.asked_for:
+        seen.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
+    elif found.names and not found.facts.efa:
+        seen.findings.unknown(
+            "fabric", "the machines have EFA, but the nodes offer none: NCCL will go over TCP", INSTALL_EFA
+        )
+    elif found.facts.efa:
+        seen.findings.ok("fabric", f"EFA, {found.facts.efa} interfaces a node")

@@ -1,0 +1,59 @@
+"""Why a Batch job has not started: its own reason, or what is wrong with its queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decorators._metaflow import WaitedJob
+from decorators.backends.waiting import STARTED, Hopeless, State
+
+WAITING = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING")
+_FIX = Hopeless(
+    kind="misconfiguration",
+    grace_s=600,  # Batch takes the reason back where its administrator has cured it
+    advice="https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html lists the causes.",
+)
+
+
+def look(job: WaitedJob) -> State:
+    """From what Metaflow has just asked Batch; the queue is asked only while the job gives no reason."""
+    status = str(job.info.get("status", ""))
+    if status not in WAITING:
+        return STARTED
+    reason = str(job.info.get("statusReason") or "")
+    if reason:
+        return State(
+            pending=True,
+            reason=f"{status}: {reason}",
+            hopeless=_FIX if reason.startswith("MISCONFIGURATION") else None,
+        )
+    return State(pending=True, reason=_of_queue(job.client, str(job.info.get("jobQueue") or "")))
+
+
+def end(job: WaitedJob) -> None:
+    """Terminate the job, which also takes it out of the queue."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        job.client.terminate_job(jobId=job.name, reason="it has waited longer than --pending-timeout")
+    except (BotoCoreError, ClientError) as error:
+        job.complain(f"{job.what} can't be terminated: {error}")
+
+
+def _of_queue(client: Any, queue: str) -> str:
+    """What is wrong with the queue or its compute environments; empty where nothing is, or it isn't told."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        found = client.describe_job_queues(jobQueues=[queue])["jobQueues"]
+        if not found:
+            return ""
+        names = [item["computeEnvironment"] for item in found[0].get("computeEnvironmentOrder") or []]
+        environments = client.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
+    except (BotoCoreError, ClientError):
+        return ""
+    for item in (*found, *environments):
+        name = item.get("computeEnvironmentName") or item.get("jobQueueName")
+        if item.get("state") != "ENABLED" or item.get("status") not in ("VALID", "UPDATING"):
+            return f"{name} is {item.get('state')}, {item.get('status')}: {item.get('statusReason', '')}"
+    return "RUNNABLE: the queue's compute environments have no free machine that is large enough yet"
