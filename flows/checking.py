@@ -1,0 +1,217 @@
+"""What the steps of the checklist flow do: one node's part of the run, the past, the verdict, its telling."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checklist import earlier, local, measurements
+from checklist import result as results
+from checklist.earlier import Earlier
+from checklist.measurements import PHASES, Measurements, Phase
+from checklist.outputs import publish
+from checklist.outputs.publish import Outputs
+from checklist.rendezvous import of_node
+from checklist.result import Result
+from checklist.verdict import judge
+from decorators._metaflow import in_container
+from estimator.errors import UserError
+from flows.checklist_options import Settled, table_of
+from launchers.rank import die_with_parent
+
+MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
+HISTORY_S = 60.0  # for reading them
+FAILURES = ("FAIL", "NO-VERDICT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One node's place in the step."""
+
+    node: int
+    nodes: int
+    main_host: str
+    ports: tuple[int, ...]
+    token: str
+
+
+def check_node(settled: Settled, place: Node, work: Path) -> tuple[dict[str, Any] | None, str | None]:
+    """Take part as one node: what all nodes have measured, as plain values, or why there is nothing.
+
+    A node that fails is told and not raised: the verdict is made of what the others have measured.
+    """
+    if not in_container():
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    here = of_node(
+        node=place.node,
+        nodes=place.nodes,
+        processes=settled.options.gpus_per_node or 1,
+        host=place.main_host,
+        token=place.token,
+        simulated=settled.local,
+    )
+    try:
+        uuids = settled.shares[place.node]
+        measured = local.run_node(settled.options, replace(here, ports=place.ports), uuids, work)
+    except UserError as error:
+        print(f"node {place.node}: {error.problem}\n{error.advice}", flush=True)
+        return None, error.problem
+    except Exception as error:  # noqa: BLE001 - the others' measurements must still reach the verdict
+        traceback.print_exc()
+        return None, f"The checklist itself failed on node {place.node}: {type(error).__name__}."
+    return measurements.to_dict(measured), None
+
+
+def together(
+    settled: Settled, nodes: Iterable[tuple[int, dict[str, Any] | None, str | None]]
+) -> Measurements:
+    """One run's measurements from (node, what it has got, its problem); node 0's, where it has any."""
+    ordered = sorted(nodes, key=lambda item: item[0])
+    problems = tuple(f"Node {node}: {problem}" for node, _, problem in ordered if problem)
+    found = next((measured for _, measured, _ in ordered if measured is not None), None)
+    if found is not None:
+        made = measurements.record(Measurements, found)
+        return replace(made, notes=(*made.notes, *problems))
+    return _nothing(settled, problems)
+
+
+def _nothing(settled: Settled, problems: tuple[str, ...]) -> Measurements:
+    """A run of which nothing came back: every phase says why."""
+    options = settled.options
+    why = problems[0] if problems else "no node has answered"
+    return Measurements(
+        started_unix=time.time(),
+        seconds=0.0,
+        profile=options.profile,
+        device="cuda" if options.device == "cuda" else "cpu",
+        backend="nccl" if options.device == "cuda" else "gloo",
+        nodes_asked=options.nodes,
+        gpus_per_node_asked=options.gpus_per_node or 1,
+        local=settled.local,
+        phases=tuple(Phase(name=name, status="failed", reason=why.rstrip(".")) for name in PHASES),
+        notes=problems,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """Earlier runs of the same cluster."""
+
+    runs: tuple[earlier.Run, ...] = ()
+    kept: Earlier = field(default_factory=Earlier)
+    notes: tuple[str, ...] = ()
+
+
+def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> Past:
+    """What the newest earlier runs of this flow on this cluster have left, through Metaflow's client.
+
+    Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
+    """
+    runs: list[earlier.Run] = []
+    problems: list[str] = []
+    reader = threading.Thread(
+        target=_read_past, args=(flow, cluster, run_id, runs, problems), name="history", daemon=True
+    )
+    reader.start()
+    reader.join(limit_s)
+    notes = [f"Earlier runs were read for {limit_s:g} s, then no more."] if reader.is_alive() else []
+    read, told = tuple(runs), tuple(problems)  # the thread may still add to its own
+    kept = earlier.earlier(read, told)
+    count = "1 earlier run" if len(read) == 1 else f"{len(read)} earlier runs"
+    notes.append(
+        f"History: {count} of {cluster}, {len(kept.records)} figures, "
+        f"{len(kept.open_failures)} failures still open."
+    )
+    return Past(runs=read, kept=kept, notes=(*notes, *told))
+
+
+def _read_past(flow: str, cluster: str, run_id: str, runs: list[earlier.Run], problems: list[str]) -> None:
+    from metaflow import Flow, namespace
+    from metaflow.exception import MetaflowNotFound
+
+    namespace(None)  # whoever launched them: a nightly run's namespace is its deployment's
+    try:
+        for run in Flow(flow).runs():
+            if run.id == run_id:
+                continue
+            try:
+                task = run["verdict"].task
+                if task is None or not task.finished or task["cluster"].data != cluster:
+                    continue
+                runs.append(earlier.from_json(json.dumps(task["kept"].data)))
+            except KeyError:  # it ended before its verdict
+                continue
+            except UserError as error:
+                problems.append(f"Run {run.id} can't be used: {error.problem}")
+            if len(runs) >= MOST_RUNS:
+                return
+    except MetaflowNotFound:  # the first run, where not even this one is known yet
+        return
+    except Exception as error:  # noqa: BLE001 - a history that can't be read must not cost the result
+        problems.append(f"The history can't be read further: {type(error).__name__}: {error}")
+
+
+def judged(settled: Settled, measured: Measurements, past: Past) -> Result:
+    """The run's result, its past taken into account."""
+    made = judge(
+        measured,
+        checks=settled.options.checks,
+        thresholds=table_of(settled.thresholds),
+        history=past.kept.records,
+        open_failures=past.kept.open_failures,
+        system=settled.options.system,
+    )
+    return replace(made, notes=(*made.notes, *past.notes))
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """Exactly the content of result.json."""
+    values: dict[str, Any] = json.loads(results.to_json(result))
+    return values
+
+
+def from_plain(values: Mapping[str, Any]) -> Result:
+    """Undo :func:`plain`."""
+    return measurements.record(Result, dict(values))
+
+
+def kept_of(result: Result) -> dict[str, Any]:
+    """What later runs read of this one."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(earlier.run_of(result))))
+    return values
+
+
+def tell(result: Result, outputs: Outputs, file: Path | None) -> None:
+    """Write the copy and call every output. What fails is a line: the datastore has the result already."""
+    if file is not None:
+        try:
+            results.write(result, file)
+            print(f"result: {file.absolute()}")
+        except UserError as error:
+            print(f"{error.problem} {error.advice}", file=sys.stderr)
+    for said in publish.publish(result, outputs):
+        for line in said.lines:
+            print(line, file=sys.stderr if said.failed else sys.stdout)
+    sys.stdout.flush()
+
+
+def refusal(result: Result) -> UserError | None:
+    """What the flow's last step ends with; None: the cluster is fit, as far as can be told."""
+    if result.verdict not in FAILURES:
+        return None
+    advice = next((" ".join(finding.advice) for finding in result.findings if finding.advice), "")
+    if not result.findings and result.standing:
+        open_ones = ",".join(dict.fromkeys(item.check for item in result.standing))
+        advice = (
+            f"Only a PASS of the same check, asked as hard, of the same nodes clears it: --only {open_ones}"
+        )
+    return UserError(f"{result.verdict}: {result.headline}", advice)
