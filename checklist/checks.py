@@ -116,6 +116,13 @@ CHECKS: dict[str, Check] = {
             tells="every pair of nodes in each direction: which node, direction or link is slow",
         ),
         Check(
+            name="loss",
+            phase="pairs",
+            loaded=True,
+            between="pair",
+            tells="packets arrive the first time: TCP's retransmissions, errors of RDMA ports",
+        ),
+        Check(
             name="hangs", phase=None, between="world", tells="no rank hung or died, every phase ended in time"
         ),
     )

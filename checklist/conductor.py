@@ -13,6 +13,7 @@ from checklist.asking import Requests
 from checklist.control import Hub, Limits, Message
 from checklist.measurements import (
     Collective,
+    Counters,
     Facts,
     GpuHealth,
     Local,
@@ -41,6 +42,7 @@ class Collected:
     locals: list[Local] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
+    counters: list[Counters] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     transport: Transport | None = None
 
@@ -106,6 +108,7 @@ class Conductor(Requests):
             locals=tuple(got.locals),
             collectives=tuple(got.collectives),
             pairs=tuple(got.pairs),
+            counters=tuple(got.counters),
             hangs=tuple(self.hangs),
             phases=tuple(got.phases),
             transport=got.transport,
@@ -136,7 +139,7 @@ class Conductor(Requests):
             return
         self.send(self.ranks, "count")
         try:
-            problem = phases.DO[name](self)
+            problem = phases.counted(self, name)
             status = "done" if problem is None else "failed"
         except phases.Skipped as why:
             problem, status = str(why), "skipped"

@@ -11,9 +11,22 @@ from checklist import sweep
 from checklist.circle import schedule
 from checklist.control import Limits
 from checklist.diagnosis import PASSES, diagnose
-from checklist.measurements import PHASES, Facts, GpuHealth, Local, Pair, PhaseName, Probe, Transport, record
+from checklist.losses import suspects
+from checklist.measurements import (
+    PHASES,
+    Counters,
+    Facts,
+    GpuHealth,
+    Local,
+    Pair,
+    PhaseName,
+    Probe,
+    Transport,
+    record,
+)
 from checklist.options import Options
 from checklist.probes import gpus
+from checklist.probes.counters import growth
 from checklist.probes.pairs import summary
 
 if TYPE_CHECKING:
@@ -137,7 +150,7 @@ def pairs(run: Conductor) -> str | None:
         number += 2
     count = max(leaders) + 1
     for _ in range(PASSES):
-        again = diagnose(run.got.pairs, count).again
+        again = tuple(dict.fromkeys((*diagnose(run.got.pairs, count).again, *suspects(run.got.pairs))))
         for src, dst in again:
             if time.monotonic() > run.phase_ends:
                 return "the time for the phase was over before the suspects were measured again"
@@ -146,6 +159,19 @@ def pairs(run: Conductor) -> str | None:
         if not again:
             break
     return problem
+
+
+def counted(run: Conductor, name: PhaseName) -> str | None:
+    """Do the phase; where it loads the network, note what the hosts have counted meanwhile."""
+    before = _counters(run) if name in ("world", "pairs") else {}
+    try:
+        return DO[name](run)
+    finally:
+        after = _counters(run) if before else {}
+        for rank, reading in after.items():
+            if rank in before:
+                grown = {"node": run.nodes[rank], "phase": name, **growth(before[rank], reading)}
+                run.got.counters.append(record(Counters, grown))
 
 
 DO: dict[PhaseName, Callable[[Conductor], str | None]] = {
@@ -209,6 +235,8 @@ def _pair(
             gbytes_per_s=best,
             gbytes_per_s_p95=slow,
             bytes=reply["bytes"] if reply is not None else None,
+            segments=reply.get("segments") if reply is not None else None,
+            retransmitted=reply.get("retransmitted") if reply is not None else None,
             alone=alone,
             error=None if best is not None else error or "it was not measured",
         )
@@ -306,6 +334,11 @@ def _transport(run: Conductor, ranks: tuple[int, ...]) -> None:
     slow = [one for one in found if one.network == "socket"]
     between = [one for one in found if one.network not in (None, "shm")]
     run.got.transport = next(iter([*slow, *between, *found]), None)
+
+
+def _counters(run: Conductor) -> dict[int, Any]:
+    """What each node's first rank reads of its host, by rank."""
+    return run.ask("counters", {rank: {} for rank in run.leaders.values()}, limit_s=_LEAVE_S).replies
 
 
 def _health(run: Conductor, when: str) -> None:

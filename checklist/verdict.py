@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from checklist import judge_facts, judge_gpus, judge_pairs, judge_speed, judge_world, ratios
+from checklist import judge_facts, judge_gpus, judge_loss, judge_pairs, judge_speed, judge_world, ratios
 from checklist.case import Answer, Case
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
 from checklist.diagnosis import Diagnosis
@@ -40,6 +40,7 @@ JUDGES: dict[str, Callable[[Case], Answer]] = {
     "latency": judge_world.latency,
     "bandwidth": judge_world.bandwidth,
     "transport": judge_world.transport,
+    "loss": judge_loss.loss,
     "hangs": judge_pairs.hangs,
 }  # and "pairs", which also gives a diagnosis
 

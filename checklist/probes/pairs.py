@@ -39,7 +39,13 @@ def send(
         connect_s=connect_s,
         limit_s=limit_s,
     )
-    return {"seconds": sent.seconds[1:], "bytes": sent.bytes, "error": sent.error}
+    return {
+        "seconds": sent.seconds[1:],
+        "bytes": sent.bytes,
+        "error": sent.error,
+        "segments": sent.segments,
+        "retransmitted": sent.retransmitted,
+    }
 
 
 def exchange(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _HEADER = struct.Struct("<Q")  # how many bytes follow before one byte is sent back
 _CHUNK = 1 << 20
 _ACK = b"k"
+# struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out
+_TCP_INFO_BYTES, _AGAIN_AT, _SEGMENTS_AT, _DATA_SEGMENTS = 256, 100, 156, struct.Struct("=I")
 _IDLE_S = 30.0  # a sender that says nothing for so long has gone
 
 
@@ -65,6 +67,9 @@ class Sent:
     connect_s: float | None = None
     seconds: tuple[float, ...] = ()
     bytes: int = 0
+    segments: int | None = None
+    """TCP segments with data, those sent again too; None: this kernel doesn't tell."""
+    retransmitted: int | None = None
     error: str | None = None
 
 
@@ -85,6 +90,16 @@ class Sender:
         if self._socket.recv(1) != _ACK:
             raise ConnectionError("the other end closed the connection")
         return time.perf_counter() - begin
+
+    def segments(self) -> tuple[int | None, int | None]:
+        """Segments with data that were sent so far, and how many of them were sent again."""
+        try:
+            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            return _DATA_SEGMENTS.unpack_from(told, _SEGMENTS_AT)[0], _DATA_SEGMENTS.unpack_from(
+                told, _AGAIN_AT
+            )[0]
+        except (OSError, AttributeError, struct.error):  # a kernel before 4.6, or not Linux
+            return None, None
 
     def close(self) -> None:
         self._socket.close()
@@ -123,8 +138,17 @@ def deliver(
     except OSError as error:
         problem = f"{size} bytes: {_words(error, limit_s)}"
     finally:
+        segments, again = sender.segments()
         sender.close()
-    return Sent(connected=True, connect_s=connect, seconds=tuple(seconds), bytes=size, error=problem)
+    return Sent(
+        connected=True,
+        connect_s=connect,
+        seconds=tuple(seconds),
+        bytes=size,
+        segments=segments,
+        retransmitted=again,
+        error=problem,
+    )
 
 
 def _words(error: OSError, limit_s: float) -> str:

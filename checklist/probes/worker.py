@@ -60,11 +60,12 @@ class Worker:
 
 def _commands() -> dict[str, Callable[..., Any]]:
     # Each module is imported when its first command comes: some need torch.
-    from checklist.probes import facts, gpus, mesh, node, pairs, storage, world
+    from checklist.probes import counters, facts, gpus, mesh, node, pairs, storage, world
 
     return {
         "facts": facts.gather,
         "health": gpus.health,
+        "counters": counters.read,
         "listen": mesh.listen,
         "reach": mesh.reach,
         "local": node.measure,

@@ -155,6 +155,12 @@ class Bed:
         for src, dst in ((a, b), (b, a)):
             self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), "-j", "DROP")
 
+    def lose(self, into: int, share: float, *, sender: int | None = None) -> None:
+        """Of the packets for a host so large a share never arrives; all of them, or one sender's."""
+        chosen = ("-s", self.address(sender)) if sender is not None else ("-i", "eth0")
+        random = ("-m", "statistic", "--mode", "random", "--probability", str(share))
+        self.on(into, "iptables", "-A", "INPUT", "-p", "tcp", *chosen, *random, "-j", "DROP")
+
     def black_hole(self, a: int, b: int, largest: int = 1200) -> None:
         """Only small packets get through, as where the path's MTU is smaller than both ends'."""
         for src, dst in ((a, b), (b, a)):

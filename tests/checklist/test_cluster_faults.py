@@ -97,6 +97,29 @@ def test_a_slow_link_is_named_and_neither_end_of_it_is_bad(tmp_path: Path) -> No
     assert result.bad_nodes == ()
 
 
+LOSS = ("--only", "ranks,mesh,pairs,loss")
+
+
+def test_a_host_that_loses_packets_is_named_although_its_best_is_as_fast_as_ever(tmp_path: Path) -> None:
+    result = measured(tmp_path, 4, lambda made: made.lose(2, 0.03), *LOSS)
+
+    assert named(result, "loss") == {"h2"}
+    fault = next(finding for finding in result.findings if finding.check == "loss")
+    assert "is sent are lost" in fault.title
+    assert any(counted.tcp_retransmitted for counted in result.measurements.counters if counted.node != 2)
+
+
+def test_a_link_that_loses_packets_is_named_and_neither_end_of_it_is_bad(tmp_path: Path) -> None:
+    def fault(made: Bed) -> None:
+        made.lose(1, 0.04, sender=3)
+        made.lose(3, 0.04, sender=1)
+
+    result = measured(tmp_path, 4, fault, *LOSS)
+
+    assert named(result, "loss") == {"h1", "h3"}
+    assert result.bad_nodes == ()
+
+
 def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_it(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut(1, 3), "--only", "mesh,correctness")
 
