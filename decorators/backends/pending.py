@@ -86,11 +86,16 @@ class Watch:
         raise UserError(f"{problem.rstrip('.')}; it has been removed.", advice)
 
 
+_installed = False
+
+
 def install() -> None:
-    """Watch what this process waits for; for the process that Metaflow starts for a remote step."""
+    """Watch what this process waits for, once; for the process that Metaflow starts for a remote step."""
+    global _installed
     text = os.environ.get(TIMEOUT_VARIABLE)
-    if not text:
+    if not text or _installed:
         return
+    _installed = True
     watches: dict[str, Watch] = {}
 
     def seen(job: WaitedJob) -> None:
