@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from launchers.processes import PARENT
 from launchers.rank import die_with_parent
@@ -10,6 +11,7 @@ from launchers.rank import die_with_parent
 
 def main() -> None:
     die_with_parent(int(os.environ[PARENT]))
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler sends it to all; the node's task acts on it
     os.environ[PARENT] = str(os.getpid())  # for the ranks
     from torch.distributed.run import main as torchrun
 
