@@ -22,6 +22,7 @@ What is used, and why no public interface serves:
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
   for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
   ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
+* ``Kubernetes.launch_job``, ``Kubernetes.wait``: what the API server refuses is shown as a traceback.
 * ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
@@ -33,6 +34,7 @@ What is used, and why no public interface serves:
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import sys
@@ -432,28 +434,76 @@ def _watch(kind: type[Any], seen: Callable[[WaitedJob], None], view: Callable[[A
     kind.is_done = property(is_done)
 
 
+def put_in_words(words: Callable[[Exception, str], UserError]) -> None:
+    """End with two lines where submitting a step to Kubernetes, or waiting for it, meets an exception.
+
+    Metaflow would print a traceback. ``words`` makes them from the exception and what it was about: the name
+    and namespace of what was submitted, empty where nothing was.
+    """
+    from metaflow.plugins.kubernetes.kubernetes import Kubernetes
+
+    if (_words() or [""])[0] != "kubernetes" or hasattr(Kubernetes.wait, "__wrapped__"):
+        return
+    Kubernetes.launch_job = _in_words(Kubernetes.launch_job, words)
+    Kubernetes.wait = _in_words(Kubernetes.wait, words)
+
+
+def _in_words(own: Callable[..., None], words: Callable[[Exception, str], UserError]) -> Callable[..., None]:
+    @functools.wraps(own)
+    def clean(self: Any, *args: Any, **kwargs: Any) -> None:
+        job = None
+        try:
+            own(self, *args, **kwargs)
+            atexit.register(_hurry)  # called before Metaflow's own, which asks for the job's state once more
+        except Exception as error:
+            job = getattr(self, "_job", None)
+            if isinstance(error, MetaflowException) and job is not None:
+                raise  # a step that has failed: Metaflow says how in a line
+            name = f"{_kubernetes_job(job).what} in namespace {job._namespace}" if job is not None else ""
+            _hurry()
+            found = words(error, name)
+            say(found.problem)
+            say(found.advice)
+            raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+
+    return clean
+
+
+def _hurry() -> None:
+    global _patience_s
+    _patience_s = 0.0
+
+
+_patience_s = API_SERVER_GONE_S
+
+
 def _patient(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same question, asked again while the API server doesn't answer."""
+    """The same question, asked again while the API server doesn't answer, or takes the login for outdated.
+
+    The login is read anew each time, as somebody may renew it.
+    """
 
     @functools.wraps(fetch)
     def patient(self: Any) -> Any:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        deadline = time.monotonic() + API_SERVER_GONE_S
-        said = False
+        began, said = time.monotonic(), ""
         while True:
             try:
                 return fetch(self)
-            except (HTTPError, ApiException) as error:  # noqa: PERF203 - one turn where all is well
+            except (HTTPError, ApiException) as error:
                 status = getattr(error, "status", None)
-                gone = status is None or status == 429 or status >= 500
-                if not gone or time.monotonic() > deadline:
+                gone = not status or status in (401, 429) or status >= 500
+                if not gone or time.monotonic() - began >= _patience_s:
                     raise
-            if not said:
-                say(f"The Kubernetes API doesn't answer; asking on for {API_SERVER_GONE_S / 60:g} minutes.")
-                said = True
+            problem = "doesn't take this login any more" if status == 401 else "doesn't answer"
+            if problem != said:
+                say(f"The Kubernetes API {problem}; asking on for {_patience_s / 60:g} minutes.")
+                said = problem
             time.sleep(2)
+            if status == 401:
+                self._client._refresh_client()
 
     return patient
 

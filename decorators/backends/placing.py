@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from decorators._metaflow import Backend, Given, StepView, compiles_only
-from decorators.backends import batch, kubernetes, pending, preflight_batch, preflight_kubernetes
+from decorators.backends import batch, kubernetes, pending, preflight_batch, preflight_kubernetes, refusals
 from decorators.backends.cluster_fit import Least
 from decorators.backends.kubernetes import ClusterFacts
 from decorators.backends.options import Options
@@ -62,6 +62,7 @@ def carry_on(step: StepView) -> None:
     if variables:
         step.add_environment(variables)
     pending.install()
+    refusals.install()
 
 
 def values_of(

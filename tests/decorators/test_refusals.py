@@ -1,0 +1,69 @@
+"""What Kubernetes refuses is said in two lines, with what to do, and never as a traceback."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kubernetes.client import ApiException
+from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJobException
+from urllib3.exceptions import MaxRetryError, NewConnectionError
+
+from decorators.backends import refusals
+
+FORBIDDEN = 'jobs.batch is forbidden: User "ann" cannot create resource "jobs" in API group "batch"'
+QUOTA = 'jobsets "js-1" is forbidden: exceeded quota: small, requested: count/jobsets=1, used: 1, limited: 1'
+
+
+def answer(status: int, message: str) -> ApiException:
+    error = ApiException(status=status, reason="as HTTP says")
+    error.body = json.dumps({"kind": "Status", "message": message})
+    return error
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "problem", "advice"),
+    [
+        (403, FORBIDDEN, "cannot create resource", "rbac-launcher.yaml"),
+        (403, QUOTA, "exceeded quota: small", "kubectl describe resourcequota"),
+        (401, "Unauthorized", "has expired", "Log in again"),
+        (
+            404,
+            "the server could not find the requested resource",
+            "could not find",
+            "JobSet is not installed",
+        ),
+        (404, 'namespaces "none" not found', '"none" not found', "METAFLOW_KUBERNETES_NAMESPACE"),
+        (422, "spec.hostname: Invalid value", "Invalid value", "kubectl get events"),
+    ],
+)
+def test_a_refusal_is_the_servers_words_and_what_to_do(
+    status: int, message: str, problem: str, advice: str
+) -> None:
+    found = refusals.words(answer(status, message), "")
+    assert problem in found.problem
+    assert advice in found.advice
+    assert "\n" not in found.problem + found.advice
+
+
+def test_the_answer_inside_of_metaflows_own_exception_is_found() -> None:
+    try:
+        try:
+            raise answer(403, FORBIDDEN)
+        except ApiException:
+            raise KubernetesJobException("Unable to launch Kubernetes job.")  # noqa: B904 - as Metaflow does
+    except KubernetesJobException as error:
+        found = refusals.words(error, "")
+    assert "cannot create resource" in found.problem
+
+
+def test_a_server_that_does_not_answer_is_told_from_one_that_refuses() -> None:
+    broken = NewConnectionError(None, "Failed to establish a new connection: [Errno 111] Connection refused")  # type: ignore[arg-type]
+    found = refusals.words(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
+    assert found.problem.startswith("The Kubernetes API can't be reached")
+    assert "Connection refused" in found.problem
+
+
+def test_what_goes_on_unwatched_is_named_with_the_command_that_ends_it() -> None:
+    found = refusals.words(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
+    assert "kubectl delete jobset js-1 -n finetune" in found.advice
