@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, StepView
+from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, UnreachableError
 from estimator.errors import UserError
 from estimator.hardware import cluster_nodes
 
 CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
+TIMEOUT_S = 5.0  # of a question to the cluster
 UNKNOWN = "unknown"  # no kubeconfig or no region where a flow is compiled for somebody else to deploy
 
 _made: str | None = None  # by this process; any other value of the variable is the user's
@@ -47,15 +49,38 @@ def current_cluster() -> str | None:
     return os.environ.get(CLUSTER_VARIABLE) or None
 
 
-def settle(step: StepView) -> str:
-    """Where a run is launched: decide on the name from what this step will run on, and remember it."""
+def settle(step: StepView, queue: str | None = None) -> str:
+    """Where a run is launched: decide on the name from what this step will run on, and remember it.
+
+    ``queue`` is the user's Batch queue, where it is not in the step's decorator yet; other backends' are not
+    part of the name.
+    """
     global _made
     given = current_cluster()
     if given is not None and given != _made:
         return given
     backend = step.backend()
-    _made = os.environ[CLUSTER_VARIABLE] = cluster_name(backend, step.values(backend))
+    values = step.values(backend)
+    if queue and backend == "batch":
+        values["queue"] = queue
+    _made = os.environ[CLUSTER_VARIABLE] = cluster_name(backend, values)
     return _made
+
+
+def lowest_priority_class() -> str | None:
+    """The Kubernetes PriorityClass that gives way to all others.
+
+    None where there is none below that of a pod that names none, and where this machine may not ask for them:
+    then a pod has the cluster's default.
+    """
+    try:
+        with ClusterApi() as api:
+            classes = api.get("/apis/scheduling.k8s.io/v1/priorityclasses", TIMEOUT_S).get("items") or []
+    except (UserError, ApiRefusedError, UnreachableError):
+        return None
+    usual = next((int(item["value"]) for item in classes if item.get("globalDefault")), 0)
+    below = [(int(item["value"]), str(item["metadata"]["name"])) for item in classes]
+    return min((pair for pair in below if pair[0] < usual), default=(0, None))[1]
 
 
 def _api_server() -> str:
