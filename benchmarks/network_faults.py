@@ -27,7 +27,7 @@ from tests.checklist.netns import Bed, bed
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 150.0
-NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs")
+NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs,loss")
 WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60", "--op-timeout", "8")
 
 
@@ -60,6 +60,14 @@ def _suspects(check: str, *nodes: str) -> Callable[[Result], bool]:
     )
 
 
+def _loses(*nodes: str) -> Callable[[Result], bool]:
+    def right(result: Result) -> bool:
+        found = [fault for fault in result.findings if fault.check == "loss"]
+        return {n for fault in found for n in (*fault.nodes, *fault.suspects)} == set(nodes)
+
+    return right
+
+
 def _hung(kind: str) -> Callable[[Result], bool]:
     return lambda result: (
         result.bad_nodes == ("h2",)
@@ -88,6 +96,18 @@ CASES = (
         hosts=4,
         right=_suspects("pairs", "h1", "h3"),
         fault=lambda b: b.slow_link(1, 3, "40mbit"),
+    ),
+    Case(
+        name="loses 3 % of its packets",
+        hosts=4,
+        right=_loses("h2"),
+        fault=lambda b: b.lose(2, 0.03),
+    ),
+    Case(
+        name="link that loses 4 %",
+        hosts=4,
+        right=_loses("h1", "h3"),
+        fault=lambda b: (b.lose(1, 0.04, sender=3), b.lose(3, 0.04, sender=1)),
     ),
     Case(name="cut pair", hosts=4, right=_suspects("mesh", "h1", "h3"), fault=lambda b: b.cut(1, 3)),
     Case(
