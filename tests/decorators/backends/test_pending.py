@@ -1,0 +1,90 @@
+"""A wait says each reason once, ends in time, and leaves nothing behind. The clock is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from decorators._metaflow import WaitedJob
+from decorators.backends.pending import Watch
+from decorators.backends.waiting import STARTED, State
+from decorators.backends.waiting_kubernetes import HOPELESS
+from estimator.errors import UserError
+
+JOB = WaitedJob(backend="kubernetes", kind="job", name="t-1")
+
+
+class _Bed:
+    """A watch whose cluster answers from a function of the time."""
+
+    def __init__(self, states: Callable[[float], State], minutes: float = 30) -> None:
+        self.now, self.said, self.ended, self.looks = 0.0, list[str](), list[str](), 0
+
+        def look(job: WaitedJob) -> State:
+            self.looks += 1
+            return states(self.now)
+
+        self.watch = Watch(
+            timeout_s=minutes * 60,
+            look=look,
+            end=lambda job: self.ended.append(job.name),
+            say=self.said.append,
+            clock=lambda: self.now,
+        )
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.watch(JOB)
+            self.now += 1
+
+
+def _waits(reason: str, image: str = "") -> State:
+    return State(pending=True, reason=reason, hopeless=HOPELESS.get(image))
+
+
+def test_a_reason_is_said_once_and_a_new_one_again() -> None:
+    bed = _Bed(lambda now: _waits("0/2 nodes: no GPU" if now < 100 else "0/2 nodes: no memory"))
+    bed.run(300)
+    assert bed.said == ["job t-1 waits: 0/2 nodes: no GPU", "job t-1 waits: 0/2 nodes: no memory"]
+
+
+def test_counts_that_change_are_the_same_reason() -> None:
+    bed = _Bed(lambda now: _waits(f"0/{int(now)} nodes are available"))
+    bed.run(200)
+    assert len(bed.said) == 1
+
+
+def test_the_wait_ends_in_time_with_the_reason_and_the_job_is_gone() -> None:
+    bed = _Bed(lambda _: _waits("no H100 left"), minutes=2)
+    with pytest.raises(UserError, match=r"not started after 2 minutes \(no H100 left\); it has been removed"):
+        bed.run(200)
+    assert 120 <= bed.now <= 130
+    assert bed.ended == ["t-1"]
+    bed.run(100)  # while this process ends, Metaflow asks on
+    assert bed.ended == ["t-1"]
+
+
+def test_a_job_that_has_started_is_left_alone_for_good() -> None:
+    bed = _Bed(lambda now: _waits("slow") if now < 50 else STARTED, minutes=2)
+    bed.run(1000)
+    assert bed.ended == []
+    assert bed.looks < 20
+
+
+def test_a_registry_that_hiccups_is_forgiven_but_not_for_ever() -> None:
+    bed = _Bed(lambda now: _waits("ErrImagePull", "ErrImagePull") if now % 100 < 60 else _waits("pulling"))
+    bed.run(1000)
+    assert bed.ended == []
+    stuck = _Bed(lambda now: _waits("ErrImagePull", "ErrImagePull" if now % 2 else "ImagePullBackOff"))
+    with pytest.raises(UserError, match="can't start: ErrImagePull"):
+        stuck.run(1000)
+    assert stuck.now <= 130
+
+
+def test_a_name_that_can_be_no_image_ends_at_once() -> None:
+    bed = _Bed(lambda _: _waits("InvalidImageName", "InvalidImageName"))
+    with pytest.raises(UserError, match="InvalidImageName"):
+        bed.run(10)
+    assert bed.now == 0
