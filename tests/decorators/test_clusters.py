@@ -53,14 +53,14 @@ def test_a_queue_has_one_name_by_its_name_and_by_its_arn(monkeypatch: pytest.Mon
 
 
 class _Step:
-    def __init__(self, namespace: str | None) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: str | None, backend: str = "kubernetes") -> None:
+        self._namespace, self._backend = namespace, backend
 
     def backend(self) -> str:
-        return "kubernetes"
+        return self._backend
 
     def values(self, decorator: str) -> dict[str, str | None]:  # noqa: ARG002
-        return {"namespace": self._namespace}
+        return {"namespace": self._namespace, "queue": "configured"}
 
 
 def test_the_name_follows_the_step_until_a_user_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +73,15 @@ def test_the_name_follows_the_step_until_a_user_gives_one(monkeypatch: pytest.Mo
     assert clusters.current_cluster() == "kubernetes:unknown/train"
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "production")
     assert clusters.settle(_Step("train")) == "production"  # type: ignore[arg-type]
+
+
+def test_a_batch_queue_that_the_user_names_is_the_target_and_a_queue_of_kubernetes_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clusters, "_made", None)
+    monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "")
+    names = [
+        clusters.settle(_Step(None, backend), queue)  # type: ignore[arg-type]
+        for backend, queue in (("batch", "gpus"), ("batch", None), ("kubernetes", "gpus"))
+    ]
+    assert [name.rpartition("/")[2] for name in names] == ["gpus", "configured", "default"]
