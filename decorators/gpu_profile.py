@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 
 from metaflow import StepMutator, UserStepDecorator, current
 
-from decorators import _metaflow, calibration
+from decorators import _metaflow, calibration, clusters
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
 from decorators.backends.cluster_fit import Least
 from decorators.backends.options import Options
@@ -134,12 +134,14 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         backend = lead.backend()
         values = step.flow_values()
         try:
+            options = Options.from_values(values) if backend != "local" else None
+            clusters.settle(lead, options.queue if options else None)  # what was measured there is looked up
             return with_given(
                 lambda parameters: _resolve_once(resolver, parameters, backend),
                 values,
                 _given(lead, backend),
                 backend,
-                Options.from_values(values) if backend != "local" else None,
+                options,
             )
         except UserError as error:
             raise FinetuneError(error.problem, error.advice) from None
