@@ -94,6 +94,10 @@ def pairs(case: Case) -> tuple[Answer, Diagnosis | None]:
         why = "Measured, with nothing to compare with: all nodes are on one machine."
         return no_verdict("pairs", why, measured=True, nodes=case.all_names, figures=figures), found_by
     findings = [*_faults(case, found_by), *_undecided(case, found_by), *_crowded(case, found_by)]
+    cut = _unreached(case)
+    if cut and not findings:
+        why = f"{len(cut)} pairs could not be measured, as check mesh tells; the others are in order."
+        return no_verdict("pairs", why, measured=True, nodes=case.all_names, figures=figures), found_by
     if held.level in ("WARN", "FAIL") and not findings:
         title = f"The median pair reaches {middle:.4g} GB/s, {held.words}."
         findings.append(finding("pairs", held.code, held.level, title))
@@ -109,8 +113,25 @@ def pairs(case: Case) -> tuple[Answer, Diagnosis | None]:
     return answer("pairs", good, findings, nodes=case.all_names, figures=figures, records=records), found_by
 
 
+def _unreached(case: Case) -> set[tuple[int, int]]:
+    """Ordered pairs that the mesh has found cut or stalled: its findings, which need no second one here."""
+    return {
+        (probe.src, probe.dst)
+        for probe in case.measurements.probes
+        if not probe.connected or probe.bulk_ok is False
+    }
+
+
 def _faults(case: Case, diagnosis: Diagnosis) -> list[Finding]:
-    return [_fault(case, fault) for fault in diagnosis.faults if fault.status != "cleared"]
+    cut = _unreached(case)
+    lost = _cut_off(cut, case.measurements.nodes)
+    return [
+        _fault(case, fault)
+        for fault in diagnosis.faults
+        if fault.status != "cleared"
+        and fault.node not in lost
+        and not {(fault.src, fault.dst), (fault.dst, fault.src)} & cut
+    ]
 
 
 def _fault(case: Case, fault: Fault) -> Finding:
@@ -129,6 +150,8 @@ def _fault(case: Case, fault: Fault) -> Finding:
         title, code, names = f"The link from {src} {arrow} {dst} is slow: {share}.", "slow-link", (src, dst)
         if fault.both_ways:
             title = f"The link between {src} and {dst} is slow: {share}."
+        if not fault.ratio:
+            title = f"Nothing gets {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
     if not sure:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
@@ -138,13 +161,14 @@ def _fault(case: Case, fault: Fault) -> Finding:
 
 
 def _undecided(case: Case, diagnosis: Diagnosis) -> list[Finding]:
-    if not diagnosis.undecided:
+    cut = _unreached(case)
+    undecided = [pair for pair in diagnosis.undecided if pair not in cut]
+    if not undecided:
         return []
-    involved = case.names({node for pair in diagnosis.undecided for node in pair})
-    src, dst = diagnosis.undecided[0]
-    slow = f"{case.name(src)} to {case.name(dst)}" + (
-        f" and {len(diagnosis.undecided) - 1} more" if len(diagnosis.undecided) > 1 else ""
-    )
+    involved = case.names({node for pair in undecided for node in pair})
+    src, dst = undecided[0]
+    more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
+    slow = f"{case.name(src)} to {case.name(dst)}{more}"
     why = {
         "two-nodes": "two nodes can't tell whether the sender, the receiver or the link is at fault",
         "no-good-pair": "no pair is well, so it is the network as a whole or nearly every node",

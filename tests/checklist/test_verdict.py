@@ -175,6 +175,17 @@ def test_a_node_that_nobody_reaches_is_named_instead_of_all_its_pairs() -> None:
     assert result.bad_nodes == ("host-2",)
 
 
+def test_a_pair_that_is_cut_is_one_finding_and_not_a_slow_link_too() -> None:
+    both = ((1, 3), (3, 1))
+    cut = with_pairs(cpu_run(4, probes=mesh(4, cut=both)), Cluster(nodes=4, cut=frozenset(both)))
+    result = judge(cut)
+    assert [(fault.check, fault.code) for fault in result.findings] == [("mesh", "pair-cut")]
+    assert "And" not in result.headline
+    assert verdict_of(result, "pairs") == "NO-VERDICT"
+    unasked = judge(dataclasses.replace(cut, probes=()))
+    assert [fault.title for fault in unasked.findings] == ["Nothing gets between host-1 and host-3."]
+
+
 def test_one_slow_gpu_among_sixteen_is_named() -> None:
     run = gpu_run()
     slow = tuple(
