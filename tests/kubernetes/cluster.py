@@ -16,9 +16,9 @@ from tests.lab import metadata
 from tests.lab.api import Api, Json
 from tests.lab.control_plane import ControlPlane, wait_for
 from tests.lab.jobset import JobSets
-from tests.lab.kubelet import Kubelet, Node
+from tests.lab.kubelet import Kubelet, Node, register
 from tests.lab.object_store import ObjectStore
-from tests.lab.pods import Hub
+from tests.lab.pods import Hub, Pod
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "registry.example/finetune:1"
@@ -36,6 +36,7 @@ class Cluster:
     hub: Hub
     store: ObjectStore
     control_plane: ControlPlane
+    jobsets: JobSets
     metadata_url: str
     kubelets: list[Kubelet] = field(default_factory=list)
 
@@ -64,6 +65,15 @@ class Cluster:
     def pods(self, namespace: str = NAMESPACE) -> list[Json]:
         return self.api.items(f"/api/v1/namespaces/{namespace}/pods")
 
+    def pod(self, known: Json) -> Pod | None:
+        """The processes of a pod that the API server knows; None: it doesn't run."""
+        name = known["metadata"]["name"]
+        return next((pod for each in self.kubelets for pod in each.pods() if pod.spec.name == name), None)
+
+    def kubelet_of(self, known: Json) -> Kubelet:
+        """The node that a pod was given to."""
+        return next(each for each in self.kubelets if each.node.name == known["spec"]["nodeName"])
+
     def running(self) -> list[str]:
         """Names of the pods that have not ended, for the API server or for their nodes."""
         known = [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") not in ENDED]
@@ -90,6 +100,10 @@ class Cluster:
                 start_new_session=True,
             )
         return Launched(self, home, own, process)
+
+    def add_machine(self, node: Node) -> None:
+        """A node whose containers never start: pods can be placed on it, and that is all."""
+        register(self.api, node, self.hub.address)
 
     def add_node(self, node: Node) -> Kubelet:
         log = self.folder / "agents.log"
@@ -159,8 +173,9 @@ def start(folder: Path) -> Iterator[Cluster]:
         plane = stack.enter_context(ControlPlane(folder / "control-plane", users=users, **inside))
         url = stack.enter_context(metadata.serve(hub))
         plane.kubectl("apply", "--validate=false", "-k", str(ROOT / "infra" / "kubernetes" / "base"))
-        cluster = Cluster(folder, hub, store, plane, url)
-        jobsets = stack.enter_context(JobSets(plane.api(), folder / "agents.log"))
+        jobsets = JobSets(plane.api(), folder / "agents.log")
+        stack.enter_context(jobsets)
+        cluster = Cluster(folder, hub, store, plane, jobsets, url)
         stack.callback(_stop, cluster)
         for zone in "ab":
             cluster.add_node(Node(name=f"node-{zone}", instance_type=INSTANCE_TYPE))

@@ -20,6 +20,7 @@ class Agent:
         self.name, self.problems = name, list[str]()
         self._log = log
         self._ending = threading.Event()
+        self._may_turn = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def turn(self) -> None:
@@ -38,6 +39,13 @@ class Agent:
         if self._thread.is_alive():
             self._thread.join(60)
 
+    def pause(self) -> None:
+        """No turn until :meth:`go_on`; one that has begun is over when this returns."""
+        self._may_turn.acquire()
+
+    def go_on(self) -> None:
+        self._may_turn.release()
+
     def say(self, text: str) -> None:
         with self._log.open("a") as log:
             log.write(f"{self.name}: {text}\n")
@@ -48,7 +56,8 @@ class Agent:
 
     def _turn_safely(self) -> None:
         try:
-            self.turn()
+            with self._may_turn:
+                self.turn()
         except requests.RequestException as error:
             self.say(f"the API server can't be reached: {error}")
         except ApiError as error:

@@ -89,9 +89,7 @@ class Kubelet(Agent):
         self._path = f"/api/v1/nodes/{node.name}"
 
     def __enter__(self) -> Kubelet:
-        self._api.create("/api/v1/nodes", self.node.manifest())
-        self._api.patch(f"{self._path}/status", {"status": self.node.status(self._hub.address)})
-        self._api.patch(self._path, {"spec": {"taints": None}})  # not-ready, which admission has added
+        register(self._api, self.node, self._hub.address)
         super().__enter__()
         return self
 
@@ -134,17 +132,16 @@ class Kubelet(Agent):
             self._api.patch(f"{_path(pod)}/status", {"status": status})
 
     def lose(self) -> None:
-        """The machine is gone, and sends nothing any more, no end of a connection either.
-
-        What the cloud's controller and the garbage collector for pods do about that minutes later, they do
-        at once here: the node's object goes, then its pods'.
-        """
+        """The machine is gone, and sends nothing any more, no end of a connection either."""
         self.stop()
         for running in self.pods():
             for pid in running.pids()[:1]:
                 down = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "link", "set", "eth0", "down"]
                 subprocess.run(down, check=True, capture_output=True)
         self._kill_all()
+
+    def forget(self) -> None:
+        """What the cloud's controller and the garbage collector for pods do minutes after :meth:`lose`."""
         self._api.delete(self._path)
         for pod in self._api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node.name}"):
             self._api.delete(_path(pod), gracePeriodSeconds=0)
@@ -232,6 +229,14 @@ class Kubelet(Agent):
     def _kill_all(self) -> None:
         for taken in self._taken.values():
             self._kill(taken)
+
+
+def register(api: Api, node: Node, address: str) -> None:
+    """Make a node's object, as if it were there and ready."""
+    path = f"/api/v1/nodes/{node.name}"
+    api.create("/api/v1/nodes", node.manifest())
+    api.patch(f"{path}/status", {"status": node.status(address)})
+    api.patch(path, {"spec": {"taints": None}})  # not-ready, which admission has added
 
 
 def _path(pod: Json) -> str:

@@ -1,0 +1,327 @@
+"""The flows through Metaflow's real client against a real API server, each pod's command really executed.
+
+What a pod has is the code package alone: its Python can't import this project. Whoever launches has the role
+that infra/kubernetes gives him, and no other.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import os
+import signal
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from estimator.plan import Plan
+from launchers import tiny_llama
+from tests.conftest import write_sums
+from tests.flows.conftest import QUICK
+from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
+from tests.lab.api import Json
+from tests.lab.control_plane import wait_for
+from tests.lab.kubelet import Node
+from tests.lab.pod_spec import quantity
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+LIMIT_S = 1200  # a minute and a half on a machine that does nothing else
+HF_TOKEN = "hf_" + "TheTokenOfTheTest" * 2
+WEBHOOK = "https://hooks.example/services/T0000/TheWebhookOfTheTest"
+READ_CARDS = """
+import json, sys
+from metaflow import Run, namespace
+from metaflow.cards import get_cards
+from metaflow.plugins.cards.exception import CardNotPresentException
+namespace(None)
+found = {}
+for step in Run(sys.argv[1]):
+    for task in step:
+        try:
+            cards = get_cards(task)
+        except CardNotPresentException:
+            continue
+        for card in cards:
+            found[f"{step.id}/{task.id}/{card.id}"] = card.get()
+json.dump(found, sys.stdout)
+"""
+READ_TASKS = """
+import json, sys
+from metaflow import Run, namespace
+namespace(None)
+run = Run(sys.argv[1])
+tasks = {f"{step.id}/{task.id}": task.finished and task.successful for step in run for task in step}
+json.dump({"run": run.finished and run.successful, "tasks": tasks}, sys.stdout)
+"""
+READ_PLAN = """
+import sys
+from metaflow import Run, namespace
+namespace(None)
+print(Run(sys.argv[1])["prepare"].task["plan"].data.to_json())
+"""
+# What a cluster that has trained this model before has in its datastore (the weights aside).
+KEEP_MODEL = """
+import sys
+from pathlib import Path
+from decorators import _metaflow
+from decorators.storage import MetaflowStorage
+from launchers.bundles import put_bundle
+store = MetaflowStorage(_metaflow.configured_storage(), "finetune-cache")
+put_bundle(store, sys.argv[1], Path(sys.argv[2]))
+"""
+FETCH = """
+import sys
+from pathlib import Path
+from decorators import fetch_model
+print(fetch_model(sys.argv[1], Path(sys.argv[2])))
+"""
+
+
+@pytest.fixture(scope="module")
+def finetuned(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """finetune_flow on two pods, to its end; the token is in a Secret, and in the launcher's environment."""
+    home = tmp_path_factory.mktemp("finetune")
+    cluster.control_plane.apply(_secret("finetune-tokens", {"HF_TOKEN": HF_TOKEN}))
+    data = write_sums(home / "sums.jsonl")
+    where = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
+    launched = cluster.launch(
+        "finetune_flow",
+        home,
+        *("run", *where, f"--dataset={data}", *QUICK),
+        HF_TOKEN=HF_TOKEN,
+        CHECKLIST_WEBHOOK_URL=WEBHOOK,
+        METAFLOW_KUBERNETES_SECRETS="finetune-tokens",
+    )
+    assert launched.wait(LIMIT_S) == 0, launched.story()
+    return launched
+
+
+def test_tiny_llama_trains_over_two_pods(cluster: Cluster, finetuned: Launched) -> None:
+    found = finetuned.artifacts("FinetuneFlow")
+    plan: Plan = found["plan"]
+    assert (plan.target, plan.request.nodes, plan.layout.device) == ("kubernetes", 2, "cpu")
+    losses = [metrics["loss"] for metrics in found["metrics"]]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] - 1
+    assert "world 2, scheduler kubernetes" in finetuned.log
+    hosts = {pod.spec.hostname for pod in cluster.hub.pods if "-0-0.js-" in pod.spec.hostname}
+    assert len(hosts) == 2
+    finetuned.nothing_left()
+
+
+def test_every_task_is_known_to_the_metadata_service(finetuned: Launched) -> None:
+    found = json.loads(finetuned.read(READ_TASKS, f"FinetuneFlow/{finetuned.run_id}"))
+    assert found["run"]
+    assert all(found["tasks"].values()), found
+    assert sum(name.startswith("train_nodes/") for name in found["tasks"]) == 2
+
+
+def test_the_cards_of_both_nodes_and_of_the_evaluation_arrive(finetuned: Launched) -> None:
+    cards = json.loads(finetuned.read(READ_CARDS, f"FinetuneFlow/{finetuned.run_id}"))
+    steps = sorted(name.partition("/")[0] for name in cards)
+    assert steps == ["evaluate", "train_nodes", "train_nodes"]
+    assert all(name.endswith("/finetune") for name in cards)
+    assert all("Card render failed" not in page and len(page) > 100_000 for page in cards.values())
+
+
+def test_the_model_is_fetched_from_the_datastore(finetuned: Launched, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    finetuned.read(FETCH, f"FinetuneFlow/{finetuned.run_id}", str(folder))
+    config = json.loads((folder / "model" / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert list((folder / "model").glob("*.safetensors"))
+
+
+def test_the_launchers_role_is_used_and_never_refused(cluster: Cluster, finetuned: Launched) -> None:
+    asked = [event for event in cluster.control_plane.audit() if event["user"]["username"] == "launcher"]
+    made = {event["objectRef"]["resource"] for event in asked if event["verb"] == "create"}
+    assert {"jobs", "jobsets"} <= made
+    refused = [event["requestURI"] for event in asked if event["responseStatus"]["code"] == 403]
+    assert refused == []
+
+
+def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
+    cluster: Cluster, finetuned: Launched
+) -> None:
+    (kubeconfig,) = (value for name, value in finetuned.environment.items() if name == "KUBECONFIG")
+    token = json.loads(Path(kubeconfig).read_text())["users"][0]["user"]["token"]
+    keys = cluster.store.keys
+    hidden = {HF_TOKEN, WEBHOOK, token, keys["AWS_SECRET_ACCESS_KEY"], keys["AWS_ACCESS_KEY_ID"]}
+    hidden |= {base64.b64encode(secret.encode()).decode() for secret in hidden}
+    places = dict(_places(cluster, finetuned))
+    assert any(name.endswith("flows/finetune_flow.py") for name in places), "a code package is unpacked"
+    assert any(name.endswith(".html") for name in places), "a card is read"
+    assert len([name for name in places if name.startswith("manifest jobs/")]) >= 7
+    found = [name for name, content in places.items() for secret in hidden if secret.encode() in content]
+    assert found == []
+    # The test can see what it looks for: the pods did get the token.
+    assert HF_TOKEN in (cluster.hub.pods[-1].folder / "start.sh").read_text()
+
+
+@pytest.fixture(scope="module")
+def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """checklist_flow on two pods, to its end."""
+    home = tmp_path_factory.mktemp("checklist")
+    options = ["--nodes=2", "--device=cpu", "--profile=quick"]
+    launched = cluster.launch("checklist_flow", home, "run", "--with", "kubernetes", *options)
+    launched.wait(LIMIT_S)
+    return launched
+
+
+def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, checked: Launched) -> None:
+    found = checked.artifacts("ChecklistFlow")
+    assert found["cluster"].startswith("kubernetes:")
+    assert found["cluster"].endswith(f"/{NAMESPACE}")
+    result = found["result"]
+    assert len(result["nodes"]) == 2, checked.story()
+    assert result["verdict"] in ("PASS", "WARN"), checked.story()
+    assert checked.process.returncode == 0, checked.story()
+    assert len(found["healthy_nodes"]) == 2
+    assert found["bad_nodes"] == []
+    checked.nothing_left()
+
+
+def test_the_checklists_card_arrives(checked: Launched) -> None:
+    cards = json.loads(checked.read(READ_CARDS, f"ChecklistFlow/{checked.run_id}"))
+    assert [name.partition("/")[0] for name in cards] == ["verdict"]
+    (page,) = cards.values()
+    assert "Card render failed" not in page
+
+
+def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its nodes are there and the scheduler places the pods; their containers never start."""
+    gpus = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}
+    machines = [
+        Node(name=f"gpu-{n}", instance_type="p5.48xlarge", cpu="192", memory="2048Gi", extended=gpus)
+        for n in range(8)
+    ]
+    for machine in machines:
+        cluster.add_machine(machine)
+    try:
+        launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path))
+        jobset = wait_for(lambda: _jobset(cluster, launched), LIMIT_S, "there is a JobSet", every=0.5)
+        name = jobset["metadata"]["name"]
+        pods = wait_for(lambda: _placed(cluster, name), 120, "the scheduler places its pods", every=0.5)
+        plan = Plan.from_json(launched.read(READ_PLAN, f"FinetuneFlow/{launched.run_id}").decode())
+        check_jobset(jobset, plan)
+        check_preparing_job(cluster, launched, plan)
+        assert len({pod["spec"]["nodeName"] for pod in pods}) == plan.request.nodes
+        os.killpg(launched.process.pid, signal.SIGINT)
+        launched.wait(120)
+        wait_for(lambda: not _pods(cluster, name), 60, "no pod is left")
+    finally:
+        for machine in machines:
+            cluster.api.delete(f"/api/v1/nodes/{machine.name}")
+
+
+def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
+    """Arguments. The cluster has the weights from an earlier run (those of tiny-llama, to be exact)."""
+    home.mkdir(exist_ok=True)
+    weights = tiny_llama.make(home / "m")
+    keep = [sys.executable, "-c", KEEP_MODEL, "weights/meta-llama--Llama-3.1-70B", str(weights)]
+    own = cluster.environment(home)
+    done = cluster.hub.run(keep, own, timeout=180, cwd=home)
+    assert done.returncode == 0, done.stdout
+    data = write_sums(home / "sums.jsonl")
+    return ["--with", "kubernetes", "--model=llama-70b", "--gpu=H100", f"--dataset={data}"]
+
+
+def _jobset(cluster: Cluster, launched: Launched) -> Json | None:
+    assert launched.process.poll() is None, launched.story()
+    found = cluster.api.items(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets")
+    own = [jobset for jobset in found if "llama-70b" in str(jobset) or "p5.48xlarge" in str(jobset)]
+    return own[0] if own else None
+
+
+def _pods(cluster: Cluster, jobset: str) -> list[Json]:
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    return cluster.api.items(path, labelSelector=f"jobset.sigs.k8s.io/jobset-name={jobset}")
+
+
+def _placed(cluster: Cluster, jobset: str) -> list[Json]:
+    pods = _pods(cluster, jobset)
+    return pods if pods and all(pod["spec"].get("nodeName") for pod in pods) else []
+
+
+def check_jobset(jobset: Json, plan: Plan) -> None:
+    asked, jobs = plan.request, {job["name"]: job for job in jobset["spec"]["replicatedJobs"]}
+    assert asked.nodes > 1
+    assert jobs["control"]["replicas"] + jobs["worker"]["replicas"] == asked.nodes
+    for job in jobs.values():
+        pod = job["template"]["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == asked.gpus_per_node == 8
+        assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
+        assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == asked.instance_type
+        shared = next(v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory")
+        assert shared["emptyDir"]["sizeLimit"] == f"{asked.shared_memory_mib}Mi"
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}
+        kubernetes_validate.validate(manifest, "1.32", strict=True)
+
+
+def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> None:
+    """The weights must fit on the disk of the pod that fetches them, which needs no GPU."""
+    (pod,) = (
+        pod
+        for pod in cluster.pods()
+        if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == launched.run_id
+        and pod["metadata"]["annotations"]["metaflow/step_name"] == "prepare"
+    )
+    resources = pod["spec"]["containers"][0]["resources"]
+    assert quantity(resources["requests"]["ephemeral-storage"]) >= plan.request.disk_mib * 2**20
+    assert "nvidia.com/gpu" not in str(resources)
+
+
+def _places(cluster: Cluster, finetuned: Launched) -> Iterator[tuple[str, bytes]]:
+    """Everything that a run leaves or shows somewhere, by a name for it."""
+    yield "terminal", finetuned.log.encode()
+    for name, text in cluster.logs().items():
+        yield f"pod {name}", text.encode()
+    for path in finetuned.home.rglob("*"):
+        if path.is_file():
+            yield f"launching machine {path}", path.read_bytes()
+    kinds = {
+        "pods": "/api/v1/pods",
+        "jobs": "/apis/batch/v1/jobs",
+        "jobsets": "/apis/jobset.x-k8s.io/v1alpha2/jobsets",
+        "configmaps": "/api/v1/configmaps",
+        "events": "/api/v1/events",
+    }
+    for kind, path in kinds.items():
+        for item in cluster.api.items(path):
+            yield f"manifest {kind}/{item['metadata']['name']}", json.dumps(item).encode()
+    yield "audit", json.dumps(cluster.control_plane.audit()).encode()
+    for key, content in cluster.store.objects().items():
+        yield f"s3 {key}", content
+        yield from _unpacked(f"s3 {key}", content)
+
+
+def _unpacked(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+    if content[:2] == b"\x1f\x8b":  # gzip: an artifact, or a code package
+        content = gzip.decompress(content)
+        yield f"{name} (unzipped)", content
+        if content[257:262] == b"ustar":
+            with tarfile.open(fileobj=io.BytesIO(content)) as package:
+                for member in package.getmembers():
+                    if member.isfile():
+                        file = package.extractfile(member)
+                        yield f"{name}: {member.name}", file.read() if file is not None else b""
+
+
+def _secret(name: str, values: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "stringData": values,
+    }
