@@ -91,7 +91,7 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         given = _given(lead, backend)
         try:
             asked = _ask_once(self.asks, step.flow_values(), backend, _gpus(given))
-            clusters.settle(lead, asked.options.queue)
+            clusters.settle(lead, asked.options.queue if asked.options else None)
         except UserError as error:
             raise FinetuneError(error.problem, error.advice) from None
         os.environ[LAUNCH_VARIABLE] = asked.launch

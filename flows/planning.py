@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
+from decorators import clusters
+from decorators._metaflow import command, compiles_only
 from estimator import calibration
+from estimator.calibration import Calibration
 from estimator.errors import UserError
 from estimator.hardware import local_machine
-from estimator.job import Machine, Target
+from estimator.job import Job, Machine, Target
 from estimator.plan import GIB, MIB, Plan
 from estimator.planning.planner import CannotFit, plan
 from estimator.planning.report import render, render_cannot_fit
-from flows import staging, workdir
+from flows import fitness, staging, workdir
+from flows.fitness import Checked
 from launchers import settings, weights
 from launchers.planning import (
     DEFAULT_SEQ_LEN,
@@ -97,8 +103,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     """Plan the run that these parameters ask for, or raise UserError before anything is asked for.
 
     ``params`` are the flow's parameters by name, and under "settings" the settings file's values.
-    ``--no-calibration`` leaves out what finished runs have measured. ``--plan-only`` prints the plan and ends
-    the program here.
+    ``--no-calibration`` leaves out what finished runs have measured, ``--ignore-checklist`` goes on where the
+    cluster's newest checklist has failed. ``--plan-only`` prints the plan and ends the program here.
     """
     wanted = settings_from(params.get("settings") or {}, params)
     spec = weights.spec_of(weights.resolve(wanted.model))
@@ -110,8 +116,9 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     known, problems = calibration.load() if not params.get("no_calibration") else (None, ())
     for line in problems:
         sys.stderr.write(line + "\n")
+    checked = _checklist(backend, ignored=bool(params.get("ignore_checklist")))
     try:
-        made = plan(job, target, calibration=known)
+        made = _planned(job, target, known, checked, backend)
     except CannotFit as error:
         command = f"python flows/finetune_flow.py run --model {wanted.model}"
         raise UserError(render_cannot_fit(error, command)) from None
@@ -126,6 +133,37 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     else:
         staging.stage(wanted)
     return made
+
+
+def _checklist(backend: Backend, *, ignored: bool) -> Checked | None:
+    """The cluster's newest checklist, where a run is launched. A deployment outlives what it says today."""
+    launched = command()
+    if launched not in ("run", "resume", "deploy") or compiles_only():
+        return None
+    cluster = clusters.current_cluster() or clusters.cluster_name(backend)
+    resumes = launched == "resume"
+    if resumes:
+        ignored = os.environ.get(fitness.IGNORE_VARIABLE, "").lower() in ("1", "true", "yes", "on")
+    return fitness.admit(cluster, backend, ignored=ignored or launched == "deploy", resumes=resumes)
+
+
+def _planned(
+    job: Job, target: Target, known: Calibration | None, checked: Checked | None, backend: Backend
+) -> Plan:
+    """The plan, with what the checklist has measured, and away from the nodes that failed it."""
+    made = plan(job, target, calibration=known)
+    if checked is None:
+        return made
+    measured = checked.bandwidth()
+    if measured is not None and checked.is_of(made):
+        again = plan(job, target, calibration=known, bandwidth=measured)
+        if checked.is_of(again):  # else it would be another machine's bandwidth
+            reason = fitness.reason(again, measured)
+            made = replace(again, why=(*again.why, reason)) if reason else again
+    elsewhere = fitness.keep_out(checked, backend)
+    for line in elsewhere.lines:
+        sys.stderr.write(line + "\n")
+    return replace(made, request=replace(made.request, node_labels=elsewhere.labels))
 
 
 def _check_disk(made: Plan) -> None:

@@ -102,9 +102,10 @@ def _where(plan: Plan) -> str:
 def _request(plan: Plan) -> str:
     request = plan.request
     gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
+    labels = "".join(f", labelled {name}={value}" for name, value in request.node_labels)
     return (
         f"{request.nodes} node(s), each: {gpus}, {request.cpu} CPU, {_mib(request.memory_mib)} memory, "
-        f"{_mib(request.shared_memory_mib)} shared memory, {_mib(request.disk_mib)} disk"
+        f"{_mib(request.shared_memory_mib)} shared memory, {_mib(request.disk_mib)} disk{labels}"
     )
 
 
