@@ -6,6 +6,7 @@ reasons, the ranks. A figure that is not known is shown as "unknown".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,17 @@ from estimator.plan import GIB, Plan, Request
 from launchers.metrics import dist_lines, duration
 
 UNKNOWN = "unknown"
+_ALIKE = str.maketrans(
+    {
+        "*": "\N{ASTERISK OPERATOR}",
+        "`": "\N{MODIFIER LETTER PRIME}",
+        "<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}",
+        ">": "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}",
+        "~": "\N{TILDE OPERATOR}",
+        "\\": "\N{SET MINUS}",
+    }
+)
+_LIKE_UNDERSCORE = "\N{MODIFIER LETTER LOW MACRON}"
 MOST_RANKS = 64  # rows of the rank table
 MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their maximum
 
@@ -365,7 +377,10 @@ def _join(*parts: str) -> str:
 
 
 def safe(text: str) -> str:
-    """Text that Markdown shows as it is, in one line. (Cells of tables are shown as they are anyway.)"""
-    for sign in ("\\", "`", "*", "_", "[", "<", "#", "~", "|"):
-        text = text.replace(sign, "\\" + sign)
-    return " ".join(text.split())
+    """Text that Markdown shows as it is, in one line. (Cells of tables are shown as they are anyway.)
+
+    Metaflow's cards drop a sign behind a backslash and show entities as they are written, so signs that mean
+    something give way to others that look alike.
+    """
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _LIKE_UNDERSCORE, text)  # within a word it means nothing
+    return " ".join(text.translate(_ALIKE).replace("](", "]\N{ZERO WIDTH SPACE}(").split())

@@ -80,7 +80,8 @@ def finding_text(finding: Finding) -> str:
     lines = [f"### {finding.verdict}: {safe(finding.title)}"]
     if finding.suspects:
         lines.append(f"One of these may be at fault: {safe(', '.join(finding.suspects))}.")
-    lines += [safe(line) for line in finding.advice]
+    if finding.advice:
+        lines.append(safe(" ".join(finding.advice)))
     if finding.command:
         lines.append(f"```bash\n{finding.command}\n```")
     return "\n\n".join(lines)
@@ -219,7 +220,7 @@ def figure_histories(mine: Sequence[Record], runs: Sequence[Run]) -> list[tuple[
             old for old in earlier if (old.setting, old.op, old.bytes) == (now.setting, now.op, now.bytes)
         ]
         if same:
-            what = now.op if now.bytes is None else f"{now.op}, {size(now.bytes)}"
+            what = now.op if now.bytes is None else f"{now.op}, {message(now.bytes)}"
             points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*same, now)]
             found.append((f"{what}, {now.unit}", points))
     return found
@@ -258,6 +259,14 @@ def fact_row(fact: Facts) -> tuple[str, ...]:
         UNKNOWN if offset is None else f"{offset * 1000:+.1f} ms",
         software or UNKNOWN,
     )
+
+
+def message(size_bytes: int) -> str:
+    """A message's size as people write it: 4 KiB, 64 MiB."""
+    for unit, bytes_each in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= bytes_each:
+            return f"{size_bytes / bytes_each:.4g} {unit}"
+    return f"{size_bytes} B"
 
 
 def _time(unix: float) -> str:

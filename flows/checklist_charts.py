@@ -19,6 +19,13 @@ COLOURS: dict[Verdict, str] = {
 _MEASURED, _EXPECTED, _FLOOR = "#4c78a8", "#f58518", "#e45756"
 _CELL_WIDTH, _LEAST_CELL = 560, 9  # pixels of the heat map; of a node's row at least
 _TILE = 44
+# Powers of two as people write them: 64 KiB and not 65.5k
+_BYTES = (
+    "datum.value < 1024 ? format(datum.value, 'd') + ' B' : "
+    "datum.value < 1048576 ? format(datum.value / 1024, '.3~f') + ' KiB' : "
+    "datum.value < 1073741824 ? format(datum.value / 1048576, '.3~f') + ' MiB' : "
+    "format(datum.value / 1073741824, '.3~f') + ' GiB'"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +151,7 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
         "type": "quantitative",
         "title": "bytes",
         "scale": {"type": "log", "base": 2},
-        "axis": {"format": "~s", "tickCount": 6, "grid": False},
+        "axis": {"labelExpr": _BYTES, "tickCount": 6, "grid": False},
     }
     y = {"field": "GB/s", "type": "quantitative", "title": None, "scale": {"zero": True}}
     both = {"x": x, "y": y}

@@ -64,7 +64,7 @@ def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
     assert status(make_state(ended=STARTED + 260)).startswith("**Finished** in 4:20")
     failed = status(make_state(ended=STARTED + 260, failed="CUDA out of *memory*\nmore"))
     assert failed.startswith("**Failed** after 4:20")
-    assert "CUDA out of \\*memory\\*" in failed
+    assert "CUDA out of \N{ASTERISK OPERATOR}memory\N{ASTERISK OPERATOR}" in failed
     assert "more" not in failed
 
 
