@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from estimator import hardware
 from estimator.errors import UserError
 from estimator.plan import MIB, Request
 
-CONSOLE_HELP = "infra/aws makes queues by GPU type, and environments for several nodes"
+INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"
 # Service Quotas' codes, service ec2: "Running On-Demand ... instances" and the same for spot, in vCPUs
 QUOTAS = {
     "p": ("L-417A185B", "L-7212CCBC"),
@@ -23,7 +23,6 @@ QUOTAS = {
     "vt": ("L-DB2E81BA", "L-3819A6DF"),
     "trn": ("L-2C3B7624", "L-6B0D517C"),
 }
-FAMILY_WORDS = ("optimal", "default_x86_64", "default_arm64")  # CPU machines that Batch chooses by itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +178,7 @@ def _queue(seen: _Look, name: str) -> dict[str, Any] | None:
         seen.findings.no(
             "queue",
             f"there is none of that name in {region}",
-            f"--queue {' or '.join(names.split(', '))}" if names else CONSOLE_HELP,
+            f"--queue {' or '.join(names.split(', '))}" if names else INFRA,
         )
         return None
     queue: dict[str, Any] = answer["jobQueues"][0]
@@ -197,7 +196,7 @@ def _queue(seen: _Look, name: str) -> dict[str, Any] | None:
 def _environments(seen: _Look, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = [item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder") or []]
     if not names:
-        seen.findings.no("compute environment", "the queue has none", CONSOLE_HELP)
+        seen.findings.no("compute environment", "the queue has none", INFRA)
         return []
     client = seen.client("batch")
     answer = _call(seen, lambda: client.describe_compute_environments(computeEnvironments=names))
@@ -209,7 +208,7 @@ def _environment(seen: _Look, item: Mapping[str, Any]) -> bool:
     name, why = item["computeEnvironmentName"], _refusal(seen, item)
     if why is None:
         fitting = _fitting(item.get("computeResources") or {}, seen.request, seen.least)
-        what = ", ".join(fitting[:3]) if fitting else "machines of its own"
+        what = ", ".join(fitting[:3]) if fitting else "machines that the instance table lacks"
         seen.findings.ok("compute environment", f"{name}: {what}")
         return True
     # One of several that can't is no fault yet
@@ -232,7 +231,7 @@ def _refusal(seen: _Look, item: Mapping[str, Any]) -> str | None:
         return "SPOT runs no jobs of several nodes"
     if kind.startswith("FARGATE"):
         return None
-    if not _fitting(told, request, least):
+    if not _fitting(told, request, least) and not _untold(told, request):
         has = ", ".join(told.get("instanceTypes") or []) or "no instance types"
         wanted = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
         return f"{has}: none has {wanted}, {least.cpu:g} vCPUs, {least.memory_bytes / 2**30:.0f} GiB"
@@ -247,12 +246,12 @@ def _none_able(seen: _Look) -> None:
     request = seen.request
     what = f"{request.nodes} x {request.gpus_per_node} {request.gpu}" if request.gpus_per_node else "the step"
     rows = [row.found for row in seen.findings.rows if row.check == "compute environment"]
-    seen.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", CONSOLE_HELP)
+    seen.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
 
 
 def _fitting(told: Mapping[str, Any], request: Request, least: Least) -> list[str]:
     """Machine types of the instance table that the environment may start, and that are large enough."""
-    allowed = [str(item) for item in told.get("instanceTypes") or []]
+    allowed = _allowed(told)
     wanted = hardware.current().gpu(request.gpu).name if request.gpu else None
     return [
         item.name
@@ -262,12 +261,23 @@ def _fitting(told: Mapping[str, Any], request: Request, least: Least) -> list[st
         and (not request.gpus_per_node or (item.gpu == wanted and item.gpu_count >= request.gpus_per_node))
         and (item.vcpu or 0) >= least.cpu
         and (item.ram_bytes or 0) >= least.memory_bytes
-    ] or ([f for f in allowed if f in FAMILY_WORDS or not request.gpus_per_node])
+    ]
+
+
+def _allowed(told: Mapping[str, Any]) -> list[str]:
+    return [str(item) for item in told.get("instanceTypes") or []]
+
+
+def _untold(told: Mapping[str, Any], request: Request) -> bool:
+    """Whether it may start machines of which the table, that is of GPUs, says nothing."""
+    known = [item.name for item in hardware.current().instances if item.cloud == "aws"]
+    others = [name for name in _allowed(told) if not any(_matches(item, name) for item in known)]
+    return any(not request.gpus_per_node or re.match(r"[pg]\d", name) for name in others)
 
 
 def _matches(name: str, pattern: str) -> bool:
     """An exact type, or a family ("p5")."""
-    return name == pattern or name.partition(".")[0] == pattern or fnmatch.fnmatch(name, pattern)
+    return name == pattern or name.partition(".")[0] == pattern
 
 
 def _vcpus(told: Mapping[str, Any], request: Request, least: Least) -> int:
