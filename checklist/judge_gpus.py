@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from checklist import xids
 from checklist.advice import finding
 from checklist.case import Answer, Case, answer, no_verdict, skipped
 from checklist.measurements import GpuHealth
@@ -67,8 +68,19 @@ def _ill(case: Case, state: GpuHealth) -> list[Finding]:
     elif state.remap_pending:
         found.append(("remap-pending", "FAIL", f"{gpu} waits for a reset to remap memory rows."))
     if state.xids:
-        told["xids"] = ", ".join(map(str, state.xids))
-        found.append(("xid", "FAIL", f"{gpu} reported XID {told['xids']}."))
+        worst = max(map(xids.action, state.xids), key=xids.ACTIONS.index)
+        told["xids"] = ", ".join(map(str, dict.fromkeys(state.xids)))
+        named = ", ".join(map(xids.words, dict.fromkeys(state.xids)))
+        verdict = "WARN" if worst == "MONITOR" else "FAIL"
+        found.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {named} during the run."))
+    elif earlier := [code for code in state.xids_earlier or () if xids.action(code) != "MONITOR"]:
+        # What lasts shows in the GPU's state; the rest may have been mended by a reset since
+        told["xids"] = ", ".join(map(str, dict.fromkeys(earlier)))
+        named = ", ".join(map(xids.words, dict.fromkeys(earlier)))
+        found.append(("xid-earlier", "WARN", f"{gpu} reported XID {named} before the run, since boot."))
+    if state.recovery_action not in (None, "none"):
+        told["action"] = state.recovery_action
+        found.append(("recovery", "FAIL", f"{gpu}: its driver asks for a {state.recovery_action}."))
     reasons = [reason for reason in state.throttle_reasons or () if reason.lower() not in NORMAL_THROTTLING]
     if reasons:
         told["reasons"] = ", ".join(reasons)

@@ -104,7 +104,7 @@ class GpuHealth:
     xid_source: Literal["kernel log", "NVML events"] | None = None
     """Where xids are from. NVML tells critical ones only, from when the checks began."""
     recovery_action: str | None = None
-    """What the driver itself asks for: none, reset, reboot, drain-p2p, drain-and-reset."""
+    """What the driver itself asks for ("none", "GPU reset", "node reboot" ...); None: it doesn't say."""
     temperature_c: float | None = None
     power_w: float | None = None
     sm_clock_mhz: int | None = None

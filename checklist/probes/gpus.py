@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from checklist.measurements import GpuHealth, to_dict
+from checklist.probes import xids
 
 if TYPE_CHECKING:
     from checklist.probes.worker import Worker
@@ -21,6 +22,16 @@ _THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clo
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
+}
+_RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
+    0: "none",
+    1: "GPU reset",
+    2: "node reboot",
+    3: "drain peer-to-peer",
+    4: "drain and reset",
+    5: "recover the IMEX domain",
+    6: "bus reset",
+    7: "system reboot",
 }
 _NVLINKS = 18  # the most that a GPU has (H100); those that are not there raise an error
 
@@ -62,7 +73,10 @@ def health(worker: Worker, when: str) -> dict[str, Any] | None:
         if nvml is None or worker.local_rank >= len(handles):
             return None
         handle = handles[worker.local_rank]
-        return to_dict(_health(nvml, handle, worker.rank, when))
+        place = _optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
+        address = None if place is None else _text(place.busId)
+        seen = xids.look(worker, when, address, nvml, handle)
+        return to_dict(replace(_health(nvml, handle, worker.rank, when), **seen))
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
@@ -95,7 +109,21 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
         nvlinks_active=None
         if all(link is None for link in links)
         else sum(link == nvml.NVML_FEATURE_ENABLED for link in links),
+        recovery_action=_recovery(nvml, handle),
     )
+
+
+def _recovery(nvml: Any, handle: Any) -> str | None:
+    """What the driver asks for, since r560; None where it doesn't say."""
+
+    def ask() -> Any:
+        return nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
+
+    said = _optional(ask, nvml)
+    if said is None or said.nvmlReturn != nvml.NVML_SUCCESS:
+        return None
+    number = int(said.value.uiVal)
+    return _RECOVERIES.get(number, f"action {number}")
 
 
 @contextlib.contextmanager

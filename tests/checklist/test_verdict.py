@@ -149,7 +149,13 @@ def test_ill_gpus_are_named_with_their_node() -> None:
         ({"ecc_uncorrected": 2}, "ecc"),
         ({"remap_failed": True}, "remap-failed"),
         ({"remap_pending": True}, "remap-pending"),
-        ({"xids": (79,)}, "xid"),
+        ({"xids": (79,)}, "xid-reboot"),
+        ({"xids": (31, 48)}, "xid-reset"),
+        ({"xids": (54,)}, "xid-isolate"),
+        ({"xids": (31,)}, "xid-monitor"),
+        ({"xids": (9999,)}, "xid-monitor"),
+        ({"xids_earlier": (13, 119)}, "xid-earlier"),
+        ({"recovery_action": "GPU reset"}, "recovery"),
         ({"throttle_reasons": ("hw_thermal_slowdown",)}, "throttled"),
     ):
         ill = dataclasses.replace(healthy_gpu(9, 8, "after"), **changes)
@@ -157,6 +163,12 @@ def test_ill_gpus_are_named_with_their_node() -> None:
         assert [(fault.code, fault.nodes, fault.ranks) for fault in result.findings] == [
             (code, ("host-1",), (9,))
         ]
+
+
+def test_an_applications_own_xids_from_before_the_run_are_nothing_against_the_gpu() -> None:
+    run = gpu_run()
+    told = tuple(dataclasses.replace(state, xids_earlier=(13, 31, 43)) for state in run.health)
+    assert codes(dataclasses.replace(run, health=told)) == {}
 
 
 def test_xids_that_can_not_be_read_are_no_pass() -> None:

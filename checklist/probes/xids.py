@@ -1,0 +1,161 @@
+"""XID events: what the NVIDIA driver has reported of a GPU, from the kernel's log, else through NVML.
+
+The log tells all of them, also those from before the run, but often can't be read in a container. NVML tells
+the critical ones, while somebody listens. Where neither can be had nothing is known, which is not "none".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from checklist.probes.worker import Worker
+
+Source = Literal["kernel log", "NVML events"]
+# "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+)(?:\.\d)?\): (\d+)")
+_KMSG = re.compile(
+    r"^\d+,\d+,(\d+),[^;]*;(.*)$"
+)  # Documentation/ABI/testing/dev-kmsg: microseconds since boot
+_DMESG = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] (.*)$")
+_RECORD_BYTES = 8192  # the kernel's longest record
+_DMESG_S = 5.0
+_WAIT_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One XID, with the kernel's seconds since boot."""
+
+    seconds: float
+    gpu: tuple[int, int, int]
+    """PCI domain, bus and device."""
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What the kernel's log has of XIDs, and how far it goes."""
+
+    events: tuple[Event, ...]
+    until: float
+    """The newest record's seconds since boot."""
+
+
+def parse(text: str) -> Log:
+    """A log in the form of /dev/kmsg or of dmesg. Lines of another form are passed over."""
+    events, until = [], 0.0
+    for line in text.splitlines():
+        if record := _KMSG.match(line):
+            seconds = int(record[1]) / 1e6
+        elif record := _DMESG.match(line):
+            seconds = float(record[1])
+        else:
+            continue
+        until = max(until, seconds)
+        if found := _XID.search(record[2]):
+            events.append(Event(seconds, pci(found[1]), int(found[2])))
+    return Log(tuple(events), until)
+
+
+def pci(address: str) -> tuple[int, int, int]:
+    """Domain, bus and device of "0000:3b:00" or NVML's "00000000:3B:00.0"."""
+    domain, bus, device = address.partition(".")[0].split(":")
+    return int(domain, 16), int(bus, 16), int(device, 16)
+
+
+def kernel_log(device: str = "/dev/kmsg") -> Log | None:
+    """The kernel's log; None where it can't be read, or has nothing in it, as in some sandboxes."""
+    log = parse(_kmsg(device) or _dmesg())
+    return log if log.until else None
+
+
+def _kmsg(device: str) -> str:
+    records = []
+    try:
+        file = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:  # not there in most containers; or only for those with CAP_SYSLOG
+        return ""
+    try:
+        while True:
+            try:
+                record = os.read(file, _RECORD_BYTES)
+            except BrokenPipeError:  # overwritten before it was read: the next is there
+                continue
+            except OSError:  # EAGAIN: no more
+                break
+            if not record:
+                break
+            records.append(record.decode(errors="replace"))
+    finally:
+        os.close(file)
+    return "".join(records)
+
+
+def _dmesg() -> str:
+    program = shutil.which("dmesg")
+    if program is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([program], capture_output=True, text=True, timeout=_DMESG_S, check=False)
+        return done.stdout if done.returncode == 0 else ""
+    return ""
+
+
+class Watch:
+    """Listens for a GPU's critical XIDs through NVML, in a thread of its own, until the process ends."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        """Raises NVMLError (or AttributeError) where this GPU or driver doesn't tell events."""
+        nvml.nvmlInit()  # counted: the caller's shutdown must not end it for us
+        self.codes: list[int] = []
+        self.lost = False
+        self._nvml, self._events = nvml, nvml.nvmlEventSetCreate()
+        nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+        threading.Thread(target=self._listen, name="checklist-xid", daemon=True).start()
+
+    def _listen(self) -> None:
+        nvml = self._nvml
+        while not self.lost:
+            try:
+                self.codes.append(int(nvml.nvmlEventSetWait_v2(self._events, _WAIT_MS).eventData))
+            except nvml.NVMLError_Timeout:  # noqa: PERF203 - nothing happened in that time
+                continue
+            except nvml.NVMLError:  # the GPU is gone, or the driver: from here on nothing is known
+                self.lost = True
+
+
+def look(worker: Worker, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
+    """The fields xids, xids_earlier and xid_source of GpuHealth, for the GPU at that PCI address."""
+    log = kernel_log() if address is not None else None
+    if log is not None and address is not None:
+        return _from_log(worker, when, log, pci(address))
+    if when == "before":
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            worker.kept["xids"] = Watch(nvml, handle)
+    watch = worker.kept.get("xids")  # not there in a process that was started anew
+    if watch is None or watch.lost:
+        return {"xids": None, "xids_earlier": None, "xid_source": None}
+    return {"xids": tuple(watch.codes), "xids_earlier": None, "xid_source": "NVML events"}
+
+
+def _from_log(worker: Worker, when: str, log: Log, gpu: tuple[int, int, int]) -> dict[str, Any]:
+    """What is newer than the log's end at the time "before" was asked belongs to the run."""
+    mark = Path(worker.directory) / f"rank{worker.rank}.kernel-log"  # outlives this process
+    if when == "before":
+        mark.write_text(repr(log.until))
+    begin = float(mark.read_text()) if mark.exists() else None
+    own = [event for event in log.events if event.gpu == gpu]
+    return {
+        "xids": None if begin is None else tuple(event.code for event in own if event.seconds > begin),
+        "xids_earlier": tuple(event.code for event in own if begin is None or event.seconds <= begin),
+        "xid_source": "kernel log",
+    }
