@@ -1,0 +1,147 @@
+"""The shipped sbatch scripts on a real Slurm: two nodes train, are stopped, are lost, and go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import write_sums
+from tests.slurm.lab import Lab
+
+SCRIPTS = Path(__file__).parents[2] / "infra" / "slurm"
+QUICK = ("--set", "batch_size=4", "--set", "seq_len=128", "--no-calibration")
+LIMIT_S = 300.0  # of one attempt, on a busy machine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that all nodes see, with data in it."""
+    write_sums(tmp_path / "sums.jsonl")
+    return tmp_path
+
+
+def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", **more: str) -> int:
+    environment = {
+        "FINETUNE_PYTHON": sys.executable,
+        "FINETUNE_WORK_DIR": str(shared / "work"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return slurm.submit("--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **more)
+
+
+def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, shared: Path) -> None:
+    (shared / "run.yaml").write_text("max_steps: 8\nevaluation: {generations: 1, max_new_tokens: 4}\n")
+    data = ("--set", f"dataset={shared / 'sums.jsonl'}")
+    output = shared / "out"
+    arguments = ("--settings", str(shared / "run.yaml"), *QUICK, *data, "--output", str(output))
+    job = submit(slurm, shared, *arguments)
+    assert slurm.wait_for(job, LIMIT_S) == ("COMPLETED", 0), slurm.output(job)
+    said = slurm.output(job)
+    assert "engine torchtune, backend gloo, world 2, scheduler slurm, host h1" in said
+    assert "rank 1 (node 1, local 0): cpu" in said
+    assert re.search(r"peak memory of a process: predicted .* GiB .*, measured \d", said)
+    assert "2 node(s), each: no GPU, 2 CPU" in said
+    found = json.loads((output / "metrics.json").read_text())
+    losses = [step["loss"] for step in found["steps"]]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    assert found["measured"]["memory_peak_bytes"] > 100 * 2**20
+    assert found["evaluation"]["finetuned"]["loss"] < found["evaluation"]["base"]["loss"]
+    assert json.loads((output / "plan.json").read_text())["layout"]["nodes"] == 2
+    assert (output / "settings.yaml").exists()
+    assert (output / "model" / "model.safetensors").stat().st_size > 2**20
+    assert not (output / "run" / "checkpoints").exists(), "not needed any more"
+    assert sorted(path.name for path in (output / "run" / "logs" / "attempt-0").iterdir()) == [
+        "node-0",
+        "node-1",
+    ]
+    assert not list((shared / "work").iterdir()), "nothing is left in the work folders"
+
+    again = submit(slurm, shared, *arguments)
+    assert slurm.wait_for(again, LIMIT_S) == ("FAILED", 2)
+    assert f"holds a finished model already, of job {job}" in slurm.output(again)
+
+
+def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
+    slurm: Lab, shared: Path
+) -> None:
+    output = shared / "out"
+    steps = ("--set", "epochs=10", "--set", "max_steps=60", "--set", "checkpoint_every=5")
+    nothing_held_out = ("--set", "evaluation.fraction=0", "--set", "evaluation.generations=0")
+    data = ("--set", f"dataset={shared / 'sums.jsonl'}")
+    job = submit(slurm, shared, *QUICK, *steps, *nothing_held_out, *data, "--output", str(output))
+
+    wait_for_checkpoint(slurm, job, output, attempt=0)
+    slurm.command("scancel", "--signal=USR1", str(job))  # what --signal=USR1@180 does before the time limit
+    slurm.wait_until(
+        lambda: "restart 1 of 5" in slurm.output(job), 90, "it is requeued", lambda: slurm.output(job)
+    )
+    assert "was stopped by SIGUSR1" in slurm.output(job)
+    assert "ended with status 75" in slurm.output(job)
+
+    wait_for_checkpoint(slurm, job, output, attempt=1)
+    assert "going on from the checkpoint of step" in slurm.output(job)
+    assert slurm.job(job)["Restarts"] == "1"
+    before = len(slurm.output(job))
+    lost = time.monotonic()
+    slurm.lose_node(2)
+    slurm.wait_until(
+        lambda: (
+            "node 1 (h2) was lost" in slurm.output(job)[before:] and slurm.job(job)["JobState"] == "PENDING"
+        ),
+        120,
+        "the other node ends, and the job waits for nodes",
+        lambda: slurm.output(job),
+    )
+    ended = time.monotonic() - lost
+    slurm.start_node(2)
+
+    assert slurm.wait_for(job, LIMIT_S) == ("COMPLETED", 0), slurm.output(job)
+    found = json.loads((output / "metrics.json").read_text())
+    assert ended < 120
+    assert found["attempts"] == 3
+    assert found["resumed_from"] > 0
+    assert [step["step"] for step in found["steps"]] == list(range(1, 61)), "no step is missing or double"
+    assert (output / "model" / "model.safetensors").exists()
+
+
+def wait_for_checkpoint(slurm: Lab, job: int, output: Path, attempt: int) -> None:
+    """Until this attempt has committed one."""
+    pattern = f"run/checkpoints/*/*/step-*.{attempt}/checkpoint.json"
+    slurm.wait_until(
+        lambda: any(output.glob(pattern)),
+        LIMIT_S,
+        f"attempt {attempt} has made a checkpoint",
+        lambda: slurm.output(job),
+    )
+
+
+def test_what_the_nodes_cannot_take_is_said_at_once_and_not_tried_again(slurm: Lab, shared: Path) -> None:
+    job = submit(slurm, shared, "--set", "model=llama-70b", "--output", str(shared / "out"))
+    assert slurm.wait_for(job, 120) == ("FAILED", 2)
+    said = slurm.output(job)
+    assert "70.6 billion parameters, too many to train on CPUs in a useful time" in said
+    assert "Traceback" not in said
+    assert "goes back into the queue" not in said
+    assert not (shared / "out" / "model").exists()
+
+
+def test_the_checklist_judges_the_nodes_and_its_status_is_the_verdict(slurm: Lab, shared: Path) -> None:
+    result = shared / "result.json"
+    checks = ("--only", "ranks,mesh,correctness,hostname", "--device", "cpu")
+    job = submit(slurm, shared, *checks, script="checklist", CHECKLIST_RESULT=str(result))
+    state, status = slurm.wait_for(job, LIMIT_S)
+    said = slurm.output(job)
+    found = json.loads(result.read_text())
+    assert found["verdict"] in ("PASS", "WARN"), said
+    assert (state, status) == ("COMPLETED", 0), said
+    assert {"h1", "h2"} <= set(re.findall(r'"(h\d)"', result.read_text()))
+    assert "mesh" in said
