@@ -65,8 +65,8 @@ class Watch:
         if not state.reason:
             return
         self._reason = state.reason
-        # The scheduler's counts change with every pod that comes and goes elsewhere
-        plain = re.sub(r"\d+", "#", state.reason)
+        # Counts change with every pod that comes and goes elsewhere, names with each that is tried
+        plain = re.sub(r'"[^"]*"|\d+', "#", state.reason)
         if plain != self._said:
             self._said = plain
             self.say(f"{job.what} waits: {state.reason}")
