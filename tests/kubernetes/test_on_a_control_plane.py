@@ -166,36 +166,6 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
     assert HF_TOKEN in (cluster.hub.pods[-1].folder / "start.sh").read_text()
 
 
-@pytest.fixture(scope="module")
-def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """checklist_flow on two pods, to its end."""
-    home = tmp_path_factory.mktemp("checklist")
-    options = ["--nodes=2", "--device=cpu", "--profile=quick"]
-    launched = cluster.launch("checklist_flow", home, "run", "--with", "kubernetes", *options)
-    launched.wait(LIMIT_S)
-    return launched
-
-
-def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, checked: Launched) -> None:
-    found = checked.artifacts("ChecklistFlow")
-    assert found["cluster"].startswith("kubernetes:")
-    assert found["cluster"].endswith(f"/{NAMESPACE}")
-    result = found["result"]
-    assert len(result["nodes"]) == 2, checked.story()
-    assert result["verdict"] in ("PASS", "WARN"), checked.story()
-    assert checked.process.returncode == 0, checked.story()
-    assert len(found["healthy_nodes"]) == 2
-    assert found["bad_nodes"] == []
-    checked.nothing_left()
-
-
-def test_the_checklists_card_arrives(checked: Launched) -> None:
-    cards = json.loads(checked.read(READ_CARDS, f"ChecklistFlow/{checked.run_id}"))
-    assert [name.partition("/")[0] for name in cards] == ["verdict"]
-    (page,) = cards.values()
-    assert "Card render failed" not in page
-
-
 def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -280,6 +250,36 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
     resources = pod["spec"]["containers"][0]["resources"]
     assert quantity(resources["requests"]["ephemeral-storage"]) >= plan.request.disk_mib * 2**20
     assert "nvidia.com/gpu" not in str(resources)
+
+
+@pytest.fixture(scope="module")
+def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """checklist_flow on two pods, to its end."""
+    home = tmp_path_factory.mktemp("checklist")
+    options = ["--nodes=2", "--device=cpu", "--profile=quick"]
+    launched = cluster.launch("checklist_flow", home, "run", "--with", "kubernetes", *options)
+    launched.wait(LIMIT_S)
+    return launched
+
+
+def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, checked: Launched) -> None:
+    found = checked.artifacts("ChecklistFlow")
+    assert found["cluster"].startswith("kubernetes:")
+    assert found["cluster"].endswith(f"/{NAMESPACE}")
+    result = found["result"]
+    assert len(result["nodes"]) == 2, checked.story()
+    assert result["verdict"] in ("PASS", "WARN"), checked.story()
+    assert checked.process.returncode == 0, checked.story()
+    assert len(found["healthy_nodes"]) == 2
+    assert found["bad_nodes"] == []
+    checked.nothing_left()
+
+
+def test_the_checklists_card_arrives(checked: Launched) -> None:
+    cards = json.loads(checked.read(READ_CARDS, f"ChecklistFlow/{checked.run_id}"))
+    assert [name.partition("/")[0] for name in cards] == ["verdict"]
+    (page,) = cards.values()
+    assert "Card render failed" not in page
 
 
 def _places(cluster: Cluster, finetuned: Launched) -> Iterator[tuple[str, bytes]]:

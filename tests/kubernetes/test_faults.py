@@ -1,0 +1,315 @@
+"""What a cluster does to a run: it goes on from its last checkpoint, or ends soon, says why, leaves no pod.
+
+The limits are for a machine that does ten other things: what matters is that there is an end at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import write_sums
+from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
+from tests.lab import faulty_proxy
+from tests.lab.api import Json
+from tests.lab.control_plane import jobset_definition, wait_for
+from tests.lab.kubelet import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+STEPS, EVERY = 24, 3
+LIMIT_S = 1500
+END_S = 240  # for what ends at the first step of a flow
+GONE_S = 30  # for how long the API server is away
+ON_CPUS = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
+SHORT = [
+    f"--max-steps={STEPS}",
+    f"--checkpoint-every={EVERY}",
+    "--epochs=2",
+    "--batch-size=4",
+    "--seq-len=128",
+    "--set=evaluation.generations=0",
+    "--set=evaluation.fraction=0.1",
+]
+
+
+# -- faults while nodes train ------------------------------------------------------------------------------
+
+
+def test_an_evicted_pod_a_lost_node_and_an_absent_api_server_cost_only_unsaved_steps(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    data = write_sums(tmp_path / "sums.jsonl")
+    run = cluster.launch("finetune_flow", tmp_path, "run", *ON_CPUS, f"--dataset={data}", *SHORT)
+
+    first = _training(cluster, run, attempt=0, beyond=0)
+    cluster.kubelet_of(first["worker"]).evict(first["worker"]["metadata"]["name"])
+    _attempt_ends(cluster, first)
+
+    second = _training(cluster, run, attempt=1, beyond=0)
+    lost = cluster.kubelet_of(second["worker"])
+    cluster.add_node(Node(name=f"{lost.node.name}-new", instance_type=lost.node.instance_type))
+    lost.lose()
+    control = cluster.pod(second["control"])
+    if control is not None:  # the two were on different nodes: nobody tells the other one but the gang
+        wait_for(lambda: control.poll() is not None, 120, "the other node's task ends by itself")
+    lost.forget()
+    cluster.kubelets.remove(lost)
+    _attempt_ends(cluster, second)
+
+    _training(cluster, run, attempt=2, beyond=_committed(cluster, run))
+    cluster.control_plane.stop_api_server()
+    time.sleep(GONE_S)
+    cluster.control_plane.start_api_server()
+
+    assert run.wait(LIMIT_S) == 0, run.story()
+    assert "The Kubernetes API doesn't answer" in run.log
+    gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
+    assert len(gone_on) == 2, run.story()
+    assert 0 < gone_on[0] <= gone_on[1] < STEPS
+    metrics = run.artifacts("FinetuneFlow")["metrics"]
+    assert [row["step"] for row in metrics] == list(range(1, STEPS + 1))
+    assert "Traceback" not in run.log
+    run.nothing_left()
+
+
+def _training(cluster: Cluster, run: Launched, *, attempt: int, beyond: int) -> dict[str, Json]:
+    """The two pods of an attempt, by kind, once it has saved a checkpoint after step ``beyond``."""
+
+    def pods() -> dict[str, Json]:
+        assert run.process.poll() is None, run.story()
+        return {
+            pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]: pod
+            for pod in cluster.pods()
+            if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == run.run_id
+            and "jobset.sigs.k8s.io/jobset-name" in pod["metadata"]["labels"]
+            and pod["metadata"]["annotations"].get("metaflow/attempt") == str(attempt)
+            and pod["status"].get("phase") == "Running"
+        }
+
+    wait_for(lambda: len(pods()) == 2, LIMIT_S, f"attempt {attempt} trains", every=0.5)
+    found = pods()
+    before = max(_committed(cluster, run), beyond)
+
+    def saved() -> bool:
+        assert run.process.poll() is None, run.story()
+        return _committed(cluster, run) > before
+
+    wait_for(saved, LIMIT_S, f"attempt {attempt} saves a checkpoint after step {before}", every=0.2)
+    return found
+
+
+def _committed(cluster: Cluster, run: Launched) -> int:
+    """The step of the newest whole checkpoint; 0: there is none."""
+    keys = cluster.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{run.run_id}/")
+    steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]
+    return max((int(match[1]) for match in steps if match), default=0)
+
+
+def _attempt_ends(cluster: Cluster, pods: dict[str, Json]) -> None:
+    """All its pods, within a minute or two."""
+    names = {pod["metadata"]["name"] for pod in pods.values()}
+    wait_for(lambda: not names & set(cluster.running()), 120, f"the pods {names} end")
+
+
+# -- what never starts -------------------------------------------------------------------------------------
+
+
+def _ends(run: Launched, *lines: str) -> None:
+    """Soon, with these lines, without a traceback, and without a pod."""
+    assert run.wait(END_S) != 0, run.story()
+    for line in lines:
+        assert re.search(line, run.log), run.story()
+    assert "Traceback" not in run.log, run.log
+    run.nothing_left()
+
+
+def _launch(cluster: Cluster, home: Path, *arguments: str, **more: str) -> Launched:
+    data = write_sums(home / "sums.jsonl")
+    return cluster.launch(
+        "finetune_flow", home, "run", *ON_CPUS, f"--dataset={data}", *SHORT, *arguments, **more
+    )
+
+
+def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    absent = {"METAFLOW_KUBERNETES_CONTAINER_IMAGE": "registry.example/absent:1"}
+    run = _launch(cluster, tmp_path, "--pending-timeout=0.25", **absent)
+    _ends(run, r"registry\.example/absent:1", r"had not started after 0\.25 minutes|can't start")
+    assert 1 <= len(re.findall(r"waits: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
+
+
+def test_a_quota_that_is_used_up_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
+    quota = {"metadata": {"name": "none-left"}, "spec": {"hard": {"pods": "0"}}}
+    cluster.api.create(quotas, quota)
+    try:
+        wait_for(
+            lambda: cluster.api.get(f"{quotas}/none-left").get("status", {}).get("hard"), 60, "it counts"
+        )
+        run = _launch(cluster, tmp_path, "--no-preflight", "--pending-timeout=0.25")
+        _ends(run, r"exceeded quota: none-left", "had not started after")
+        assert run.log.count("waits:") == 1, run.log
+    finally:
+        cluster.api.delete(f"{quotas}/none-left")
+
+
+def test_who_may_not_submit_is_told_so_by_the_server_itself(cluster: Cluster, tmp_path: Path) -> None:
+    config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
+    run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=config)
+    _ends(run, r"User \"nobody\" cannot create resource \"jobs\"", "rbac-launcher.yaml")
+
+
+def test_a_login_that_expires_is_waited_for_and_ctrl_c_leaves_no_pod(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    plane = cluster.control_plane
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "robot", "namespace": NAMESPACE},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "launcher"},
+        "subjects": [{"kind": "ServiceAccount", "name": "robot", "namespace": NAMESPACE}],
+    }
+    plane.apply(binding)
+    config = plane.kubeconfig("launcher", NAMESPACE, token=plane.service_account("robot", NAMESPACE))
+    run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(config))
+    try:
+        with _paused(cluster, run):
+            cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/robot")
+            _says(run, "doesn't take this login any more")
+            renewed = json.loads(config.read_text())
+            renewed["users"][0]["user"]["token"] = plane.service_account("robot", NAMESPACE)
+            config.write_text(json.dumps(renewed))
+        _says(run, r"/start/\d+ \(pid \d+\)\] Task finished successfully")
+        os.killpg(run.process.pid, signal.SIGINT)
+        run.wait(END_S)
+    finally:
+        run.process.kill()
+    run.nothing_left()
+
+
+@contextlib.contextmanager
+def _paused(cluster: Cluster, run: Launched) -> Iterator[None]:
+    """The run's first pod, stopped once it runs and until the end of the block."""
+    before = len(cluster.hub.pods)
+    wait_for(lambda: len(cluster.hub.pods) > before, END_S, f"a pod starts: {run.log}")
+    pod = cluster.hub.pods[before]
+    _says(run, "Task is starting")
+    stopped = [psutil.Process(pid) for pid in pod.pids()]
+    for process in stopped:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def _says(run: Launched, pattern: str) -> None:
+    def said() -> Any:
+        assert run.process.poll() is None, run.story()
+        return re.search(pattern, run.log)
+
+    wait_for(said, END_S, f"the run says {pattern!r}; it says {run.log}", every=0.5)
+
+
+# -- what is refused before anything is submitted ----------------------------------------------------------
+
+
+@pytest.fixture
+def unheard(cluster: Cluster) -> Iterator[None]:
+    """No Job and no pod is made."""
+    before = {job["metadata"]["uid"] for job in cluster.api.items("/apis/batch/v1/jobs")}
+    yield
+    after = {job["metadata"]["uid"] for job in cluster.api.items("/apis/batch/v1/jobs")}
+    assert after <= before
+
+
+@pytest.mark.usefixtures("unheard")
+class TestBeforeAnythingIsSubmitted:
+    """Bad input, found by asking the real API server."""
+
+    def test_a_namespace_that_is_not_there(self, cluster: Cluster, tmp_path: Path) -> None:
+        run = _launch(cluster, tmp_path, METAFLOW_KUBERNETES_NAMESPACE="nowhere")
+        _ends(run, r"namespace nowhere")
+
+    def test_a_context_whose_server_is_not_there(self, cluster: Cluster, tmp_path: Path) -> None:
+        address = f"https://{cluster.hub.address}:1"
+        config = str(cluster.control_plane.kubeconfig("launcher", NAMESPACE, server=address))
+        _ends(_launch(cluster, tmp_path, KUBECONFIG=config), re.escape(address))
+
+    def test_a_login_that_is_wrong(self, cluster: Cluster, tmp_path: Path) -> None:
+        config = str(cluster.control_plane.kubeconfig("launcher", NAMESPACE, token="wrong"))
+        _ends(_launch(cluster, tmp_path, KUBECONFIG=config), r"401|login|credentials")
+
+    def test_no_permission(self, cluster: Cluster, tmp_path: Path) -> None:
+        config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
+        _ends(_launch(cluster, tmp_path, KUBECONFIG=config), r"create jobs", "kubectl|infra/kubernetes")
+
+    def test_no_jobset_for_several_nodes(self, cluster: Cluster, tmp_path: Path) -> None:
+        name = "jobsets.jobset.x-k8s.io"
+        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        cluster.api.delete(f"{definitions}/{name}")
+        wait_for(lambda: not cluster.api.exists(f"{definitions}/{name}"), 60, "the definition is gone")
+        cluster.jobsets.pause()
+        try:
+            _ends(_launch(cluster, tmp_path), r"JobSet", r"kubectl apply")
+        finally:
+            cluster.control_plane.install(name, jobset_definition())
+            cluster.jobsets.go_on()
+
+
+# -- the object store --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[tuple[str, faulty_proxy.Faults]]:
+    faults = faulty_proxy.Faults()
+    with faulty_proxy.before(
+        cluster.store.url, faults, address=cluster.hub.address, inside=cluster.hub.inside
+    ) as url:
+        yield url, faults
+
+
+def test_a_slow_and_busy_object_store_is_asked_again(
+    cluster: Cluster, proxy: tuple[str, faulty_proxy.Faults], tmp_path: Path
+) -> None:
+    url, faults = proxy
+    faults.busy_share, faults.delay_s = 0.1, 0.05
+    run = _launch_here(cluster, tmp_path, url)
+    assert run.wait(LIMIT_S) == 0, run.log
+    assert faults.refused > 5
+    assert len(run.artifacts("FinetuneFlow")["metrics"]) == 6
+
+
+def test_an_object_store_that_stays_away_ends_the_run_with_its_name(
+    cluster: Cluster, proxy: tuple[str, faulty_proxy.Faults], tmp_path: Path
+) -> None:
+    url, faults = proxy
+    run = _launch_here(cluster, tmp_path, url)
+    _says(run, r"step 1/6")
+    faults.busy_share = 1.0
+    assert run.wait(LIMIT_S) != 0, run.log
+    assert re.search(r"SlowDown|Please reduce your request rate|503", run.log), run.log
+
+
+def _launch_here(cluster: Cluster, home: Path, url: str) -> Launched:
+    """The flow on this machine, with the datastore behind the proxy."""
+    data = write_sums(home / "sums.jsonl")
+    short = ["--max-steps=6", "--checkpoint-every=3", "--batch-size=4", "--seq-len=128", *SHORT[-2:]]
+    return cluster.launch(
+        "finetune_flow", home, "run", f"--dataset={data}", *short, METAFLOW_S3_ENDPOINT_URL=url
+    )
