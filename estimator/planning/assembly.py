@@ -12,6 +12,10 @@ from estimator.planning.engines import setup_of
 from estimator.planning.search import Candidate
 
 SHARED_MEMORY_PER_GPU = 8 * GIB
+# On a node beside its ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB in
+# containers that train tiny-llama. While a checkpoint or model is sent to S3, Metaflow's workers: up to 64
+# (METAFLOW_S3_WORKER_COUNT) of 27 MiB each. Without it, a container of Batch was killed in each attempt.
+BESIDE_RANKS = 2 * GIB
 
 
 def assemble(
@@ -71,10 +75,10 @@ def _request(job: Job, target: Target, chosen: Candidate) -> Request:
         share = place.allocatable * processes / place.gpus
         cpu = max(int((place.vcpu or processes) * share), 1)
         ram = place.ram_bytes
-        host = int(ram * share) if ram is not None else int(host * 1.25)
+        host = int(ram * share) if ram is not None else int(host * 1.25) + BESIDE_RANKS
     elif target.machine is not None:
         cpu = max(target.machine.cpu_cores // target.sharers, 1)
-        host = min(host, target.machine.ram_bytes // target.sharers)
+        host = min(host + BESIDE_RANKS, target.machine.ram_bytes // target.sharers)
     shared = SHARED_MEMORY_PER_GPU * processes
     if ram is not None:
         shared = min(shared, ram // 4 // target.sharers)

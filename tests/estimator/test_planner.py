@@ -230,7 +230,8 @@ def test_a_small_model_can_be_planned_for_a_clusters_cpus(kind: Any) -> None:
     asked = made.request
     assert (made.layout.device, asked.nodes, asked.gpus_per_node, asked.gpu) == ("cpu", 2, 0, None)
     assert asked.cpu == 4
-    assert made.prediction.memory.host_bytes / 2**20 <= asked.memory_mib <= 16 * 1024
+    # The ranks are not alone in the container: with a limit of theirs alone it is killed for memory.
+    assert made.prediction.memory.host_bytes / 2**20 + 1024 <= asked.memory_mib <= 16 * 1024
     assert asked.instance_type is None
     assert made.prediction.usd_per_hour is None
 

@@ -1,0 +1,154 @@
+"""Everything that ``run --with batch`` meets, on this machine: Batch, S3, the metadata service, a network."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.flows.conftest import FLOW, READ_ARTIFACTS, environment
+from tests.lab import batch, metadata
+from tests.lab.batch import BatchService
+from tests.lab.batch_jobs import Job, Queue
+from tests.lab.metadata import MetadataService
+from tests.lab.object_store import ObjectStore
+from tests.lab.pods import Hub
+
+QUEUE = "training"
+
+
+@dataclass(kw_only=True)
+class Lab:
+    """The servers, and how a client finds them."""
+
+    hub: Hub
+    store: ObjectStore
+    service: BatchService
+    metadata: MetadataService
+    metadata_url: str
+    batch_url: str
+
+    def client(self, home: Path, **more: str) -> dict[str, str]:
+        """A user's environment, below ``home``, with Metaflow configured for this lab."""
+        own = environment(
+            home,
+            METAFLOW_DEFAULT_METADATA="service",
+            METAFLOW_SERVICE_URL=self.metadata_url,
+            METAFLOW_BATCH_JOB_QUEUE=QUEUE,
+            METAFLOW_BATCH_CONTAINER_IMAGE="registry.example/finetune:1",
+            METAFLOW_ECS_S3_ACCESS_IAM_ROLE="arn:aws:iam::123456789012:role/flows",
+            AWS_ENDPOINT_URL_BATCH=self.batch_url,
+        )
+        return own | self.store.environment() | more
+
+    def start(self, home: Path, *arguments: str, flow: Path = FLOW, **more: str) -> Client:
+        """Start a flow's command as a user does; its output goes to ``home/log``."""
+        home.mkdir(parents=True, exist_ok=True)
+        own = self.client(home, **more)
+        command = [sys.executable, str(flow), *arguments]
+        if "run" in arguments or "resume" in arguments:
+            command += ["--run-id-file", str(home / "run_id")]
+        known = set(self.service.jobs)
+        with (home / "log").open("w") as log:
+            process = self.hub.popen(
+                command,
+                own,
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # as in a terminal of its own
+            )
+        return Client(lab=self, home=home, environment=own, process=process, known=known)
+
+
+@dataclass(kw_only=True)
+class Client:
+    """A flow's command that was started."""
+
+    lab: Lab
+    home: Path
+    environment: dict[str, str]
+    process: subprocess.Popen[Any]
+    known: set[str]  # ids of the jobs that were there before
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text(errors="replace")
+
+    @property
+    def run_id(self) -> str:
+        return (self.home / "run_id").read_text()
+
+    def jobs(self, step: str | None = None) -> list[Job]:
+        """Submitted since this command was started, in that order; ``step``: of that one only."""
+        found = [job for name, job in [*self.lab.service.jobs.items()] if name not in self.known]
+        return [j for j in found if step in (None, j.request["parameters"]["metaflow.step_name"])]
+
+    def pods_log(self) -> str:
+        """What the pods of all its jobs have printed."""
+        pods = [pod for job in self.jobs() for pod in job.pods]
+        return "\n".join(f"== {pod.spec.name}: {pod.poll()}\n{pod.log.read_text()}" for pod in pods)
+
+    def wait_for(self, what: Callable[[], Any], within: float) -> Any:
+        """Wait for something to be true while the command runs."""
+        deadline = time.monotonic() + within
+        while True:
+            found = what()
+            if found:
+                return found
+            assert self.process.poll() is None, f"the run ended first:\n{self.log}\n{self.pods_log()}"
+            assert time.monotonic() < deadline, f"not within {within:g} s:\n{self.log}\n{self.pods_log()}"
+            time.sleep(0.1)
+
+    def end(self, within: float) -> int:
+        """Its exit status. Every job has ended then, and every pod."""
+        try:
+            code = self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"not ended within {within:g} s:\n{self.log}\n{self.pods_log()}") from None
+        deadline = time.monotonic() + 30
+        while any(job.stopped is None for job in self.jobs()):
+            assert time.monotonic() < deadline, f"a job is left:\n{self.log}"
+            time.sleep(0.1)
+        assert [pid for job in self.jobs() for pod in job.pods for pid in pod.pids()] == []
+        return code
+
+    def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
+        """All artifacts of the finished tasks by name; a later step's win."""
+        found: dict[str, Any] = pickle.loads(self.ask(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
+        return found
+
+    def ask(self, program: str, *arguments: str) -> bytes:
+        """What a program that uses Metaflow's client prints, run as the user that launched."""
+        command = [sys.executable, "-c", program, *arguments]
+        process = self.lab.hub.popen(command, self.environment, cwd=self.home, stdout=subprocess.PIPE)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        return bytes(output)
+
+
+@contextlib.contextmanager
+def lab(folder: Path, *, first_id: int = metadata.FIRST_ID) -> Iterator[Lab]:
+    """``first_id``: of the metadata service; a fresh one's ids are short."""
+    known = MetadataService(first_id)
+    with contextlib.ExitStack() as stack:
+        hub = stack.enter_context(Hub(folder / "hub"))
+        store = stack.enter_context(ObjectStore(folder, address=hub.address, inside=hub.inside))
+        service = BatchService(hub, [Queue(name=QUEUE)], role=store.credentials())
+        yield Lab(
+            hub=hub,
+            store=store,
+            service=service,
+            metadata=known,
+            metadata_url=stack.enter_context(metadata.serve(hub, known)),
+            batch_url=stack.enter_context(batch.serve(service, hub)),
+        )

@@ -1,0 +1,76 @@
+"""What AWS Batch accepts: botocore's model of the service, and limits that stand in its user guide only."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import botocore.session
+from botocore.model import ListShape, MapShape, ServiceModel, Shape, StringShape, StructureShape
+from botocore.validate import ParamValidator
+
+# AWS Batch user guide, "Service quotas" and "Job definition parameters".
+MOST_CHARACTERS = 8192  # of the container overrides of one node, as JSON
+RESERVED = "AWS_BATCH"  # no variable of a job may begin so
+
+
+class Invalid(Exception):  # noqa: N818
+    """A request that Batch refuses, in its words."""
+
+
+@functools.lru_cache(maxsize=1)
+def _model() -> ServiceModel:
+    return botocore.session.get_session().get_service_model("batch")
+
+
+def operation_of(path: str) -> str:
+    """The operation whose address that is."""
+    for name in _model().operation_names:
+        if _model().operation_model(name).http["requestUri"] == path:
+            return str(name)
+    raise Invalid(f"{path}: no such operation")
+
+
+def check_request(operation: str, body: dict[str, Any]) -> None:
+    """Raises Invalid."""
+    _check(body, _model().operation_model(operation).input_shape)
+    for override in _overrides(body):
+        size = len(json.dumps(override, separators=(",", ":")))
+        if size > MOST_CHARACTERS:
+            raise Invalid(f"Container Overrides length must be at most {MOST_CHARACTERS}, it is {size}")
+        for variable in override.get("environment", []):
+            if variable["name"].startswith(RESERVED):
+                raise Invalid(f"environment variable {variable['name']}: {RESERVED} is reserved")
+
+
+def check_response(operation: str, body: dict[str, Any]) -> None:
+    """Raises Invalid where this stand-in's answer is none that Batch could give."""
+    _check(body, _model().operation_model(operation).output_shape)
+
+
+def _overrides(body: dict[str, Any]) -> list[dict[str, Any]]:
+    nodes = body.get("nodeOverrides", {}).get("nodePropertyOverrides", [])
+    return [body.get("containerOverrides", {}), *(node["containerOverrides"] for node in nodes)]
+
+
+def _check(value: Any, shape: Shape) -> None:
+    report = ParamValidator().validate(value, shape)
+    if report.has_errors():
+        raise Invalid(report.generate_report())
+    if unlisted := _unlisted(value, shape, shape.name):
+        raise Invalid("; ".join(unlisted))
+
+
+def _unlisted(value: Any, shape: Shape, where: str) -> list[str]:
+    """Values of enumerations that the model doesn't list; botocore leaves those to the service."""
+    if isinstance(shape, StructureShape):
+        members = [(name, value[name], shape.members[name]) for name in value]
+        return [each for name, item, kind in members for each in _unlisted(item, kind, f"{where}.{name}")]
+    if isinstance(shape, ListShape):
+        return [each for item in value for each in _unlisted(item, shape.member, where)]
+    if isinstance(shape, MapShape):
+        return [each for item in value.values() for each in _unlisted(item, shape.value, where)]
+    if isinstance(shape, StringShape) and shape.enum and value not in shape.enum:
+        return [f"{where}: {value!r} is none of {', '.join(shape.enum)}"]
+    return []
