@@ -15,6 +15,7 @@ from typing import Any
 
 from checklist.control import Event, Hub, Limits
 from checklist.measurements import Hang, PhaseName
+from checklist.probes import flight
 
 _STOPPED = "tTDZX"  # states in which a process can't do its part: stopped, waiting for a device, dead
 _CLOCK_ROUNDS = 5
@@ -138,12 +139,14 @@ class Requests:
         if not patient:  # the phase's time was over: whoever is merely slow is not to blame
             outcome.why = f"the time for the phase was over in {what}"
         at = self._where(alive)
-        texts = self._traces(alive) if not died else {}
+        records = self._traces(alive) if not died else {}
         if not died and alive:
             behind = _behind(at, alive, bool(outcome.errors)) if patient else _stuck(at, alive)
+            behind = behind or (flight.behind(records) if patient else [])
             for rank in behind:
                 waiting = [other for other in alive if other not in behind]
-                detail = "; ".join(filter(None, (_state_words(at.get(rank)), texts.get(rank)))) or None
+                told = (_state_words(at.get(rank)), flight.words(records, rank))
+                detail = "; ".join(filter(None, told)) or None
                 self._hang(rank, what, at[rank][1] if rank in at else None, waited_s, "hang", waiting, detail)
             if not behind and patient:
                 outcome.why = f"{what}: all of ranks {_some(alive)} wait in it, none is behind"
@@ -202,10 +205,10 @@ class Requests:
                 found.update({int(rank): at for rank, at in event.message["ranks"].items()})
         return found
 
-    def _traces(self, ranks: list[int]) -> dict[int, str]:
-        """torch's flight recorder of those ranks, where it has one."""
+    def _traces(self, ranks: list[int]) -> dict[int, flight.Record]:
+        """What torch's flight recorder has last of those ranks, where there is one and they can answer."""
         self.send(ranks, "trace")
-        found: dict[int, str] = {}
+        found: dict[int, flight.Record] = {}
         answered = 0
         deadline = time.monotonic() + self.limits.settle
         while answered < len(ranks) and time.monotonic() < deadline:
@@ -213,8 +216,8 @@ class Requests:
             said = (event.message or {}).get("message", {}) if event else {}
             if event and event.message and said.get("kind") == "trace":
                 answered += 1
-                if said["text"]:
-                    found[int(event.message["rank"])] = said["text"]
+                if said["record"]:
+                    found[int(event.message["rank"])] = said["record"]
         return found
 
     def clocks(self) -> dict[int, tuple[float, float]]:

@@ -207,7 +207,8 @@ def hangs(case: Case) -> Answer:
             )
         else:
             step = "" if hang.sequence is None else f" after {hang.sequence} operations"
-            title = f"Rank {hang.rank} ({name}) hung in {where}{step}; waited for {hang.waited_s:.0f} s."
+            title = f"Rank {hang.rank} ({name}) hung in {where}{step}; waited for {hang.waited_s:.0f} s"
+            title += f": {hang.detail}." if hang.detail else "."
         found.append(finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], op=hang.op))
     failed = [phase for phase in case.measurements.phases if phase.status == "failed"]
     if failed and not found:

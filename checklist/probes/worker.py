@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from checklist.probes import flight
 from checklist.probes.progress import Progress
 
 Message = dict[str, Any]
@@ -97,27 +98,12 @@ def _read(worker: Worker, commands: queue.Queue[Message | None]) -> None:
     for line in sys.stdin.buffer:
         command = json.loads(line)
         if command["what"] == "trace":  # asked while the main thread is stuck
-            worker.answer({"kind": "trace", "text": flight_record()})
+            worker.answer({"kind": "trace", "record": flight.read()})
         elif command["what"] == "count":
             worker.progress.restart()
         else:
             commands.put(command)
     os._exit(0)  # the supervisor has gone
-
-
-def flight_record() -> str | None:
-    """The last entry of torch's flight recorder, in words; None where there is none."""
-    if "torch" not in sys.modules:
-        return None
-    try:  # private to torch: it may be missing, or answer in another form
-        import torch
-
-        dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json")  # noqa: B009 - not in torch's stubs
-        trace = json.loads(dump())
-        last = trace["entries"][-1]
-        return f"flight recorder: {last['profiling_name']}, collective_seq_id {last['collective_seq_id']}"
-    except Exception:  # noqa: BLE001 - an extra, never a failure
-        return None
 
 
 def die_with_parent(parent: int) -> None:

@@ -198,6 +198,10 @@ def test_a_rank_that_hangs_or_dies_in_a_collective_is_named_with_it(
     assert (hang.rank, hang.node, hang.phase, hang.kind) == (2, 2, "world", kind)
     assert hang.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     assert named(result, "hangs") == {"h2"}
+    assert result.headline.startswith(f"Rank 2 (h2) {'hung' if kind == 'hang' else 'died'} in {hang.op}")
+    if kind == "hang":
+        assert "the process is stopped; flight recorder: rank 0, 1 in collective" in str(hang.detail)
+        assert "gloo:" in str(hang.detail)
     assert since < 40
     assert any(item.seconds_median for item in result.measurements.collectives), "what was measured is kept"
 
