@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -68,7 +69,7 @@ class Findings:
 
     def show(self) -> None:
         """Print the table to standard error; standard output may hold a deployment's JSON."""
-        table = Table(title=f"Can {self.where} run this?", title_justify="left", show_lines=True)
+        table = Table(title=f"Can {self.where} run this?", title_justify="left", box=SIMPLE)
         for name in ("check", "", "found", "what to do"):
             table.add_column(name, overflow="fold")
         for row in self.rows:

@@ -14,7 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from decorators._metaflow import Backend, Given, StepView, compiles_only
-from decorators.backends import batch, kubernetes, pending, preflight_batch, preflight_kubernetes, refusals
+from decorators.backends import (
+    batch,
+    batch_guard,
+    kubernetes,
+    pending,
+    preflight_batch,
+    preflight_kubernetes,
+    refusals,
+)
 from decorators.backends.cluster_fit import Least
 from decorators.backends.kubernetes import ClusterFacts
 from decorators.backends.options import Options
@@ -45,6 +53,7 @@ def place(
     """
     backend = step.backend()
     facts = ClusterFacts()
+    batch_guard.check(backend, (main or request).nodes)
     if backend != "local":
         os.environ[pending.TIMEOUT_VARIABLE] = f"{options.pending_timeout:g}"
         if options.preflight and not compiles_only():
@@ -63,6 +72,7 @@ def carry_on(step: StepView) -> None:
         step.add_environment(variables)
     pending.install()
     refusals.install()
+    batch_guard.install()
 
 
 def values_of(

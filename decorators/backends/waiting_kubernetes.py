@@ -8,6 +8,7 @@ from typing import Any
 from decorators._metaflow import WaitedJob
 from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
 from decorators.backends.waiting import STARTED, Hopeless, State
+from estimator.errors import UserError
 
 CALL_S = 5.0
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
@@ -28,21 +29,23 @@ HOPELESS = {
 
 def look(job: WaitedJob) -> State:
     """One look; where the API doesn't answer the job counts as waiting, without a reason."""
-    with ClusterApi() as api:
-        try:
+    try:
+        with ClusterApi() as api:
             return _state(api, job)
-        except (ApiRefusedError, UnreachableError) as error:
-            return State(pending=True, reason=f"the Kubernetes API doesn't tell: {error}")
+    except UserError as error:  # a kubeconfig that is being rewritten
+        return State(pending=True, reason=error.problem)
+    except (ApiRefusedError, UnreachableError) as error:
+        return State(pending=True, reason=f"the Kubernetes API doesn't tell: {error}")
 
 
 def end(job: WaitedJob) -> None:
     """Delete the Job or JobSet with its pods; one that is gone already is fine."""
-    with ClusterApi() as api:
-        try:
+    try:
+        with ClusterApi() as api:
             api.delete(_path(job), CALL_S)
-        except (ApiRefusedError, UnreachableError) as error:
-            if getattr(error, "status", None) != 404:
-                job.complain(f"{job.what} can't be removed: {error}")
+    except (ApiRefusedError, UnreachableError, UserError) as error:
+        if getattr(error, "status", None) != 404:
+            job.complain(f"{job.what} can't be removed: {error}")
 
 
 def _state(api: ClusterApi, job: WaitedJob) -> State:

@@ -143,10 +143,11 @@ def test_a_family_of_machines_is_looked_into(queue: Callable[..., str]) -> None:
     assert _found(findings, "compute environment") == ["ok: gpus-environment: p5.48xlarge"]
 
 
-def test_a_machine_that_no_table_knows_is_not_refused(queue: Callable[..., str]) -> None:
-    findings = _look(queue(instanceTypes=["p2.16xlarge"]))
-    assert "machines that the instance table lacks" in _found(findings, "compute environment")[0]
-    assert findings.impossible == []
+@pytest.mark.parametrize(
+    ("kind", "untold"), [("p9.96xlarge", True), ("m5.large", False), ("p5.48xlarge", False)]
+)
+def test_only_gpu_machines_that_no_table_knows_get_the_benefit_of_the_doubt(kind: str, untold: bool) -> None:
+    assert preflight_batch._untold({"instanceTypes": [kind]}, FOUR) == untold
 
 
 def test_a_region_without_the_machine_is_refused(

@@ -31,6 +31,7 @@ class ProfiledFlow(FlowSpec):
     of_steps = Parameter("of-steps", default=3)
     seconds = Parameter("seconds", default=0.1)
     fail = Parameter("fail", default="")
+    pending_timeout = Parameter("pending-timeout", type=float, default=30.0)
 
     @gpu_profile(plan=counted, request="none")
     @step
