@@ -185,7 +185,8 @@ def over_time(title: str, runs: Sequence[Then]) -> dict[str, Any]:
         {"time": _time(run.unix), "value": run.value, "verdict": run.verdict}
         for run in thin(sorted(runs, key=lambda run: run.unix))
     ]
-    x = {"field": "time", "type": "temporal", "title": None, "axis": {"grid": False, "labelOverlap": True}}
+    axis = {"grid": False, "labelOverlap": True, "format": "%b %d %H:%M", "tickCount": 3}
+    x = {"field": "time", "type": "temporal", "title": None, "axis": axis}
     y = {"field": "value", "type": "quantitative", "title": None, "scale": {"zero": True}}
     return {
         "width": PAIR_WIDTH,

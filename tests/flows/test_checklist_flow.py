@@ -1,0 +1,417 @@
+"""The checklist flow as a user runs it: two nodes on this machine, the verdict, the past, what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from checklist import result as results
+from checklist.probes.progress import Progress
+from checklist.verdict import judge
+from estimator.errors import UserError
+from flows import checking, checklist_options
+from flows.checklist_options import DEFAULTS, Launch, ask, settle
+from tests.checklist.runs import gpu_run
+from tests.flows.conftest import environment, left_behind
+
+FLOW = Path(__file__).parents[2] / "flows" / "checklist_flow.py"
+EARLIER = Path(__file__).parent / "flows" / "earlier_checks.py"
+QUIET_SECONDS = 60  # that a run takes at most on a quiet machine
+BUSY_SECONDS = 240
+FLOOR = "system,op,floor,source\nhere,gemm_fp32,1000000,no processor is that fast\n"
+_READ = """
+import pickle, sys
+from metaflow import Run, namespace
+namespace(None)
+run = Run(sys.argv[1])
+data = run["verdict"].task.data
+found = {name: getattr(data, name) for name in ("result", "healthy_nodes", "bad_nodes", "cluster", "kept")}
+sys.stdout.buffer.write(pickle.dumps(found | {"successful": run.successful}))
+"""
+_READ_PAST = """
+import pickle, sys
+from flows.checking import past_of
+sys.stdout.buffer.write(pickle.dumps(past_of("ChecklistFlow", sys.argv[1], "none")))
+"""
+
+
+@dataclass
+class Run:
+    """A run that has ended."""
+
+    home: Path
+    status: int
+    output: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """What was said, without Metaflow's prefixes and line breaks."""
+        lines = (re.sub(r"^\S+ \S+ \[[^]]*\] ", "", line) for line in self.output.splitlines())
+        return " ".join(" ".join(lines).split())
+
+    @property
+    def run_id(self) -> str:
+        found = re.search(r"run-id (\d+)", self.output)
+        assert found is not None, self.output
+        return found[1]
+
+    def artifacts(self) -> dict[str, Any]:
+        return dict(_python(self.home, _READ, f"ChecklistFlow/{self.run_id}"))
+
+    def card(self) -> str:
+        """The content of the card's page."""
+        page = self.home / f"{self.run_id}.html"
+        words = ("card", "get", f"{self.run_id}/verdict", str(page), "--id", "checklist")
+        done = _flow(self.home, *words)
+        assert page.exists(), done.output
+        data = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', page.read_text())
+        assert data is not None
+        return base64.b64decode(data[1]).decode()
+
+
+def _flow(home: Path, *arguments: str, **more: str) -> Run:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(FLOW), *arguments],
+        cwd=home,
+        env=environment(home, AWS_EC2_METADATA_DISABLED="true", **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BUSY_SECONDS,
+        check=False,
+    )
+    assert left_behind(home) == []
+    return Run(home=home, status=done.returncode, output=done.stdout, seconds=time.monotonic() - began)
+
+
+def _python(home: Path, code: str, *arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=home,
+        env=environment(home, PYTHONPATH=str(FLOW.parents[1])),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=120,
+    )
+    return pickle.loads(done.stdout)  # noqa: S301
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checklist")
+    (folder / "thresholds.csv").write_text(FLOOR)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(home: Path) -> Run:
+    """A run with no options."""
+    return _flow(home, "run")
+
+
+@pytest.fixture(scope="module")
+def second(home: Path, first: Run) -> Run:
+    """A later run, whose own thresholds no machine can reach."""
+    return _flow(home, "run", "--thresholds", "thresholds.csv", "--system", "here", "--json", "second.json")
+
+
+@pytest.fixture(scope="module")
+def third(home: Path, second: Run) -> Run:
+    """A run on one node that does not ask what the second one has failed."""
+    return _flow(home, "run", "--nodes", "1", "--gpus-per-node", "2", "--skip", "gemm,hbm,storage,datastore")
+
+
+@pytest.mark.slow
+def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
+    first: Run, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("seconds", round(first.seconds, 1))  # of 60 on a quiet machine
+    assert first.status == 0, first.output
+    assert first.seconds < BUSY_SECONDS
+    found = first.artifacts()
+    result = checking.from_plain(found["result"])
+    assert result.verdict in ("PASS", "WARN")
+    assert f"{result.verdict}: " in first.text
+    assert len(result.nodes) == 2
+    assert result.check("mesh").verdict == "PASS"  # type: ignore[union-attr]
+    assert result.check("correctness").verdict == "PASS"  # type: ignore[union-attr]
+    assert result.check("datastore").measured  # type: ignore[union-attr]
+    assert result.measurements.seconds < QUIET_SECONDS * 2
+    assert found["healthy_nodes"] == list(result.nodes)
+    assert found["bad_nodes"] == []
+    assert found["cluster"].startswith("local:")
+    assert results.read(first.home / "checklist-result.json").verdict in ("PASS", "WARN", "FAIL")
+    assert "checklist-result.json" in first.output
+    assert result.headline.split(".")[0] in first.card()
+
+
+@pytest.mark.slow
+def test_a_result_is_exactly_what_the_file_says(second: Run) -> None:
+    found = second.artifacts()
+    assert json.loads((second.home / "second.json").read_text()) == found["result"]
+
+
+@pytest.mark.slow
+def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(second: Run) -> None:
+    assert second.status != 0
+    assert "Traceback" not in second.output, second.output
+    assert "FAIL: gemm_fp32 of all 2 ranks is below the floor" in second.text
+    found = second.artifacts()
+    assert not found["successful"]
+    assert found["result"]["verdict"] == "FAIL"
+    assert "not fit to train on" in second.card()
+
+
+@pytest.mark.slow
+def test_a_later_run_knows_of_the_earlier_ones(second: Run, third: Run) -> None:
+    assert any("1 earlier run of local:" in note for note in second.artifacts()["result"]["notes"])
+    notes = third.artifacts()["result"]["notes"]
+    assert any("2 earlier runs" in note and "1 failures still open" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_a_failure_stands_until_the_same_check_passes(third: Run) -> None:
+    assert third.status != 0
+    found = third.artifacts()["result"]
+    assert len(found["nodes"]) == 1
+    assert {check["check"]: check["verdict"] for check in found["checks"]}["correctness"] == "PASS"
+    assert [item["check"] for item in found["standing"]] == ["gemm"]
+    assert "Still open from an earlier run" in third.text
+    assert "--only gemm" in third.text
+
+
+@pytest.mark.slow
+def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(FLOW), "run", "--op-timeout", "20"],
+            cwd=tmp_path,
+            env=environment(tmp_path, AWS_EC2_METADATA_DISABLED="true"),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL)
+            status = process.wait(BUSY_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+    run = Run(home=tmp_path, status=status, output=(tmp_path / "log").read_text(), seconds=0)
+    assert left_behind(tmp_path) == []
+    assert run.status != 0
+    found = run.artifacts()["result"]
+    assert found["verdict"] == "FAIL", run.output
+    assert found["bad_nodes"] == ["local1"], run.output
+    assert any("was ended by signal 9" in note for note in found["notes"])
+    assert "Traceback" not in run.output
+
+
+def _supervisor(home: Path, node: int) -> int:
+    """The process that looks after that node's ranks, once they have told who they are."""
+    deadline = time.monotonic() + BUSY_SECONDS / 2
+    while time.monotonic() < deadline:
+        told = [Progress(file).read().operation for file in home.glob(f"work/*/rank{node}.progress")]
+        if told and told[0] not in ("", "facts", "health", "clock"):
+            return next(process.pid for process in psutil.process_iter() if _looks_after(process, home, node))
+        time.sleep(0.02)
+    raise AssertionError("no supervisor has started")
+
+
+def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
+    try:
+        said = process.environ() if "checklist.local" in process.cmdline() else {}
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    if said.get("FINETUNE_WORK_DIR") != str(home / "work"):
+        return False
+    return bool(json.loads(said["CHECKLIST_LOCAL_NODE"])["rendezvous"]["node"] == node)
+
+
+@pytest.mark.slow
+def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
+    good = checking.kept_of(judge(gpu_run(2)))
+    wrong = gpu_run(2, started_unix=2_000.0, probes=())
+    failed = checking.kept_of(judge(wrong))
+    newer = {**good, "version": 99}
+    for name, kept, cluster in (
+        ("good", good, "here"),
+        ("elsewhere", good, "there"),
+        ("newer", newer, "here"),
+        ("failed", {**failed, "verdict": "FAIL"}, "here"),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
+        words = ["run", "--kept-file", str(tmp_path / f"{name}.json"), "--of-cluster", cluster]
+        subprocess.run(
+            [sys.executable, str(EARLIER), *words],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=name != "failed",
+            timeout=120,
+        )
+    past = _python(tmp_path, _READ_PAST, "here")
+    assert [run.verdict for run in past.runs] == ["FAIL", good["verdict"]]
+    assert len(past.kept.records) == len(good["records"]) + len(failed["records"]) > 4
+    assert any("2 earlier runs of here" in note for note in past.notes)
+    assert any("schema version 99" in note for note in past.notes)
+
+
+def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
+    past = _python(tmp_path, _READ_PAST, "here")
+    assert past.runs == ()
+    assert past.notes == ("History: 0 earlier runs of here, 0 figures, 0 failures still open.",)
+
+
+def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
+    settled = _settled()
+    measured = checking.together(settled, [(1, None, "it was killed"), (0, None, "no port is free")])
+    result = checking.judged(settled, measured, checking.Past())
+    assert result.verdict == "NO-VERDICT"
+    assert "Node 0: no port is free" in result.headline
+    assert checking.from_plain(checking.plain(result)) == result
+    refusal = checking.refusal(result)
+    assert refusal is not None
+    assert refusal.problem.startswith("NO-VERDICT: ")
+
+
+# ---- what is refused, and what is asked for
+
+
+def _values(**given: Any) -> dict[str, Any]:
+    return {**DEFAULTS, **given}
+
+
+def _settled(**given: Any) -> checklist_options.Settled:
+    launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
+    return settle(_values(device="cpu", **given), launch, datastore="/")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"only": "meshh"}, ["meshh", "Did you mean mesh?"]),
+        ({"skip": "pears"}, ["pears", "pairs"]),
+        ({"nodes": 0}, ["--nodes 0"]),
+        ({"gpus_per_node": 0}, ["--gpus-per-node 0"]),
+        ({"profile": "quik"}, ["quik", "quick"]),
+        ({"device": "tpu"}, ["tpu", "cuda"]),
+        ({"timeout": 0.0}, ["0.0 s"]),
+        ({"start_timeout": -1.0}, ["-1.0 s", "the start"]),
+        ({"thresholds": "missing.csv"}, ["missing.csv", "No such file"]),
+        ({"most_share": 2.0}, ["2.0"]),
+        ({"json": "no/such/folder/result.json"}, ["no/such/folder", "--json"]),
+        ({"apply": True}, ["--apply", "--taint"]),
+        ({"taint": True, "label": True}, ["--taint", "--label"]),
+        ({"webhook": True}, ["CHECKLIST_WEBHOOK_URL"]),
+        ({"prometheus": "metrics.txt"}, ["metrics.txt", ".prom"]),
+    ],
+)
+def test_what_can_not_be_is_refused_before_a_run(
+    given: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHECKLIST_WEBHOOK_URL", raising=False)
+    with pytest.raises(UserError) as refused:
+        ask(_values(**{"device": "cpu", **given}), "local", None)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from checklist import local
+    from checklist.probes.gpus import Seen
+
+    seen = Seen(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
+    monkeypatch.setattr(local.gpus, "look", lambda: seen)
+    with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
+        ask(_values(gpus_per_node=2), "local", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "words"),
+    [
+        ({"device": "cuda"}, None, ["--gpus-per-node 8"]),
+        ({"gpus_per_node": 4}, 8, ["--gpus-per-node 4", "gpu=8"]),
+        ({"instance_type": "p5.49xlarge"}, None, ["p5.49xlarge", "p5.48xlarge"]),
+    ],
+)
+def test_what_a_cluster_could_not_give_is_refused_before_a_run(
+    given: dict[str, Any], gpus: int | None, words: list[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        ask(_values(**given), "batch", gpus)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path) -> None:
+    for words in (["--only", "meshh"], ["--thresholds", "missing.csv"]):
+        run = _flow(home, "run", *words)
+        assert run.status != 0
+        assert words[1] in run.text
+        assert "Traceback" not in run.output
+        assert "Workflow starting" not in run.output
+
+
+def test_a_mistake_in_the_options_file_is_one_line(home: Path) -> None:
+    (home / "options.yaml").write_text("nodess: 3\n")
+    run = _flow(home, "--config", "options", "options.yaml", "run")
+    assert run.status != 0
+    assert "'nodess'. Did you mean nodes?" in run.text
+    assert "Traceback" not in run.output
+
+
+def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
+    asked = ask(_values(instance_type="p5.48xlarge", nodes=4), "batch", None)
+    assert asked.request.gpus_per_node == 8
+    assert asked.request.shared_memory_mib >= 8 * 1024
+    assert Launch.unpack(asked.launch).gpus_per_node == 8
+
+
+def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -> None:
+    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
+    settled = settle(_values(), launch, datastore="s3://bucket/root")
+    assert (settled.options.device, settled.options.gpus_per_node) == ("cuda", 8)
+    assert settled.options.datastore == "s3://bucket/root"
+    assert settled.options.start_limit_s > 600  # machines and images have to come first
+
+
+def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(FLOOR)
+    launch = Launch.unpack(ask(_values(thresholds=str(file)), "batch", None).launch)
+    file.unlink()
+    settled = settle(_values(thresholds=str(file)), launch, datastore="s3://bucket/root")
+    own = [row for row in checklist_options.table_of(settled.thresholds).rows if row.own]
+    assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
+    with pytest.raises(UserError, match="This deployment was made with"):
+        settle(_values(thresholds="other.csv"), launch, datastore="s3://bucket/root")
+
+
+def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
+    rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
+    (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
+    with pytest.raises(UserError, match="too large to travel"):
+        ask(_values(thresholds=str(tmp_path / "own.csv")), "batch", None)
+
+
+def test_a_deployment_can_not_change_its_gpus() -> None:
+    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
+    with pytest.raises(UserError, match="8 GPUs a node, not 4"):
+        settle(_values(gpus_per_node=4), launch, datastore="s3://bucket/root")
