@@ -161,6 +161,11 @@ def _words() -> list[str]:
     return list(getattr(context.find_root(), "saved_args", None) or []) if context else []
 
 
+def deployer() -> str | None:
+    """The scheduler that the flow is being deployed to, as Metaflow's command calls it; None: it is not."""
+    return _words()[0] if command() == "deploy" else None
+
+
 def compiles_only() -> bool:
     """Whether a deployment is only written out, for somebody else's cluster perhaps."""
     return "--only-json" in _words()
@@ -432,6 +437,69 @@ def _watch(kind: type[Any], seen: Callable[[WaitedJob], None], view: Callable[[A
         return done
 
     kind.is_done = property(is_done)
+
+
+def metadata_kind() -> str:
+    """The metadata provider of the run that this process launches: "local" or "service"."""
+    return str(click.get_current_context().find_root().obj.metadata.TYPE)
+
+
+def on_batch_client(prepare: Callable[[Any], None]) -> None:
+    """Call ``prepare`` with each boto3 client by which Metaflow submits and watches Batch jobs."""
+    if (_words() or [""])[0] != "batch":
+        return
+    from metaflow.plugins.aws.batch.batch_client import BatchClient
+
+    if hasattr(BatchClient.__init__, "__wrapped__"):
+        return
+    own = BatchClient.__init__
+
+    @functools.wraps(own)
+    def prepared(self: Any) -> None:
+        own(self)
+        prepare(self._client)
+
+    BatchClient.__init__ = prepared
+
+
+def put_batch_in_words(words: Callable[[Exception, str], UserError]) -> None:
+    """The same as :func:`put_in_words` for AWS Batch; ``words`` is given the id of a job that is left."""
+    from metaflow.plugins.aws.batch.batch import Batch
+
+    if (_words() or [""])[0] != "batch" or hasattr(Batch.wait, "__wrapped__"):
+        return
+    Batch.launch_job = _batch_in_words(Batch.launch_job, words)
+    Batch.wait = _batch_in_words(Batch.wait, words)
+
+
+def _batch_in_words(
+    own: Callable[..., None], words: Callable[[Exception, str], UserError]
+) -> Callable[..., None]:
+    @functools.wraps(own)
+    def clean(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            own(self, *args, **kwargs)
+        except Exception as error:
+            # Taken from Metaflow, whose own end would ask for it once more and print another traceback
+            job = self.__dict__.pop("job", None)
+            if isinstance(error, MetaflowException) and job is not None:
+                raise  # a step that has failed: Metaflow says how in a line
+            found = words(error, job.id if job is not None and not _terminated(job) else "")
+            say(found.problem)
+            say(found.advice)
+            raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+
+    return clean
+
+
+def _terminated(job: Any) -> bool:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        job._client.terminate_job(jobId=job.id, reason="the process that waited for it has ended")
+    except (BotoCoreError, ClientError):
+        return False
+    return True
 
 
 def put_in_words(words: Callable[[Exception, str], UserError]) -> None:

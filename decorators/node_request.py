@@ -18,7 +18,7 @@ from metaflow import StepMutator
 
 from decorators import _metaflow, clusters
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
-from decorators.backends import batch, kubernetes
+from decorators.backends import batch, batch_guard, kubernetes
 from decorators.backends.options import Options
 from decorators.requested import merge_given
 from estimator.errors import UserError
@@ -77,6 +77,8 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
             self._ask(step)
         elif kind != "trampoline":
             return
+        else:
+            batch_guard.install()
         if self.role == "node" and step.backend() == "kubernetes":
             _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None)
         if step.backend() != "local":
@@ -91,6 +93,7 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         given = _given(lead, backend)
         try:
             asked = _ask_once(self.asks, step.flow_values(), backend, _gpus(given))
+            batch_guard.check(backend, asked.request.nodes)
             clusters.settle(lead, asked.options.queue if asked.options else None)
         except UserError as error:
             raise FinetuneError(error.problem, error.advice) from None
