@@ -281,7 +281,8 @@ def placement(case: Case) -> Answer:
     if None in zones.values():
         return no_verdict(
             "placement",
-            "The zone of some nodes is not known: the metadata service may be out of the pods' reach.",
+            "The zone of some nodes is not known: the metadata service does not answer. Set NODE_ZONE, or "
+            "NODE_NAME by the downward API and let the pods get nodes.",
         )
     different = Counter(str(zone) for zone in zones.values())
     found = []
@@ -290,4 +291,14 @@ def placement(case: Case) -> Answer:
         found.append(
             finding("placement", "zones-differ", "WARN", f"The nodes are in different zones: {told}.")
         )
-    return answer("placement", f"All nodes are in {next(iter(different))}.", found, nodes=case.all_names)
+    groups = Counter(fact.placement_group or "none" for fact in case.leaders)
+    if len(groups) > 1:
+        told = ", ".join(f"{count} in {group}" for group, count in groups.most_common())
+        title = f"The nodes are in different placement groups: {told}."
+        found.append(finding("placement", "groups-differ", "WARN", title))
+    told = f"All nodes are in {next(iter(different))}"
+    layers = [fact.network_nodes for fact in case.leaders]
+    if all(layers):
+        shared = sum(len(set(layer)) == 1 for layer in zip(*layers, strict=False))
+        told += f" and share {shared} of {min(map(len, layers))} layers of the network"
+    return answer("placement", f"{told}.", found, nodes=case.all_names)

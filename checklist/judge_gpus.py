@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 from checklist import xids
 from checklist.advice import finding
@@ -46,6 +47,8 @@ def gpu_health(case: Case) -> Answer:
     if not case.measurements.health:
         return case.unmeasured("gpu-health", "facts")
     found = [fault for state in case.measurements.health for fault in _ill(case, state)]
+    found += _fewer(case, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
+    found += _fewer(case, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
     unique = {(fault.code, fault.ranks): fault for fault in found}  # before and after: once
     if not unique and len(after) < len(case.facts):
         return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
@@ -54,6 +57,30 @@ def gpu_health(case: Case) -> Answer:
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
         return no_verdict("gpu-health", "Some GPUs don't tell their memory errors.")
     return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=case.all_names)
+
+
+def _fewer(case: Case, field: str, code: str, verdict: Literal["WARN", "FAIL"], what: str) -> list[Finding]:
+    """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
+    kinds = {
+        fact.rank: fact.gpu_names[fact.local_rank]
+        for fact in case.facts
+        if fact.local_rank < len(fact.gpu_names)
+    }
+    known = [(state, getattr(state, field)) for state in case.measurements.health if state.rank in kinds]
+    most: dict[str, int] = {}
+    for state, count in known:
+        if count is not None:
+            most[kinds[state.rank]] = max(count, most.get(kinds[state.rank], 0))
+    found = []
+    for state, count in known:
+        due = most.get(kinds[state.rank])
+        if count is not None and due is not None and count < due:
+            name = case.name_of_rank(state.rank)
+            title = f"The GPU of rank {state.rank} ({name}) has {count} {what}, others of its kind {due}."
+            found.append(
+                finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
+            )
+    return found
 
 
 def _ill(case: Case, state: GpuHealth) -> list[Finding]:

@@ -213,7 +213,8 @@ def _judge_locals(case: Case, check: str, same: list[Local], found: list[Finding
     if common and threshold is not None:
         floor = f"the floor {threshold.floor:g} {unit} ({threshold.kind})"
         title = f"{what} of all {len(same)} ranks is below {floor}; the fastest reaches {max(values):.4g}."
-        found.append(finding(check, "below-floor", "FAIL", title))
+        code = "peer-copy-slow" if check == "peer-copy" else "below-floor"
+        found.append(finding(check, code, "FAIL", title))
     for index, local in enumerate(same):
         value, name = values[index], case.name_of_rank(local.rank)
         held = hold(value, threshold, None if beside is None else (beside[index], median))
@@ -221,7 +222,8 @@ def _judge_locals(case: Case, check: str, same: list[Local], found: list[Finding
         if held.level in ("WARN", "FAIL") and not common:
             peer = "" if local.peer is None else f" to rank {local.peer}"
             title = f"{what} of rank {local.rank}{peer} ({name}): {value:.4g} {unit}, {held.words}."
-            found.append(finding(check, held.code, held.level, title, nodes=[name], ranks=[local.rank]))
+            code = "peer-copy-slow" if check == "peer-copy" else held.code
+            found.append(finding(check, code, held.level, title, nodes=[name], ranks=[local.rank]))
     least = min(values)
     past = by_past(case.past(what, None, least) if case.cuda else None)
     if past.level is not None:

@@ -13,6 +13,8 @@ from checklist.judge_speed import by_past, hold
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
 
+_TOPOLOGY = "NCCL_TOPO_FILE"
+
 
 def correctness(case: Case) -> Answer:
     tried = [item for item in case.measurements.collectives if not item.bare]
@@ -138,8 +140,21 @@ def bandwidth(case: Case) -> Answer:
             figures.append(held.figure(name, value, "GB/s", size_bytes=item.bytes))
         if held.level in ("WARN", "FAIL"):
             title = f"{name} of {item.bytes / 2**20:.4g} MiB: busbw {value:.4g} GB/s, {held.words}."
-            found.append(finding("bandwidth", held.code, held.level, title))
+            code = "topology-file" if held.basis == "floor" and _topology_suspect(case) else held.code
+            told = case.measurements.environment.get(_TOPOLOGY, "")
+            found.append(finding("bandwidth", code, held.level, title, file=told))
     return _of_world(case, "bandwidth", figures, found, records)
+
+
+def _topology_suspect(case: Case) -> bool:
+    """Whether NCCL was given a topology while the GPUs reach each other as fast as they should."""
+    floors = {local.what: case.threshold(local.what, None) for local in case.measurements.locals}
+    floor = floors.get("peer_copy")
+    slow = any(
+        local.what == "peer_copy" and floor is not None and (local.value or 0) < floor.floor
+        for local in case.measurements.locals
+    )
+    return _TOPOLOGY in case.measurements.environment and not slow
 
 
 def _of_world(

@@ -51,6 +51,7 @@ def gather(worker: Worker, backend: str, route_to: str) -> dict[str, Any]:
         zone=place.zone,
         instance_type=place.instance_type,
         placement_group=place.placement_group,
+        network_nodes=place.network_nodes,
         resolves_own_hostname=resolved is not None,
         hostname_address=resolved,
         efa_devices=_efa(),

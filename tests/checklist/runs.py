@@ -177,6 +177,21 @@ def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
     return dataclasses.replace(run, facts=told)
 
 
+def all_with(run: Measurements, **changes: Any) -> Measurements:
+    """That run with the facts of all ranks changed."""
+    return dataclasses.replace(run, facts=tuple(dataclasses.replace(fact, **changes) for fact in run.facts))
+
+
+def with_health(run: Measurements, rank: int, **changes: Any) -> Measurements:
+    """That run with 18 NVLinks and 16 lanes for every GPU, but for what one says after the load."""
+    usual = [dataclasses.replace(state, nvlinks_active=18, pcie_width=16) for state in run.health]
+    told = [
+        dataclasses.replace(state, **changes) if (state.rank, state.when) == (rank, "after") else state
+        for state in usual
+    ]
+    return dataclasses.replace(run, health=tuple(told))
+
+
 def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
     """The records of a result, as if it had been made several times."""
     return [

@@ -16,6 +16,7 @@ from checklist.verdict import JUDGES, judge
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import (
     GIB,
+    all_with,
     codes,
     collective,
     cpu_run,
@@ -25,6 +26,7 @@ from tests.checklist.runs import (
     mesh,
     past_of,
     spoil,
+    with_health,
     with_pairs,
 )
 
@@ -133,6 +135,12 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("hostname on loopback", spoil(gpu_run(), 8, hostname_address="127.0.1.1"), "hostname-loopback", "WARN"),
     ("clock", spoil(gpu_run(), 8, clock_offset_s=5.0), "clock-skew", "WARN"),
     ("zones", spoil(gpu_run(), 8, zone="us-east-1b"), "zones-differ", "WARN"),
+    ("placement groups", spoil(gpu_run(), 8, placement_group="other"), "groups-differ", "WARN"),
+    ("torch that hangs", all_with(gpu_run(), versions={"torch": "2.7.0+cu126"}), "torch-hang", "WARN"),
+    ("torch that is mended", all_with(gpu_run(), versions={"torch": "2.7.1+cu126"}), "", ""),
+    ("torch from before", all_with(gpu_run(), versions={"torch": "2.6.0"}), "", ""),
+    ("an NVLink down", with_health(gpu_run(), 9, nvlinks_active=17), "nvlink-down", "FAIL"),
+    ("a narrow slot", with_health(gpu_run(), 9, pcie_width=8), "pcie-narrow", "WARN"),
     ("cut", dataclasses.replace(gpu_run(4), probes=mesh(4, cut=((1, 3), (3, 1)))), "pair-cut", "FAIL"),
     ("MTU", dataclasses.replace(gpu_run(4), probes=mesh(4, stalled=((0, 1),))), "mtu", "FAIL"),
 ]  # fmt: skip
@@ -305,6 +313,28 @@ def test_an_operation_that_was_not_compared_is_no_pass() -> None:
     run = gpu_run()
     left_out = tuple(item for item in run.collectives if item.op != "scatter")
     assert verdict_of(judge(dataclasses.replace(run, collectives=left_out)), "correctness") == "NO-VERDICT"
+
+
+def test_a_topology_file_is_suspected_where_the_world_is_slow_and_the_gpus_own_copies_are_not() -> None:
+    slow = dataclasses.replace(slow_world(1.5), environment={"NCCL_TOPO_FILE": "/opt/other.xml"})
+    (fault,) = judge(slow).findings
+    assert (fault.code, fault.verdict) == ("topology-file", "FAIL")
+    assert "/opt/other.xml" in fault.advice[0]
+    copies = tuple(Local(rank=r, what="peer_copy", value=100.0, unit="GB/s", peer=r ^ 1) for r in range(16))
+    both = dataclasses.replace(slow, locals=(*slow.locals, *copies))
+    assert codes(both) == {"peer-copy-slow": "FAIL", "below-floor": "FAIL"}
+
+
+def test_the_layers_of_the_network_that_the_nodes_share_are_told() -> None:
+    run = spoil(
+        all_with(gpu_run(), network_nodes=("nn-1", "nn-2", "nn-3")), 8, network_nodes=("nn-1", "nn-2", "nn-9")
+    )
+    placed = judge(run).check("placement")
+    assert placed is not None
+    assert (placed.verdict, placed.reason) == (
+        "PASS",
+        "All nodes are in us-east-1a and share 2 of 3 layers of the network.",
+    )
 
 
 def test_sockets_where_there_is_efa_fail_although_they_work() -> None:
