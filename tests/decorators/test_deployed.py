@@ -24,7 +24,7 @@ CREDENTIALS = {
 ROLE = "arn:aws:iam::123456789012:role/any"
 
 
-def _compile(
+def compiled(
     home: Home, address: str, flow: str, *words: str, **environment: str
 ) -> tuple[dict[str, Any], str]:
     """A deployment's definition, and what was said on standard error."""
@@ -45,7 +45,7 @@ def _compile(
 
 def _argo(home: Home, address: str, *options: str) -> tuple[dict[str, Any], str]:
     words = (*options, "argo-workflows", "--name", "nodes", "create", "--only-json")
-    return _compile(home, address, "nodes.py", *words)
+    return compiled(home, address, "nodes.py", *words)
 
 
 def _make_queue(address: str) -> None:
@@ -85,16 +85,16 @@ def _client(service: str, address: str) -> Any:
     )
 
 
-def _templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {template["name"]: template for template in workflow["spec"]["templates"]}
 
 
 def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
     workflow, said = _argo(home, s3)
     assert "Traceback" not in said
-    templates = _templates(workflow)
+    found = templates(workflow)
 
-    jobset = templates["train"]["resource"]["manifest"]
+    jobset = found["train"]["resource"]["manifest"]
     assert len(re.findall(r"nvidia.com/gpu: '8'", jobset)) == 2  # the control job's and the workers'
     assert len(re.findall(r"memory: 1048576(\.0)?M", jobset)) >= 2
     assert len(re.findall(r"cpu: '?95(\.0)?'?", jobset)) >= 2  # of 96: daemon pods need some
@@ -103,7 +103,7 @@ def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
     assert "node.kubernetes.io/instance-type: p4de.24xlarge" in jobset
     assert "65536Mi" in jobset
 
-    start = templates["start"]["container"]
+    start = found["start"]["container"]
     assert start["resources"]["limits"].get("nvidia.com/gpu") is None
     plan = next(v["value"] for v in start["env"] if v["name"] == "FINETUNE_PLAN")
     assert unpack(plan).request.gpus_per_node == 8
@@ -113,15 +113,15 @@ def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
 
 def test_a_deployed_flow_asks_for_what_its_user_wrote(home: Home, s3: str) -> None:
     workflow, _ = _argo(home, s3, "--with", "kubernetes:cpu=10,gpu=4,node_selector=pool=big")
-    templates = _templates(workflow)
-    jobset = templates["train"]["resource"]["manifest"]
+    found = templates(workflow)
+    jobset = found["train"]["resource"]["manifest"]
     assert len(re.findall(r"nvidia.com/gpu: '4'", jobset)) == 2
     assert len(re.findall(r"cpu: '?10(\.0)?'?", jobset)) >= 2
     assert "p4de.24xlarge" not in jobset.split("containers:")[0]
     assert "pool: big" in jobset
     # @resources(memory=5000) is written at this step.
-    assert templates["gather"]["container"]["resources"]["requests"]["memory"] == "5000.0M"
-    variables = templates["start"]["container"]["env"]
+    assert found["gather"]["container"]["resources"]["requests"]["memory"] == "5000.0M"
+    variables = found["start"]["container"]["env"]
     plan = unpack(next(v["value"] for v in variables if v["name"] == "FINETUNE_PLAN"))
     assert plan.layout.processes_per_node == 4
     assert {(o.name, o.used) for o in plan.overrides} == {
@@ -133,7 +133,7 @@ def test_a_deployed_flow_asks_for_what_its_user_wrote(home: Home, s3: str) -> No
 
 def test_step_functions_ask_batch_for_what_was_planned(home: Home, s3: str) -> None:
     _make_queue(s3)
-    machine, _ = _compile(
+    machine, _ = compiled(
         home,
         s3,
         "profiled.py",
