@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -24,10 +25,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script
 
+from checklist import thresholds  # noqa: E402
+from checklist.__main__ import app as checklist_command  # noqa: E402
+from checklist.checks import CHECKS  # noqa: E402
+from checklist.measurements import PHASES  # noqa: E402
+from checklist.options import Options  # noqa: E402
 from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
 from flows import planning  # noqa: E402
@@ -42,6 +49,15 @@ RUN_COMMAND = SETUP.format(extra=".[train]", what="flows/finetune_flow.py run")
 TEST_COMMAND = SETUP.format(extra=".[dev]", what="-m pytest")
 WIDTH = 110  # of a line of text
 HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com", "semver.org"}
+FLAGS_WITHOUT_VALUE = {
+    "--plan-only",
+    "--no-preflight",
+    "--help",
+    "--only-json",
+    "--ignore-checklist",
+    "--webhook",
+    "--taint",
+}
 # Lines of other programs, which can't be looked up in this code.
 FOREIGN_LINES = ("The @kubernetes decorator requires", "OutOfMemoryError: CUDA out of memory")
 
@@ -218,7 +234,18 @@ def errors_of_the_estimator() -> str:
     return textwrap.fill(" ".join(sentences), WIDTH)
 
 
+def checks_table() -> str:
+    """All checks, by phase."""
+    lines = ["| Phase | Check | Tells |", "|---|---|---|"]
+    for phase in (*PHASES, None):
+        found = [check for check in CHECKS.values() if check.phase == phase]
+        for number, check in enumerate(found):
+            lines.append(f"| {(phase or 'all') if not number else ''} | `{check.name}` | {check.tells} |")
+    return "\n".join(lines)
+
+
 GENERATED = {
+    "checks": ("docs/checklist.md", checks_table),
     "plan": ("README.md", plan_block),
     "errors": ("README.md", errors_of_the_estimator),
     "models": ("docs/models.md", models_table),
@@ -272,7 +299,9 @@ def shell_lines() -> list[tuple[str, str]]:
     ]
     for path in DOCUMENTS:
         prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
-        inline = re.findall(r"`(python flows/finetune_flow\.py [^`]*|finetune [a-z]+ -[^`]*)`", prose)
+        inline = re.findall(
+            r"`(python (?:flows/\w+_flow\.py|-m checklist) [^`]*|finetune [a-z]+ -[^`]*)`", prose
+        )
         found += [(str(path.relative_to(ROOT)), command) for command in inline]
     return found
 
@@ -299,10 +328,48 @@ def estimator_commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+EARLIER = """
+from metaflow import Config, FlowSpec, step
+
+class {name}(FlowSpec):
+    settings = Config("settings", default_value={values!r})
+
+    @step
+    def start(self):
+        self.next(self.end)
+
+    @step
+    def end(self):
+        pass
+
+{name}()
+"""
+
+
 @cache
-def help_text(*words: str) -> str:
-    command = [sys.executable, str(FLOW), *words, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+def help_text(*words: str, flow: Path = FLOW) -> str:
+    with tempfile.TemporaryDirectory() as home:
+        if words == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
+            (Path(home) / "earlier.py").write_text(
+                EARLIER.format(name=flow_class(flow), values=json.dumps(settings.parse_yaml("")))
+            )
+            run_in(home, "earlier.py", "run")
+        return run_in(home, str(flow), *words, "--help")
+
+
+def flow_class(flow: Path) -> str:
+    found = re.search(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def run_in(home: str, *words: str) -> str:
+    """Standard output of a Python command in a folder that is also Metaflow's datastore."""
+    variables = {**os.environ, "METAFLOW_USER": "tester", "METAFLOW_DATASTORE_SYSROOT_LOCAL": home}
+    command = [sys.executable, *words]
+    done = subprocess.run(
+        command, cwd=home, env=variables, capture_output=True, text=True, timeout=120, check=True
+    )
     return done.stdout
 
 
@@ -324,7 +391,7 @@ def parse(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
             plain.append(word)
             continue
         name, _, value = word.partition("=")
-        taken = {"--config": 2, "--plan-only": 0, "--help": 0, "--only-json": 0}.get(name, 1)
+        taken = 2 if name == "--config" else 0 if name in FLAGS_WITHOUT_VALUE else 1
         values = [value] if value else [next(waiting) for _ in range(taken)]
         options.setdefault(name, []).extend(values)
     return plain, options
@@ -370,7 +437,9 @@ def test_every_flow_command_is_one_that_the_command_line_takes(place: Path) -> N
     for where, words in commands:
         plain, options = parse(words)
         subcommand = plain[:2] if plain[0] in ("card", "logs") else plain[:1]
-        known = help_text(*subcommand) + help_text()
+        # A flow with a Config shows resume's help only where there is a run to resume
+        known = "--origin-run-id" if plain[0] == "resume" else help_text(*subcommand)
+        known += help_text()
         for option in options:
             assert re.search(rf"{option}\b", known), f"{where}: {plain[0]} has no {option}"
         if plain[0] == "run":
@@ -417,8 +486,64 @@ def test_every_command_of_the_estimator_runs(place: Path) -> None:
         assert "Traceback" not in done.stderr, said
 
 
+def checklist_commands() -> list[tuple[str, list[str]]]:
+    """(where, words after checklist): of ``python -m checklist``, and of launchers that start it."""
+    found = []
+    for where, line in shell_lines():
+        before, separator, after = line.partition("-m checklist")
+        starts = re.fullmatch(r"\S*(python|torchrun|srun) .*", before.strip() + " ")
+        if separator and starts and "--help" not in after:
+            found.append((where, shlex.split(after)))
+    return found
+
+
+def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path) -> None:
+    command = typer.main.get_command(checklist_command)
+    assert len(checklist_commands()) > 5
+    for where, words in checklist_commands():
+        context = command.make_context("checklist", words)
+        values = {"only": (), "skip": (), **{k: v for k, v in context.params.items() if v is not None}}
+        Options(**{name: values[name] for name in ("profile", "only", "skip")})
+        assert not context.args, where
+    (example,) = (block for block in blocks("csv") if block.where.startswith("docs/checklist.md"))
+    (place / "own.csv").write_text(example.text)
+    assert len(thresholds.read(place / "own.csv", own=True)) == 2
+
+
+def test_every_command_of_the_checklist_flow_has_its_options() -> None:
+    flow = FLOW.with_name("checklist_flow.py")
+    lines = [line for _, line in shell_lines() if "flows/checklist_flow.py" in line]
+    assert len(lines) > 4
+    for line in lines:
+        plain, options = parse(shlex.split(line)[2:])
+        known = help_text(*plain[:1], flow=flow) + help_text(flow=flow)
+        for option in options:
+            assert re.search(rf"{option}\b", known), f"{line}: there is no {option}"
+
+
+@pytest.mark.slow
+def test_the_checklist_commands_of_the_readme_end_in_a_verdict(place: Path) -> None:
+    """Those that need no cluster."""
+    lines = [line for where, line in shell_lines() if where.startswith("README") and "checklist" in line]
+    local = [line for line in lines if "--with" not in line and not re.match("torchrun|srun", line)]
+    assert len(local) == 2
+    for line in local:
+        words = [word.replace("flows/", f"{FLOW.parent}/") for word in shlex.split(line)[1:]]
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=place,
+            env=environment(place, PYTHONPATH=str(ROOT), AWS_EC2_METADATA_DISABLED="true"),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        assert "PASS" in done.stdout
+
+
 def test_other_shell_lines_are_of_known_programs() -> None:
-    programs = r"python3|pip|python|finetune|source|export|git|aws|ruff|mypy|\.venv/bin/[\w-]+"
+    programs = r"torchrun|srun|python3|pip|python|finetune|source|export|git|aws|ruff|mypy|\.venv/bin/[\w-]+"
     known = rf"(FINETUNE_\w+=\S+ )?({programs}) "
     for where, line in shell_lines():
         for part in line.split("&&"):
