@@ -1,0 +1,147 @@
+# The nightly check on Batch. Step Functions can't express a step on several nodes, so the schedule starts a small
+# job that launches the flow as a person would. Its result is then in Metaflow: with its past, its card, and where
+# finetune_flow.py looks before it takes GPUs. (`python -m checklist` as a multi-node job would need no Metaflow,
+# and leave none of that.)
+
+locals {
+  nightly      = var.nightly_check == null ? {} : { this = var.nightly_check }
+  nightly_name = "${var.name}-nightly-check"
+}
+
+resource "aws_iam_role" "nightly" {
+  for_each           = local.nightly
+  name_prefix        = "${var.name}-nightly-"
+  assume_role_policy = data.aws_iam_policy_document.assumed_by["ecs-tasks.amazonaws.com"].json
+}
+
+resource "aws_iam_role_policy_attachment" "nightly" {
+  for_each = { for pair in setproduct(keys(local.nightly), ["datastore", "launcher"]) : pair[1] => pair[0] }
+  role     = aws_iam_role.nightly[each.value].name
+  policy_arn = {
+    datastore = aws_iam_policy.datastore.arn
+    launcher  = aws_iam_policy.launcher.arn
+  }[each.key]
+}
+
+resource "aws_batch_job_definition" "nightly" {
+  for_each = local.nightly
+  name     = local.nightly_name
+  type     = "container"
+  timeout {
+    attempt_duration_seconds = 6 * 3600
+  }
+  container_properties = jsonencode({
+    image = each.value.image
+    command = [
+      "python", "flows/checklist_flow.py", "run", "--with", "batch",
+      "--queue", aws_batch_job_queue.multi[each.value.pool].name,
+      "--instance-type", var.gpu_pools[each.value.pool].instance_type,
+      "--nodes", tostring(each.value.nodes),
+      "--profile", each.value.profile,
+      "--cloudwatch", "-",
+    ]
+    environment = [
+      for key, value in merge(local.metaflow, {
+        METAFLOW_BATCH_CONTAINER_IMAGE = each.value.on_nodes
+        METAFLOW_USER                  = "nightly-check"
+        AWS_DEFAULT_REGION             = local.region
+      }) : { name = key, value = value }
+    ]
+    jobRoleArn           = aws_iam_role.nightly[each.key].arn
+    resourceRequirements = [{ type = "VCPU", value = "1" }, { type = "MEMORY", value = "2048" }]
+    logConfiguration     = { logDriver = "awslogs" }
+  })
+}
+
+data "aws_iam_policy_document" "scheduler" {
+  for_each = local.nightly
+  statement {
+    actions = ["batch:SubmitJob"]
+    resources = [
+      aws_batch_job_queue.cpu.arn,
+      aws_batch_job_definition.nightly[each.key].arn_prefix,
+      "${aws_batch_job_definition.nightly[each.key].arn_prefix}:*",
+    ]
+  }
+}
+
+resource "aws_iam_role" "scheduler" {
+  for_each           = local.nightly
+  name_prefix        = "${var.name}-scheduler-"
+  assume_role_policy = data.aws_iam_policy_document.assumed_by["scheduler.amazonaws.com"].json
+}
+
+resource "aws_iam_role_policy" "scheduler" {
+  for_each = local.nightly
+  role     = aws_iam_role.scheduler[each.key].id
+  policy   = data.aws_iam_policy_document.scheduler[each.key].json
+}
+
+resource "aws_scheduler_schedule" "nightly" {
+  for_each            = local.nightly
+  name                = local.nightly_name
+  schedule_expression = each.value.schedule
+  flexible_time_window {
+    mode = "OFF"
+  }
+  target {
+    arn      = "arn:${local.partition}:scheduler:::aws-sdk:batch:submitJob"
+    role_arn = aws_iam_role.scheduler[each.key].arn
+    input = jsonencode({
+      JobName       = local.nightly_name
+      JobQueue      = aws_batch_job_queue.cpu.arn
+      JobDefinition = aws_batch_job_definition.nightly[each.key].arn_prefix # the newest revision
+    })
+    retry_policy {
+      maximum_retry_attempts = 3
+    }
+  }
+}
+
+# The flow ends with an error when nodes are unfit or nothing could be measured, and so does the job.
+resource "aws_sns_topic" "alerts" {
+  count = length(var.alert_emails) > 0 ? 1 : 0
+  name  = "${var.name}-alerts"
+}
+
+resource "aws_sns_topic_subscription" "alerts" {
+  for_each  = toset(var.alert_emails)
+  topic_arn = aws_sns_topic.alerts[0].arn
+  protocol  = "email"
+  endpoint  = each.key
+}
+
+data "aws_iam_policy_document" "alerts" {
+  count = length(var.alert_emails) > 0 ? 1 : 0
+  statement {
+    actions   = ["sns:Publish"]
+    resources = [aws_sns_topic.alerts[0].arn]
+    principals {
+      type        = "Service"
+      identifiers = ["events.amazonaws.com"]
+    }
+  }
+}
+
+resource "aws_sns_topic_policy" "alerts" {
+  count  = length(var.alert_emails) > 0 ? 1 : 0
+  arn    = aws_sns_topic.alerts[0].arn
+  policy = data.aws_iam_policy_document.alerts[0].json
+}
+
+resource "aws_cloudwatch_event_rule" "nightly_failed" {
+  for_each    = length(var.alert_emails) > 0 ? local.nightly : {}
+  name        = "${local.nightly_name}-failed"
+  description = "The nightly check of the nodes failed: its log says why"
+  event_pattern = jsonencode({
+    source      = ["aws.batch"]
+    detail-type = ["Batch Job State Change"]
+    detail      = { status = ["FAILED"], jobName = [local.nightly_name] }
+  })
+}
+
+resource "aws_cloudwatch_event_target" "nightly_failed" {
+  for_each = aws_cloudwatch_event_rule.nightly_failed
+  rule     = each.value.name
+  arn      = aws_sns_topic.alerts[0].arn
+}

@@ -1,0 +1,197 @@
+variable "name" {
+  description = "Prefix of all names."
+  type        = string
+  default     = "finetune"
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{1,19}$", var.name))
+    error_message = "name: 2 to 20 lower-case letters, digits and dashes, a letter first."
+  }
+}
+
+variable "tags" {
+  description = "Further tags of all resources."
+  type        = map(string)
+  default     = {}
+}
+
+variable "bucket_name" {
+  description = "Of the datastore. Null: NAME-datastore-ACCOUNT-REGION."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.bucket_name == null ? true : can(regex("^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$", var.bucket_name))
+    error_message = "bucket_name: 3 to 63 lower-case letters, digits and dashes."
+  }
+}
+
+variable "network" {
+  description = <<-EOT
+    vpc_id and subnet_ids: an existing VPC and private subnets of it that reach the internet through a NAT gateway;
+    the first one takes the runs on several nodes. Without vpc_id a VPC is made, with a private subnet in each of
+    zones (none named: the first two of the region), one NAT gateway and an S3 endpoint.
+  EOT
+  type = object({
+    vpc_id     = optional(string)
+    subnet_ids = optional(list(string), [])
+    cidr       = optional(string, "10.72.0.0/16")
+    zones      = optional(list(string), [])
+  })
+  default = {}
+  validation {
+    condition     = (var.network.vpc_id == null) == (length(var.network.subnet_ids) == 0)
+    error_message = "network: vpc_id and subnet_ids belong together: give both, or neither for a new VPC."
+  }
+  validation {
+    condition     = can(cidrsubnet(var.network.cidr, 4, 15))
+    error_message = "network.cidr is no address block such as 10.72.0.0/16."
+  }
+}
+
+variable "gpu_pools" {
+  description = <<-EOT
+    One for each type of GPU machine; the key is part of its queues' names. EFA interfaces and vCPUs follow from
+    instance_type. max_nodes holds for each of its compute environments. spot: single-node runs may use spot
+    machines first. capacity_reservation_id: of an On-Demand Capacity Reservation or a Capacity Block.
+  EOT
+  type = map(object({
+    instance_type           = string
+    max_nodes               = number
+    spot                    = optional(bool, false)
+    disk_gib                = optional(number, 500)
+    capacity_reservation_id = optional(string)
+    capacity_block          = optional(bool, false)
+  }))
+  validation {
+    condition     = alltrue([for key in keys(var.gpu_pools) : can(regex("^[a-z0-9][a-z0-9-]{0,19}$", key))])
+    error_message = "gpu_pools: a key is 1 to 20 lower-case letters, digits and dashes, such as h100."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : contains(keys(local.machines), pool.instance_type)])
+    error_message = "gpu_pools: not every instance_type is an AWS machine of estimator/data/instances.csv; `finetune gpus` lists them."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : pool.max_nodes >= 1 && floor(pool.max_nodes) == pool.max_nodes])
+    error_message = "gpu_pools: max_nodes is a whole number from 1 up."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : pool.disk_gib >= 100])
+    error_message = "gpu_pools: disk_gib is at least 100: images with CUDA take 20 to 30 GiB, weights and checkpoints the rest."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : !pool.capacity_block || pool.capacity_reservation_id != null])
+    error_message = "gpu_pools: capacity_block needs its capacity_reservation_id."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : !pool.spot || pool.capacity_reservation_id == null])
+    error_message = "gpu_pools: a reservation is no spot capacity: give spot or capacity_reservation_id."
+  }
+}
+
+variable "cpu_max_vcpus" {
+  description = "For steps without GPUs."
+  type        = number
+  default     = 64
+  validation {
+    condition     = var.cpu_max_vcpus >= 2
+    error_message = "cpu_max_vcpus: at least 2."
+  }
+}
+
+variable "batch_service_role_arn" {
+  description = "Null: Batch's own service-linked role, which it makes with the first compute environment."
+  type        = string
+  default     = null
+}
+
+variable "placement_groups" {
+  description = "A cluster placement group for each GPU type's multi-node environment."
+  type        = bool
+  default     = true
+}
+
+variable "gpu_image_type" {
+  description = "Of the ECS-optimized image of GPU nodes."
+  type        = string
+  default     = "ECS_AL2023_NVIDIA"
+  validation {
+    condition     = contains(["ECS_AL2023_NVIDIA", "ECS_AL2_NVIDIA"], var.gpu_image_type)
+    error_message = "gpu_image_type: ECS_AL2023_NVIDIA or ECS_AL2_NVIDIA."
+  }
+}
+
+variable "metadata_service_url" {
+  description = "Metaflow's metadata service, which runs on several nodes need on Batch. Null: none yet."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.metadata_service_url == null ? true : can(regex("^https?://[^ ]+$", var.metadata_service_url))
+    error_message = "metadata_service_url: an address that begins with http:// or https://."
+  }
+}
+
+variable "kms_key_arn" {
+  description = "Encrypts the datastore. Null: S3's own keys."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.kms_key_arn == null ? true : can(regex("^arn:[a-z-]+:kms:", var.kms_key_arn))
+    error_message = "kms_key_arn: the ARN of a KMS key."
+  }
+}
+
+variable "nightly_check" {
+  description = "Runs flows/checklist_flow.py on the nodes of a pool. The schedule is EventBridge's: cron with six fields, in UTC."
+  type = object({
+    pool     = string
+    nodes    = optional(number, 2)
+    profile  = optional(string, "standard")
+    schedule = optional(string, "cron(0 3 * * ? *)")
+    image    = string # of infra/docker/launcher.Dockerfile: starts the flow
+    on_nodes = string # of infra/docker/torchtune.Dockerfile: what the nodes run
+  })
+  default = null
+  validation {
+    condition     = var.nightly_check == null ? true : contains(keys(var.gpu_pools), var.nightly_check.pool)
+    error_message = "nightly_check.pool is no key of gpu_pools."
+  }
+  validation {
+    condition     = var.nightly_check == null ? true : try(var.nightly_check.nodes <= var.gpu_pools[var.nightly_check.pool].max_nodes, true)
+    error_message = "nightly_check.nodes is more than the pool's max_nodes."
+  }
+  validation {
+    condition     = var.nightly_check == null ? true : contains(["quick", "standard", "deep"], var.nightly_check.profile)
+    error_message = "nightly_check.profile: quick, standard or deep."
+  }
+  validation {
+    condition     = var.nightly_check == null ? true : can(regex("^(cron\\(([^ ]+ ){5}[^ ]+\\)|rate\\([^)]+\\))$", var.nightly_check.schedule))
+    error_message = "nightly_check.schedule: cron(...) with six fields, such as cron(0 3 * * ? *), or rate(...)."
+  }
+  validation {
+    condition     = var.nightly_check == null ? true : var.metadata_service_url != null
+    error_message = "nightly_check runs on several nodes of Batch, which needs metadata_service_url."
+  }
+}
+
+variable "alert_emails" {
+  description = "Who hears of the budget and of a failed nightly check."
+  type        = list(string)
+  default     = []
+  validation {
+    condition     = alltrue([for address in var.alert_emails : can(regex("^[^@ ]+@[^@ ]+$", address))])
+    error_message = "alert_emails: one of them is no mail address."
+  }
+}
+
+variable "monthly_budget_usd" {
+  description = "Of the whole account; warns at 80 % of it and when the forecast is above. Null: no alarm."
+  type        = number
+  default     = null
+  validation {
+    condition     = var.monthly_budget_usd == null ? true : var.monthly_budget_usd > 0
+    error_message = "monthly_budget_usd: more than 0."
+  }
+  validation {
+    condition     = var.monthly_budget_usd == null ? true : length(var.alert_emails) > 0
+    error_message = "monthly_budget_usd needs alert_emails: somebody has to hear of it."
+  }
+}

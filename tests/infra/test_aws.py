@@ -1,0 +1,395 @@
+"""infra/aws: what it makes, what it refuses, and that what it prints is Metaflow's configuration.
+
+moto plays AWS. It knows neither placement groups nor the subscribers of a budget: those are planned here, and
+not made.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import requests
+
+from decorators.backends import tables
+from decorators.backends.options import Options
+from estimator import hardware
+from tests.infra.terraform import STACK, Stack, missing, prepare
+from tests.lab.control_plane import free_ports, start_process, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "")]
+POOL = {"instance_type": "p4d.24xlarge", "max_nodes": 2}
+VALUES: dict[str, Any] = {
+    "network": {"zones": ["us-east-1a"]},
+    "gpu_pools": {"a100": POOL, "a10g": {"instance_type": "g5.2xlarge", "max_nodes": 4, "spot": True}},
+    "metadata_service_url": "http://metadata.internal:8080",
+    "nightly_check": {"pool": "a100", "image": "launcher:1", "on_nodes": "torchtune:1"},
+    "alert_emails": ["platform@example.com"],
+    "monthly_budget_usd": 20000,
+}
+MADE = {**VALUES, "placement_groups": False, "monthly_budget_usd": None}
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """moto's address. It knows AWS's own policies, as the stack attaches one."""
+    (port,) = free_ports(1, "127.0.0.1", nullcontext)
+    folder = tmp_path_factory.mktemp("moto")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    environment = {**os.environ, "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"}
+    server = start_process(command, folder / "moto.log", environment)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: _answers(address), 90, "moto answers")
+        yield address
+    finally:
+        server.kill()
+        server.wait(10)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return requests.get(f"{address}/moto-api/data.json", timeout=5).ok
+    except requests.RequestException:
+        return False
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, aws: str) -> Stack:
+    return prepare(tmp_path_factory.mktemp("stack"), aws)
+
+
+@pytest.fixture(scope="module")
+def planned(stack: Stack) -> dict[str, dict[str, Any]]:
+    """The planned values of each resource, by its address."""
+    done = stack.run("plan", "-input=false", "-out=whole", values=VALUES)
+    assert done.status == 0, done.errors
+    shown = json.loads(stack.run("show", "-json", "whole").stdout)
+    return {
+        item["address"]: item.get("values", {})
+        for item in shown["planned_values"]["root_module"]["resources"]
+    }
+
+
+def test_the_files_are_in_terraforms_own_form_and_valid(stack: Stack) -> None:
+    done = subprocess.run(
+        ["terraform", "fmt", "-check", "-diff", str(STACK)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    done = stack.run("validate")  # type: ignore[assignment]
+    assert done.status == 0, done.errors  # type: ignore[attr-defined]
+
+
+# -- what is planned -------------------------------------------------------------------------------------
+
+
+def test_a_node_has_one_efa_interface_for_each_card_of_its_machine(
+    planned: dict[str, dict[str, Any]],
+) -> None:
+    for pool, asked in VALUES["gpu_pools"].items():
+        cards = planned[f'aws_launch_template.multi["{pool}"]']["network_interfaces"]
+        machine = hardware.current().find_instance(asked["instance_type"])
+        assert len(cards) == tables.efa_interfaces(machine)
+        for index, card in enumerate(cards):
+            assert card["interface_type"] == "efa"
+            assert card["network_card_index"] == index
+            assert card["device_index"] == (0 if index == 0 else 1)
+    assert len(planned['aws_launch_template.multi["a100"]']["network_interfaces"]) == 4
+
+
+def test_several_nodes_are_on_demand_in_one_zone_and_one_placement_group(
+    planned: dict[str, dict[str, Any]],
+) -> None:
+    environment = planned['aws_batch_compute_environment.multi["a100"]']
+    (resources,) = environment["compute_resources"]
+    assert environment["type"] == "MANAGED"
+    assert resources["type"] == "EC2"
+    assert resources["placement_group"] == "finetune-a100"
+    assert planned['aws_placement_group.multi["a100"]']["strategy"] == "cluster"
+    assert resources["instance_type"] == ["p4d.24xlarge"]
+    assert (resources["min_vcpus"], resources["max_vcpus"]) == (0, 2 * 96)
+    (queue,) = planned['aws_batch_job_queue.multi["a100"]']["compute_environment_order"]
+    assert queue["order"] == 1  # nothing else: Batch starts no run on several nodes on spot machines
+
+
+def test_spot_comes_first_where_the_pool_has_it_and_only_for_one_node(
+    planned: dict[str, dict[str, Any]],
+) -> None:
+    assert planned['aws_batch_compute_environment.spot["a10g"]']["compute_resources"][0]["type"] == "SPOT"
+    assert 'aws_batch_compute_environment.spot["a100"]' not in planned
+    assert len(planned['aws_batch_job_queue.single["a10g"]']["compute_environment_order"]) == 2
+    assert len(planned['aws_batch_job_queue.single["a100"]']["compute_environment_order"]) == 1
+    assert len(planned['aws_batch_job_queue.multi["a10g"]']["compute_environment_order"]) == 1
+
+
+@pytest.mark.parametrize(
+    "before", ['OPTIONS="--default-ulimit nofile=32768:65536"\n', "# nothing\n", "", None], ids=repr
+)
+def test_containers_may_pin_all_memory_as_efa_needs(
+    planned: dict[str, dict[str, Any]], tmp_path: Path, before: str | None
+) -> None:
+    """The boothook is run, twice, on a node's file."""
+    data = base64.b64decode(planned['aws_launch_template.multi["a100"]']["user_data"]).decode()
+    assert data == base64.b64decode(planned['aws_launch_template.single["a10g"]']["user_data"]).decode()
+    script = data[data.index("#!/bin/bash") : data.rindex("--==BOUNDARY==--")]
+    file = tmp_path / "docker"
+    if before is not None:
+        file.write_text(before)
+    for _ in range(2):
+        command = ["bash", "-euc", script.replace("/etc/sysconfig/docker", str(file))]
+        subprocess.run(command, check=True, timeout=20)
+    (options,) = re.findall(r'^OPTIONS="(.*)"$', file.read_text(), re.MULTILINE)
+    assert options.split().count("memlock=-1:-1") == 1
+    assert ("nofile=32768:65536" in options) == ("nofile" in (before or ""))
+
+
+def test_the_nodes_may_reach_each_other_and_https_and_nobody_may_reach_them(
+    planned: dict[str, dict[str, Any]],
+) -> None:
+    into = [name for name in planned if name.startswith("aws_vpc_security_group_ingress_rule.")]
+    assert into == ["aws_vpc_security_group_ingress_rule.among_nodes"]
+    assert planned[into[0]]["cidr_ipv4"] is None
+    for way in ("ingress", "egress"):
+        assert planned[f"aws_vpc_security_group_{way}_rule.among_nodes"]["ip_protocol"] == "-1"
+    https = planned["aws_vpc_security_group_egress_rule.https"]
+    assert (https["from_port"], https["to_port"], https["cidr_ipv4"]) == (443, 443, "0.0.0.0/0")
+
+
+def test_the_budget_warns_somebody(planned: dict[str, dict[str, Any]]) -> None:
+    budget = planned["aws_budgets_budget.monthly[0]"]
+    assert (budget["limit_amount"], budget["time_unit"]) == ("20000", "MONTHLY")
+    assert {item["notification_type"]: item["threshold"] for item in budget["notification"]} == {
+        "ACTUAL": 80,
+        "FORECASTED": 100,
+    }
+    assert all(
+        item["subscriber_email_addresses"] == VALUES["alert_emails"] for item in budget["notification"]
+    )
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+BAD_POOLS = {
+    "A100": POOL,
+    "unknown": {**POOL, "instance_type": "p9.large"},
+    "none": {**POOL, "max_nodes": 0},
+    "small": {**POOL, "disk_gib": 8},
+    "block": {**POOL, "capacity_block": True},
+    "both": {**POOL, "spot": True, "capacity_reservation_id": "cr-1"},
+}
+BAD_CHECK = {"pool": "h100", "profile": "all", "schedule": "cron(0 3 * * *)"}
+# Terraform tells at once all that is wrong, but for variables held against another one that is wrong itself.
+# (what is changed, what it says)
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"gpu_pools": BAD_POOLS, "nightly_check": None},
+        [
+            "gpu_pools: a key is 1 to 20 lower-case letters",
+            "gpu_pools: not every instance_type is an AWS machine of estimator/data/instances.csv",
+            "gpu_pools: max_nodes is a whole number from 1 up",
+            "gpu_pools: disk_gib is at least 100",
+            "gpu_pools: capacity_block needs its capacity_reservation_id",
+            "gpu_pools: a reservation is no spot capacity",
+        ],
+    ),
+    (
+        {
+            "name": "My Stack",
+            "network": {"vpc_id": "vpc-1", "cidr": "10.0.0.0/40"},
+            "metadata_service_url": "metadata:8080",
+            "nightly_check": None,
+            "alert_emails": ["platform"],
+            "gpu_image_type": "ECS_AL2",
+            "bucket_name": "My_Bucket",
+            "kms_key_arn": "alias/key",
+            "cpu_max_vcpus": 0,
+            "monthly_budget_usd": None,
+        },
+        [
+            "name: 2 to 20 lower-case letters",
+            "network: vpc_id and subnet_ids belong together",
+            "network.cidr is no address block",
+            "metadata_service_url: an address that begins with http",
+            "alert_emails: one of them is no mail address",
+            "gpu_image_type: ECS_AL2023_NVIDIA or ECS_AL2_NVIDIA",
+            "bucket_name: 3 to 63 lower-case letters",
+            "kms_key_arn: the ARN of a KMS key",
+            "cpu_max_vcpus: at least 2",
+        ],
+    ),
+    (
+        {"nightly_check": {**VALUES["nightly_check"], **BAD_CHECK}, "monthly_budget_usd": -1},
+        [
+            "nightly_check.pool is no key of gpu_pools",
+            "nightly_check.profile: quick, standard or deep",
+            "nightly_check.schedule: cron(...) with six fields",
+            "monthly_budget_usd: more than 0",
+        ],
+    ),
+    (
+        {
+            "metadata_service_url": None,
+            "alert_emails": [],
+            "nightly_check": {**VALUES["nightly_check"], "nodes": 3},
+        },
+        [
+            "nightly_check runs on several nodes of Batch, which needs metadata_service_url",
+            "monthly_budget_usd needs alert_emails",
+            "nightly_check.nodes is more than the pool's max_nodes",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), REFUSED, ids=["pools", "values", "check", "together"])
+def test_an_impossible_value_is_refused_with_what_would_be_possible(
+    stack: Stack, changed: dict[str, Any], said: list[str]
+) -> None:
+    done = stack.run("plan", "-input=false", "-refresh=false", values={**VALUES, **changed})
+    assert done.status == 1
+    assert [line for line in said if line not in done.errors] == []
+
+
+# -- what is made ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(stack: Stack, planned: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The outputs of the stack as it was made."""
+    # moto has no service-linked roles
+    role = client(stack, "iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    values = {**MADE, "batch_service_role_arn": role}
+    done = stack.run("apply", "-input=false", "-auto-approve", "-parallelism=30", values=values)
+    assert done.status == 0, done.errors
+    outputs = json.loads(stack.run("output", "-json").stdout)
+    return {name: item["value"] for name, item in outputs.items()}
+
+
+def client(stack: Stack, service: str) -> Any:
+    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+    return boto3.client(service, endpoint_url=stack.endpoint, region_name="us-east-1", **keys)
+
+
+def test_the_datastore_is_private_and_encrypted(stack: Stack, made: dict[str, Any]) -> None:
+    bucket = json.loads(made["metaflow_config"])["METAFLOW_DATASTORE_SYSROOT_S3"].split("/")[2]
+    s3 = client(stack, "s3")
+    assert set(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values()) == {True}
+    (rule,) = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+    rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert not any("Expiration" in item for item in rules)  # artifacts are shared by runs
+    (statement,) = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
+    assert (statement["Effect"], statement["Condition"]) == (
+        "Deny",
+        {"Bool": {"aws:SecureTransport": "false"}},
+    )
+
+
+def test_what_is_printed_is_metaflows_configuration(
+    stack: Stack, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads(made["metaflow_config"])
+    code = "import json, metaflow.metaflow_config as c; print(json.dumps([n for n in dir(c) if n.isupper()]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    known = {f"METAFLOW_{name}" for name in json.loads(done.stdout)}
+    known |= {"METAFLOW_SERVICE_URL", "METAFLOW_DATATOOLS_S3ROOT", "METAFLOW_DATASTORE_CARD_SYSROOT_S3"}
+    assert set(config) <= known
+    queues = {item["jobQueueName"] for item in client(stack, "batch").describe_job_queues()["jobQueues"]}
+    assert config["METAFLOW_BATCH_JOB_QUEUE"] in queues
+    roles = {item["Arn"] for item in client(stack, "iam").list_roles()["Roles"]}
+    assert config["METAFLOW_ECS_S3_ACCESS_IAM_ROLE"] in roles
+    lines = dict(re.findall(r"^export (\w+)='(.*)'$", made["metaflow_environment"], re.MULTILINE))
+    assert {name: value for name, value in lines.items() if name.startswith("METAFLOW")} == config
+    monkeypatch.setenv("FINETUNE_QUEUES", lines["FINETUNE_QUEUES"])
+    options = Options.from_values({})
+    for gpu, pool in (("A100 SXM 40GB", "a100"), ("A10G", "a10g")):
+        assert options.queue_for(gpu) == made["queues"][pool]["any_nodes"] in queues
+
+
+def test_the_most_that_it_can_cost_is_that_of_the_table(made: dict[str, Any]) -> None:
+    prices = {item.name: item.usd_per_hour for item in hardware.current().instances if item.cloud == "aws"}
+    expected = sum(
+        pool["max_nodes"] * (prices[pool["instance_type"]] or 0) for pool in VALUES["gpu_pools"].values()
+    )
+    assert made["most_usd_per_hour"] == pytest.approx(expected)
+
+
+def test_every_night_a_job_launches_the_checklist_on_the_pools_queue(
+    stack: Stack, made: dict[str, Any]
+) -> None:
+    schedule = client(stack, "scheduler").get_schedule(Name="finetune-nightly-check")
+    assert schedule["ScheduleExpression"] == "cron(0 3 * * ? *)"
+    assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:batch:submitJob"
+    asked = json.loads(schedule["Target"]["Input"])
+    batch = client(stack, "batch")
+    (definition,) = batch.describe_job_definitions(jobDefinitionName="finetune-nightly-check")[
+        "jobDefinitions"
+    ]
+    assert definition["jobDefinitionArn"].startswith(asked["JobDefinition"])
+    (queue,) = batch.describe_job_queues(jobQueues=[asked["JobQueue"]])["jobQueues"]
+    assert queue["jobQueueName"] == "finetune-cpu"
+    container = definition["containerProperties"]
+    python, flow, *words = container["command"]
+    assert (python, flow, words[:1]) == ("python", "flows/checklist_flow.py", ["run"])
+    assert words[words.index("--queue") + 1] == made["queues"]["a100"]["any_nodes"]
+    variables = {item["name"]: item["value"] for item in container["environment"]}
+    assert variables["METAFLOW_SERVICE_URL"] == VALUES["metadata_service_url"]
+    _takes(words)
+
+
+def _takes(words: list[str]) -> None:
+    """The flow's command line has all of these options."""
+    flow = STACK.parents[1] / "flows" / "checklist_flow.py"
+    done = subprocess.run(
+        [sys.executable, str(flow), "run", "--help"], capture_output=True, text=True, timeout=120, check=True
+    )
+    for word in words:
+        assert not word.startswith("--") or re.search(rf"{word}\b", done.stdout), word
+
+
+def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: dict[str, Any]) -> None:
+    iam = client(stack, "iam")
+    policies = {
+        arn.rpartition("/")[2]: iam.get_policy_version(PolicyArn=arn, VersionId="v1")["PolicyVersion"][
+            "Document"
+        ]
+        for arn in made["launcher_policies"]
+    }
+    everything = [
+        action
+        for document in policies.values()
+        for statement in document["Statement"]
+        for action in _listed(statement["Action"])
+        if "*" in _listed(statement["Resource"])
+    ]
+    assert all(re.match(r"\w+:(Describe|List|Get)", action) for action in everything), everything
+    actions = {
+        action
+        for document in policies.values()
+        for statement in document["Statement"]
+        for action in _listed(statement["Action"])
+    }
+    assert not any("*" in action for action in actions)
+    assert {"batch:SubmitJob", "batch:RegisterJobDefinition", "batch:TerminateJob", "iam:PassRole"} <= actions
+    (job,) = [role for role in iam.list_roles()["Roles"] if role["RoleName"].startswith("finetune-job-")]
+    assert job["AssumeRolePolicyDocument"]["Statement"][0]["Principal"] == {
+        "Service": "ecs-tasks.amazonaws.com"
+    }
+    attached = iam.list_attached_role_policies(RoleName=job["RoleName"])["AttachedPolicies"]
+    assert [item["PolicyName"] for item in attached] == ["finetune-datastore"]
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
