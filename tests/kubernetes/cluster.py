@@ -85,7 +85,9 @@ class Cluster:
 
     def launch(self, flow: str, home: Path, *arguments: str, **more: str) -> Launched:
         """``python flows/FLOW.py ARGUMENTS`` in the folder ``home``."""
-        command = [sys.executable, str(ROOT / "flows" / f"{flow}.py"), *arguments]
+        # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one.
+        command = ["env", "--default-signal=INT", sys.executable]
+        command += [str(ROOT / "flows" / f"{flow}.py"), *arguments]
         own = self.environment(home, **more)
         home.mkdir(parents=True, exist_ok=True)
         (home / "run_id").unlink(missing_ok=True)

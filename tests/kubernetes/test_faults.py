@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import re
 import signal
 import time
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from tests.conftest import write_sums
+from tests.flows.faults import READ_OUTCOME
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
 from tests.lab import faulty_proxy
 from tests.lab.api import Json
@@ -27,7 +29,7 @@ from tests.lab.kubelet import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS, EVERY = 24, 3
+STEPS, EVERY = 48, 4
 LIMIT_S = 1500
 END_S = 240  # for what ends at the first step of a flow
 GONE_S = 30  # for how long the API server is away
@@ -35,7 +37,7 @@ ON_CPUS = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
 SHORT = [
     f"--max-steps={STEPS}",
     f"--checkpoint-every={EVERY}",
-    "--epochs=2",
+    "--epochs=4",
     "--batch-size=4",
     "--seq-len=128",
     "--set=evaluation.generations=0",
@@ -46,45 +48,58 @@ SHORT = [
 # -- faults while nodes train ------------------------------------------------------------------------------
 
 
-def test_an_evicted_pod_a_lost_node_and_an_absent_api_server_cost_only_unsaved_steps(
+def test_a_run_outlives_its_login_two_of_its_nodes_and_the_api_server(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    data = write_sums(tmp_path / "sums.jsonl")
-    run = cluster.launch("finetune_flow", tmp_path, "run", *ON_CPUS, f"--dataset={data}", *SHORT)
+    """One run meets all of it: it costs the steps since the last checkpoint, twice, and nothing else."""
+    login = _robots_login(cluster)
+    run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(login))
+    with _paused_first_pod(cluster, run):
+        cluster.api.delete(ROBOT)
+        _says(run, "doesn't take this login any more")
+        _renew(cluster, login)
 
-    first = _training(cluster, run, attempt=0, beyond=0)
+    first = _training(cluster, run, attempt=0)
     cluster.kubelet_of(first["worker"]).evict(first["worker"]["metadata"]["name"])
     _attempt_ends(cluster, first)
 
-    second = _training(cluster, run, attempt=1, beyond=0)
-    lost = cluster.kubelet_of(second["worker"])
+    second = _training(cluster, run, attempt=1)
+    _lose_a_node(cluster, second)
+    _attempt_ends(cluster, second)
+
+    _training(cluster, run, attempt=2)
+    cluster.control_plane.stop_api_server()
+    time.sleep(GONE_S)
+    cluster.control_plane.start_api_server()
+    _says(run, r"/train_nodes/\d+ \(pid \d+\)\] Task finished successfully")
+
+    assert "The Kubernetes API doesn't answer" in run.log
+    outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
+    assert [row["step"] for row in outcome["metrics"]] == list(range(1, STEPS + 1))
+    gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
+    assert len(gone_on) == 2, run.story()
+    assert 0 < gone_on[0] <= gone_on[1] < STEPS
+    assert "Traceback" not in run.log, run.log
+
+    os.killpg(run.process.pid, signal.SIGINT)
+    run.wait(END_S)
+    run.nothing_left()
+
+
+def _lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
+    """The worker's; another one comes up."""
+    lost = cluster.kubelet_of(pods["worker"])
     cluster.add_node(Node(name=f"{lost.node.name}-new", instance_type=lost.node.instance_type))
     lost.lose()
-    control = cluster.pod(second["control"])
+    control = cluster.pod(pods["control"])
     if control is not None:  # the two were on different nodes: nobody tells the other one but the gang
         wait_for(lambda: control.poll() is not None, 120, "the other node's task ends by itself")
     lost.forget()
     cluster.kubelets.remove(lost)
-    _attempt_ends(cluster, second)
-
-    _training(cluster, run, attempt=2, beyond=_committed(cluster, run))
-    cluster.control_plane.stop_api_server()
-    time.sleep(GONE_S)
-    cluster.control_plane.start_api_server()
-
-    assert run.wait(LIMIT_S) == 0, run.story()
-    assert "The Kubernetes API doesn't answer" in run.log
-    gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
-    assert len(gone_on) == 2, run.story()
-    assert 0 < gone_on[0] <= gone_on[1] < STEPS
-    metrics = run.artifacts("FinetuneFlow")["metrics"]
-    assert [row["step"] for row in metrics] == list(range(1, STEPS + 1))
-    assert "Traceback" not in run.log
-    run.nothing_left()
 
 
-def _training(cluster: Cluster, run: Launched, *, attempt: int, beyond: int) -> dict[str, Json]:
-    """The two pods of an attempt, by kind, once it has saved a checkpoint after step ``beyond``."""
+def _training(cluster: Cluster, run: Launched, *, attempt: int) -> dict[str, Json]:
+    """The two pods of an attempt, by kind, once it has saved a checkpoint of its own."""
 
     def pods() -> dict[str, Json]:
         assert run.process.poll() is None, run.story()
@@ -99,7 +114,7 @@ def _training(cluster: Cluster, run: Launched, *, attempt: int, beyond: int) -> 
 
     wait_for(lambda: len(pods()) == 2, LIMIT_S, f"attempt {attempt} trains", every=0.5)
     found = pods()
-    before = max(_committed(cluster, run), beyond)
+    before = _committed(cluster, run)
 
     def saved() -> bool:
         assert run.process.poll() is None, run.story()
@@ -120,6 +135,54 @@ def _attempt_ends(cluster: Cluster, pods: dict[str, Json]) -> None:
     """All its pods, within a minute or two."""
     names = {pod["metadata"]["name"] for pod in pods.values()}
     wait_for(lambda: not names & set(cluster.running()), 120, f"the pods {names} end")
+
+
+def _says(run: Launched, pattern: str) -> None:
+    def said() -> Any:
+        assert run.process.poll() is None, run.story()
+        return re.search(pattern, run.log)
+
+    wait_for(said, LIMIT_S, f"the run says {pattern!r}", every=0.5)
+
+
+ROBOT = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/robot"
+
+
+def _robots_login(cluster: Cluster) -> Path:
+    """A kubeconfig of a launcher whose account can be taken away: a service account."""
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "robot", "namespace": NAMESPACE},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "launcher"},
+        "subjects": [{"kind": "ServiceAccount", "name": "robot", "namespace": NAMESPACE}],
+    }
+    plane = cluster.control_plane
+    plane.apply(binding)
+    return plane.kubeconfig("launcher", NAMESPACE, token=plane.service_account("robot", NAMESPACE))
+
+
+def _renew(cluster: Cluster, login: Path) -> None:
+    config = json.loads(login.read_text())
+    config["users"][0]["user"]["token"] = cluster.control_plane.service_account("robot", NAMESPACE)
+    login.write_text(json.dumps(config))
+
+
+@contextlib.contextmanager
+def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
+    """The run's first pod, stopped once it runs and until the end of the block."""
+    before = len(cluster.hub.pods)
+    wait_for(lambda: len(cluster.hub.pods) > before, END_S, "a pod starts")
+    _says(run, "Task is starting")
+    stopped = [psutil.Process(pid) for pid in cluster.hub.pods[before].pids()]
+    for process in stopped:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 # -- what never starts -------------------------------------------------------------------------------------
@@ -169,61 +232,6 @@ def test_who_may_not_submit_is_told_so_by_the_server_itself(cluster: Cluster, tm
     config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=config)
     _ends(run, r"User \"nobody\" cannot create resource \"jobs\"", "rbac-launcher.yaml")
-
-
-def test_a_login_that_expires_is_waited_for_and_ctrl_c_leaves_no_pod(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    plane = cluster.control_plane
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "robot", "namespace": NAMESPACE},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "launcher"},
-        "subjects": [{"kind": "ServiceAccount", "name": "robot", "namespace": NAMESPACE}],
-    }
-    plane.apply(binding)
-    config = plane.kubeconfig("launcher", NAMESPACE, token=plane.service_account("robot", NAMESPACE))
-    run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(config))
-    try:
-        with _paused(cluster, run):
-            cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/robot")
-            _says(run, "doesn't take this login any more")
-            renewed = json.loads(config.read_text())
-            renewed["users"][0]["user"]["token"] = plane.service_account("robot", NAMESPACE)
-            config.write_text(json.dumps(renewed))
-        _says(run, r"/start/\d+ \(pid \d+\)\] Task finished successfully")
-        os.killpg(run.process.pid, signal.SIGINT)
-        run.wait(END_S)
-    finally:
-        run.process.kill()
-    run.nothing_left()
-
-
-@contextlib.contextmanager
-def _paused(cluster: Cluster, run: Launched) -> Iterator[None]:
-    """The run's first pod, stopped once it runs and until the end of the block."""
-    before = len(cluster.hub.pods)
-    wait_for(lambda: len(cluster.hub.pods) > before, END_S, f"a pod starts: {run.log}")
-    pod = cluster.hub.pods[before]
-    _says(run, "Task is starting")
-    stopped = [psutil.Process(pid) for pid in pod.pids()]
-    for process in stopped:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in stopped:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
-
-
-def _says(run: Launched, pattern: str) -> None:
-    def said() -> Any:
-        assert run.process.poll() is None, run.story()
-        return re.search(pattern, run.log)
-
-    wait_for(said, END_S, f"the run says {pattern!r}; it says {run.log}", every=0.5)
 
 
 # -- what is refused before anything is submitted ----------------------------------------------------------

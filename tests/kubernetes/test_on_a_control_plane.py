@@ -170,10 +170,16 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Its nodes are there and the scheduler places the pods; their containers never start."""
-    gpus = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}
     machines = [
-        Node(name=f"gpu-{n}", instance_type="p5.48xlarge", cpu="192", memory="2048Gi", extended=gpus)
-        for n in range(8)
+        Node(
+            name=f"gpu-{number}",
+            instance_type="p5.48xlarge",
+            cpu="192",
+            memory="2048Gi",
+            extended={"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"},
+            taints=({"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"},),
+        )
+        for number in range(8)
     ]
     for machine in machines:
         cluster.add_machine(machine)

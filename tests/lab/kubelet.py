@@ -36,6 +36,7 @@ class Node:
     memory: str = "256Gi"
     extended: Mapping[str, str] = field(default_factory=dict)  # "nvidia.com/gpu": "8"
     labels: Mapping[str, str] = field(default_factory=dict)  # beside those that every machine has
+    taints: tuple[Mapping[str, str], ...] = ()
 
     def manifest(self) -> Json:
         labels = {
@@ -236,7 +237,7 @@ def register(api: Api, node: Node, address: str) -> None:
     path = f"/api/v1/nodes/{node.name}"
     api.create("/api/v1/nodes", node.manifest())
     api.patch(f"{path}/status", {"status": node.status(address)})
-    api.patch(path, {"spec": {"taints": None}})  # not-ready, which admission has added
+    api.patch(path, {"spec": {"taints": list(node.taints)}})  # and not not-ready, which admission has added
 
 
 def _path(pod: Json) -> str:
