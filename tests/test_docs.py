@@ -438,7 +438,7 @@ def test_every_flow_command_is_one_that_the_command_line_takes(place: Path) -> N
         plain, options = parse(words)
         subcommand = plain[:2] if plain[0] in ("card", "logs") else plain[:1]
         # A flow with a Config shows resume's help only where there is a run to resume
-        known = "--origin-run-id" if plain[0] == "resume" else help_text(*subcommand)
+        known = "--origin-run-id " if plain[0] == "resume" else help_text(*subcommand)
         known += help_text()
         for option in options:
             assert re.search(rf"{option}\b", known), f"{where}: {plain[0]} has no {option}"
