@@ -56,7 +56,7 @@ class Node:
         }
 
     def status(self, address: str) -> Json:
-        room = {"cpu": self.cpu, "memory": self.memory, "ephemeral-storage": "1Ti", "pods": "110"}
+        room = {"cpu": self.cpu, "memory": self.memory, "ephemeral-storage": "8Ti", "pods": "110"}
         capacity = {**room, **self.extended}
         return {
             "capacity": capacity,
