@@ -30,6 +30,7 @@ from decorators._metaflow import Backend, FinetuneError, Given, StepView, Traini
 from decorators.backends.cluster_fit import Least
 from decorators.backends.options import Options
 from decorators.backends.placing import carry_on, place
+from decorators.deployments import check_deployable, check_nodes
 from decorators.profiler import NO_PROFILE, Profile
 from decorators.requested import for_data, merge_given, with_given
 from decorators.storage import remember_origin
@@ -116,7 +117,9 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
+            check_deployable(step)
             plan = self._plan(self.resolver, step)
+            check_nodes(step, plan)
             os.environ[PLAN_VARIABLE] = pack(plan)
             if self.role != "none":
                 self._request(step, plan)

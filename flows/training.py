@@ -47,6 +47,13 @@ class Outcome:
     output: str | None  # key of the finished model's bundle, on node 0
     logs: str  # key of the bundle of this node's logs
 
+    @property
+    def finished_model(self) -> str:
+        """Key of the finished model's bundle; only node 0's outcome has it."""
+        if self.output is None:
+            raise ValueError("the finished model is node 0's")
+        return self.output
+
 
 def choose_ports(*, local: bool) -> tuple[int, ...]:
     """Ports where the nodes' tasks may meet: free ones where they share this machine's network."""

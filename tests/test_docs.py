@@ -348,28 +348,17 @@ class {name}(FlowSpec):
 
 @cache
 def help_text(*words: str, flow: Path = FLOW) -> str:
+    command = [sys.executable, str(flow), *words, "--help"]
     with tempfile.TemporaryDirectory() as home:
+        variables = {**os.environ, "METAFLOW_USER": "tester"}
         if words == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
-            (Path(home) / "earlier.py").write_text(
-                EARLIER.format(name=flow_class(flow), values=json.dumps(settings.parse_yaml("")))
-            )
-            run_in(home, "earlier.py", "run")
-        return run_in(home, str(flow), *words, "--help")
-
-
-def flow_class(flow: Path) -> str:
-    found = re.search(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)
-    assert found is not None
-    return found[1]
-
-
-def run_in(home: str, *words: str) -> str:
-    """Standard output of a Python command in a folder that is also Metaflow's datastore."""
-    variables = {**os.environ, "METAFLOW_USER": "tester", "METAFLOW_DATASTORE_SYSROOT_LOCAL": home}
-    command = [sys.executable, *words]
-    done = subprocess.run(
-        command, cwd=home, env=variables, capture_output=True, text=True, timeout=120, check=True
-    )
+            variables["METAFLOW_DATASTORE_SYSROOT_LOCAL"] = home
+            name = re.findall(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)[0]
+            earlier = Path(home) / "earlier.py"
+            earlier.write_text(EARLIER.format(name=name, values=json.dumps(settings.parse_yaml(""))))
+            run = [sys.executable, str(earlier), "run"]
+            subprocess.run(run, cwd=home, env=variables, capture_output=True, timeout=120, check=True)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout
 
 

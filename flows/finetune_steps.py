@@ -1,0 +1,223 @@
+"""The steps of a fine-tuning run, but for the way through them: finetune_flow.py and finetune_linear_flow.py.
+
+Metaflow lets a flow inherit steps and parameters. Each step here does its work and goes on to the next; where
+the two flows differ, they have a step of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, step
+
+from decorators._metaflow import user_errors
+from decorators.gpu_profile import current_plan, gpu_profile
+from decorators.storage import datastore, origin_run_ids
+from flows import handover, planning, staging
+from flows.training import Inputs, train_on_node
+from flows.workdir import work_folder
+from launchers.bundles import get_bundle, has_bundle, put_bundle
+from launchers.control import NodeAddress
+from launchers.dataset import prepare as preparation
+from launchers.dataset import render, rows
+from launchers.dataset.prepared import Prepared
+from launchers.evaluate import EvaluationRequest, evaluate
+from launchers.metrics import summarise
+from launchers.settings import Settings, dotted_names, help_of, parse_yaml
+
+
+def knob(name: str, kind: type = str) -> Any:
+    """A flag of the flow; its default is the settings file's value, its help the setting's own."""
+    where = planning.FLAGS[name]
+    return Parameter(
+        name.replace("_", "-"), type=kind, default=config_expr(f"settings.{where}"), help=help_of(where)
+    )
+
+
+def text_knob(name: str) -> Any:
+    """A flag whose setting is not plain text: empty means as in the settings file."""
+    where = planning.FLAGS[name]
+    return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(where))
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """The settings file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
+    with user_errors():
+        return parse_yaml(text)
+
+
+class FinetuneSteps(FlowSpec):
+    """What every fine-tuning flow has."""
+
+    settings = Config(
+        "settings",
+        default_value="",
+        parser=read_settings,
+        help="A YAML file of settings (launchers/settings.schema.json says which there are).",
+    )
+    model = knob("model")
+    method = knob("method")
+    launcher = knob("launcher")
+    dataset = knob("dataset")
+    seq_len = knob("seq_len", int)
+    packing = knob("packing", bool)
+    epochs = knob("epochs", int)
+    max_steps = knob("max_steps", int)
+    batch_size = knob("batch_size", int)
+    micro_batch = knob("micro_batch", int)
+    lr = text_knob("lr")
+    precision = knob("precision")
+    seed = knob("seed", int)
+    checkpoint_every = knob("checkpoint_every", int)
+    tracker = text_knob("tracker")
+    output_dir = knob("output_dir")
+    nodes = knob("nodes", int)
+    gpus = knob("gpus", int)
+    gpu = knob("gpu")
+    instance_type = knob("instance_type")
+    cloud = knob("cloud")
+    device = knob("device")
+    queue = knob("queue")
+    zone = knob("zone")
+    pending_timeout = knob("pending_timeout", float)
+    overrides = Parameter(
+        "set",
+        default="",
+        multiple=True,
+        help="Any setting by its dotted name, as often as needed: --set optimizer.lr=2e-5. Names: "
+        + ", ".join(dotted_names()),
+    )
+    no_calibration = Parameter(
+        "no-calibration",
+        is_flag=True,
+        default=False,
+        help="Plan by the formulas alone, without what finished runs have measured here.",
+    )
+    no_preflight = Parameter(
+        "no-preflight",
+        is_flag=True,
+        default=False,
+        help="Submit to the cluster without asking first whether it could ever run this.",
+    )
+    ignore_checklist = Parameter(
+        "ignore-checklist",
+        is_flag=True,
+        default=False,
+        help="Begin though the newest checklist of this cluster has failed within the last day.",
+    )
+    plan_only = Parameter("plan-only", is_flag=True, default=False, help="Print the plan and end.")
+
+    @gpu_profile(plan=planning.plan_from_parameters, request="none")
+    @step
+    def start(self) -> None:
+        """Settle the settings and the plan; fetch and check the data."""
+        with work_folder(current.run_id, "start", current.task_id) as work:
+            wanted = planning.settings_from(self.settings, planning.flags_of(self))
+            self.spec = handover.spec_of(wanted.model)
+            self.plan = planning.agreed(current_plan(), wanted)
+            self.used_settings = planning.resolved(wanted, self.spec).model_dump(mode="json")
+            print(planning.one_line(self.plan))
+            self.conversations = rows.read(staging.dataset_file(wanted.dataset, work / "dataset"))
+            print(f"{wanted.dataset}: {len(self.conversations):,} rows, all of them well-formed")
+            self.held_out = []
+            if wanted.evaluation.dataset:
+                self.held_out = rows.read(staging.dataset_file(wanted.evaluation.dataset, work / "held_out"))
+        self.next(self.prepare)
+
+    @gpu_profile(plan=planning.plan_from_parameters)
+    @retry(times=2, minutes_between_retries=0)
+    @step
+    def train(self) -> None:
+        """Train on one node."""
+        self._train(node=0, nodes=1, main_host="127.0.0.1", ports=())
+        self.next(self.evaluate)
+
+    @gpu_profile(plan=planning.plan_from_parameters, request="evaluate")
+    @step
+    def evaluate(self) -> None:
+        """Held-out loss before and after, and a few answers of the finished model."""
+        wanted = Settings.model_validate(self.used_settings)
+        self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
+        with work_folder(current.run_id, "evaluate", current.task_id) as work:
+            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+            self.evaluation = evaluate(
+                EvaluationRequest(
+                    base_dir=handover.model_folder(self.model_reference, work / "base"),
+                    model_dir=work / "finished" / "model",
+                    data_dir=handover.local_copy(datastore(), self.data_key, work / "data"),
+                    work_dir=work / "evaluation",
+                    generations=wanted.evaluation.generations,
+                    max_new_tokens=wanted.evaluation.max_new_tokens,
+                    device=self.plan.layout.device,
+                )
+            )
+        print(self.evaluation.text())
+        self.next(self.export)
+
+    @step
+    def export(self) -> None:
+        """Put the model where the user can take it, with a page that says what it is."""
+        with user_errors():
+            self.facts = handover.closing_facts(
+                self.plan, summarise(self.outcome.metrics), self.measured, self.evaluation
+            )
+            self.model_path = handover.export(
+                storage=datastore(),
+                output=self.outcome.finished_model,
+                run=current.run_id,
+                plan=self.plan,
+                settings=self.used_settings,
+                facts=self.facts,
+            )
+        self.next(self.end)
+
+    @step
+    def end(self) -> None:
+        """Say what was predicted, what was measured, and where the model is."""
+        for name, value in self.facts:
+            print(f"{name}: {value}")
+        print(f"model: {self.model_path}")
+
+    def _prepare(self) -> None:
+        """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
+        wanted = Settings.model_validate(self.used_settings)
+        with work_folder(current.run_id, "prepare", current.task_id) as work:
+            self.model_reference = handover.weights_once(wanted.model, work)
+            model_dir = handover.tokenizer_folder(self.model_reference, work / "model")
+            train, drawn = preparation.split(self.conversations, wanted)
+            info = preparation.prepare(
+                train, model_dir, wanted, wanted.seq_len or 0, work / "data", self.held_out or drawn
+            )
+            print(preparation.summary(info, wanted.dataset))
+            tokenizer = render.load_tokenizer(model_dir, wanted)
+            print(preparation.sample_view(Prepared(work / "data"), tokenizer))
+            self.data_key = f"data/{info.fingerprint}"
+            if not has_bundle(datastore(), self.data_key):
+                put_bundle(datastore(), self.data_key, work / "data")
+        self.used_settings = planning.resolved(wanted, self.spec, info.total_steps).model_dump(mode="json")
+
+    def _train(self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...]) -> None:
+        self.node = node
+        with work_folder(current.run_id, "train", current.task_id) as work:
+            self.outcome = train_on_node(
+                Inputs(
+                    plan=self.plan,
+                    settings=Settings.model_validate(self.used_settings),
+                    model=self.model_reference,
+                    data=self.data_key,
+                    run_id=current.run_id,
+                    attempt=current.retry_count,
+                    origin_run_ids=origin_run_ids(),
+                ),
+                NodeAddress(
+                    node=node,
+                    nodes=nodes,
+                    main_host=main_host,
+                    ports=ports,
+                    token=f"{current.run_id}/{current.step_name}/{current.retry_count}",
+                ),
+                datastore(),
+                work,
+            )
+        self.measured = self.outcome.measured
+        self.plan = self.outcome.plan
