@@ -1,0 +1,167 @@
+"""infra/docker: linted, at the versions of the tested set, not root; the workflow builds each target."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it there
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "infra" / "docker" / "Dockerfile"
+REQUIREMENTS = DOCKERFILE.parent / "requirements"
+TEXT = DOCKERFILE.read_text()
+TARGETS = ("torchtune", "deepspeed", "launcher")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def pinned(file: str) -> dict[str, str]:
+    """Package -> version of one list of requirements, with those that it includes."""
+    found: dict[str, str] = {}
+    for line in (REQUIREMENTS / file).read_text().splitlines():
+        if line.startswith("-r "):
+            found |= pinned(line.removeprefix("-r "))
+        elif line and not line.startswith("#"):
+            name, version = line.split("==")
+            found[canonicalize_name(name)] = version
+    return found
+
+
+def asked(*extras: str) -> list[Requirement]:
+    """What pyproject.toml asks for: the project itself, and these extras."""
+    lines = [*PROJECT["dependencies"]]
+    for extra in extras:
+        lines += PROJECT["optional-dependencies"][extra]
+    return [Requirement(line) for line in lines]
+
+
+def stages() -> dict[str, str]:
+    """Name -> instructions of each stage."""
+    parts = re.split(r"^FROM (\S+) AS (\w+)$", TEXT, flags=re.MULTILINE)
+    return {parts[index + 1]: parts[index + 2] for index in range(1, len(parts), 3)}
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "hadolint"), str(DOCKERFILE)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
+def test_the_images_versions_are_within_the_projects_bounds(engine: str) -> None:
+    versions = pinned(f"{engine}.txt")
+    others = {"torchtune": {"deepspeed"}, "deepspeed": {"torchtune", "torchao", "torchdata"}}[engine]
+    for requirement in asked("train", "kubernetes", "aws", "trackers"):
+        name = canonicalize_name(requirement.name)
+        if name not in others:
+            assert versions[name] in requirement.specifier, f"{engine}.txt: {name}=={versions[name]}"
+    assert not others & versions.keys()
+
+
+def test_the_images_versions_are_those_that_are_said_to_be_tested() -> None:
+    versions = {**pinned("torchtune.txt"), **pinned("deepspeed.txt")}
+    rows = re.findall(
+        r"^\| ([\w-]+) \| `[^`]+` \| ([\d.]+) \|", (ROOT / "docs" / "pins.md").read_text(), re.M
+    )
+    assert len(rows) >= 10
+    for name, tested in rows:
+        assert versions[canonicalize_name(name)] == tested, name
+
+
+def test_a_pod_has_nothing_to_install_when_it_starts() -> None:
+    """Metaflow leaves its installation out where this is set, so what it would install has to be there."""
+    assert re.search(r"METAFLOW_SKIP_INSTALL_DEPENDENCIES=1\b", stages()["nodes"])
+    for engine in ("torchtune", "deepspeed"):
+        assert {"boto3", "requests", "metaflow"} <= pinned(f"{engine}.txt").keys()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_does_not_run_as_root(target: str) -> None:
+    users = re.findall(r"^USER (\S+)$", stages()[target], re.MULTILINE)
+    assert users[-1:] == ["1000:1000"]
+
+
+def test_every_image_it_builds_on_has_a_version() -> None:
+    named = re.findall(r"^FROM (\S+) AS", TEXT, re.MULTILINE)
+    own = stages().keys()
+    for image in named:
+        assert image in own or re.search(r":\d+\.\d+", image), image
+    (python,) = set(re.findall(r"(?:uv venv --python |FROM python:)(\d+\.\d+)", TEXT))
+    assert f"tested on Python {python}" in (ROOT / "docs" / "pins.md").read_text()
+
+
+def test_what_the_launchers_image_copies_is_let_through_and_is_all_of_the_project() -> None:
+    ignored = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines()
+    let_through = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    copied = {
+        word
+        for line in re.findall(r"^COPY (.*)$", stages()["launcher"], re.MULTILINE)
+        for word in line.split()[:-1]
+    }
+    for path in copied:
+        assert (ROOT / path).exists(), path
+        assert any(path == allowed or path.startswith(f"{allowed}/") for allowed in let_through), path
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert {name.partition(".")[0] for name in packages} <= copied
+
+
+def test_the_checklists_flow_starts_without_torch() -> None:
+    """The launcher's image has none."""
+    flow = ROOT / "flows" / "checklist_flow.py"
+    code = (
+        "import runpy, sys\n"
+        "for name in 'torch torchtune torchao transformers peft accelerate deepspeed'.split():\n"
+        "    sys.modules[name] = None\n"
+        f"sys.argv = [{str(flow)!r}, 'run', '--help']\n"
+        f"runpy.run_path({str(flow)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--profile" in done.stdout
+
+
+# -- the workflow ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def workflow() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())
+    return loaded
+
+
+def test_the_workflow_builds_every_target(workflow: dict[str, Any]) -> None:
+    job = workflow["jobs"]["build"]
+    assert set(job["strategy"]["matrix"]["target"]) == set(TARGETS) <= stages().keys()
+    build = job["steps"][-1]["with"]
+    assert (ROOT / build["file"]) == DOCKERFILE
+    assert build["target"] == "${{ matrix.target }}"
+
+
+def test_the_workflow_uses_actions_at_a_commit_and_pushes_nothing_of_a_pull_request(
+    workflow: dict[str, Any],
+) -> None:
+    steps = workflow["jobs"]["build"]["steps"]
+    for step in steps:
+        assert "uses" not in step or re.search(r"@[0-9a-f]{40}$", step["uses"]), step
+    only_tags = "startsWith(github.ref, 'refs/tags/v')"
+    (login,) = [step for step in steps if "login-action" in step.get("uses", "")]
+    assert login["if"] == only_tags
+    assert steps[-1]["with"]["push"] == f"${{{{ {only_tags} }}}}"
