@@ -1,0 +1,105 @@
+"""What AWS Batch does to a run: it goes on, or ends soon and says why in a line; no job is left unnamed.
+
+The limits are for a machine that does ten other things: what matters is that there is an end at all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.batch.lab import Client, Lab
+from tests.flows.conftest import left_behind
+from tests.lab import faulty_proxy, metadata
+from tests.lab.batch_jobs import OUT_OF_MEMORY
+from tests.lab.metadata import MetadataService
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SMALL = Path(__file__).parent / "flows" / "small_flow.py"
+LIMIT_S = 600
+END_S = 180
+
+
+def small(lab: Lab, home: Path, *arguments: str, **more: str) -> Client:
+    return lab.start(home, "run", *arguments, flow=SMALL, **more)
+
+
+def waiting(run: Client) -> None:
+    """Until all nodes of its step are at work."""
+
+    def working() -> bool:
+        pods = [pod for job in run.jobs("work") for pod in job.pods]
+        return len(pods) == 2 and all("works" in pod.log.read_text() for pod in pods)
+
+    run.wait_for(working, LIMIT_S)
+
+
+def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_tried_again(
+    lab: Lab, tmp_path: Path
+) -> None:
+    with metadata.serve(lab.hub, MetadataService(first_id=1)) as new_service:
+        run = small(lab, tmp_path, "--does=grow", METAFLOW_SERVICE_URL=new_service)
+        assert run.end(LIMIT_S) == 0, run.log + run.pods_log()
+        assert run.artifacts("SmallFlow")["seen"] == [(0, 1), (1, 1)]
+    first, second = run.jobs("work")
+    assert first.describe(0)["container"]["reason"] == OUT_OF_MEMORY
+    assert (first.status, second.status) == ("FAILED", "SUCCEEDED")
+    task = first.request["parameters"]["metaflow.task_id"]
+    assert len(task) == 1, "the service is new"
+    others = first.nodes[1].command[-1]
+    assert others.count("AWS_BATCH_JOB_NODE_INDEX") == 3
+    assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in others
+
+
+def test_ctrl_c_terminates_the_jobs_and_leaves_no_process(lab: Lab, tmp_path: Path) -> None:
+    run = small(lab, tmp_path, "--does=wait")
+    waiting(run)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end(END_S) != 0
+    (job,) = run.jobs()
+    assert job.status == "FAILED"
+    assert job.stop == "Metaflow initiated job termination."
+    assert left_behind(tmp_path) == []
+
+
+def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:
+    faults = faulty_proxy.Faults(busy_share=0.1, delay_s=0.1)
+    with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:
+        run = small(lab, tmp_path, METAFLOW_S3_ENDPOINT_URL=url)
+        assert run.end(LIMIT_S) == 0, run.log + run.pods_log()
+    assert faults.refused > 3
+    assert run.artifacts("SmallFlow")["seen"] == [(0, 0), (1, 0)]
+
+
+def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the_job(
+    lab: Lab, tmp_path: Path
+) -> None:
+    run = small(lab, tmp_path, "--does=wait")
+    waiting(run)
+    lab.service.fault = lambda _: (403, "ExpiredTokenException", "The security token is expired")
+    try:
+        code = run.process.wait(END_S)
+        log = run.log
+    finally:
+        lab.service.fault = lambda _: None
+        (job,) = run.jobs()
+        job.stop = "the test is over"
+    assert run.end(END_S) == code != 0
+    assert "The AWS credentials have expired" in log
+    assert f"aws batch terminate-job --job-id {job.id}" in log
+    assert "Traceback" not in log
+    assert left_behind(tmp_path) == []
+
+
+def test_local_metadata_is_refused_for_two_nodes_before_anything_is_submitted(
+    lab: Lab, tmp_path: Path
+) -> None:
+    run = small(lab, tmp_path, METAFLOW_DEFAULT_METADATA="local")
+    assert run.end(END_S) == 1
+    assert "A step on 2 nodes of AWS Batch needs a metadata service" in " ".join(run.log.split())
+    assert "Traceback" not in run.log
+    assert run.jobs() == []
