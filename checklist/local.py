@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -81,12 +82,11 @@ def run_node(options: Options, place: Rendezvous, uuids: tuple[str, ...], direct
             "Look at that node: something there blocks even what no collective can block.",
         ) from None
     finally:
-        process.kill()  # its workers end with it
-        process.wait(timeout=_END_S)
+        _end(process)
     if not answer.exists():
         how = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
         raise UserError(
-            f"The checklist's process of node {place.node} {how}.",
+            f"The checklist's process {how}.",
             "Signal 9 is often the node's memory limit; the node's log may say more.",
         )
     said = json.loads(answer.read_text())
@@ -132,6 +132,16 @@ def _start(
     )
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """First so that it can tidy up; its workers end with it."""
+    process.terminate()
+    try:
+        process.wait(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=_END_S)
+
+
 def _plain(options: Options) -> dict[str, Any]:
     """As JSON takes them; thresholds are no matter of a node."""
     values = {**asdict(options), "thresholds": None}
@@ -148,6 +158,7 @@ def _options(values: dict[str, Any]) -> Options:
 def main() -> int:
     """One node; its answer goes into the file that the job names, if it names one."""
     die_with_parent(int(os.environ[PARENT]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
     job = json.loads(os.environ[_JOB])
     said: dict[str, Any]
     try:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +341,36 @@ def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(local.gpus, "look", lambda: seen)
     with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
         ask(_values(gpus_per_node=2), "local", None)
+
+
+def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from checklist import local
+    from checklist.probes.gpus import Seen
+
+    seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
+    monkeypatch.setattr(local.gpus, "look", lambda: seen)
+    launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
+    settled = settle(_values(), launch, datastore="/")
+    assert settled.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
+    assert (settled.options.gpus_per_node, settled.options.device) == (2, "cuda")
+    # One GPU can't be two nodes
+    monkeypatch.setattr(local.gpus, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
+    settled = settle(_values(), launch, datastore="/")
+    assert (settled.shares, settled.options.device) == (((), ()), "cpu")
+
+
+def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
+    run = gpu_run(2)
+    why = "the GPU of rank 0 on host-0 is used by 3 other processes"
+    phases = tuple(
+        replace(phase, status="skipped", reason=why) if phase.name in ("node", "world", "pairs") else phase
+        for phase in run.phases
+    )
+    busy = replace(run, phases=phases, locals=(), collectives=(), pairs=(), health=(), transport=None)
+    result = checking.judged(_settled(), busy, checking.Past())
+    assert result.verdict == "NO-VERDICT"
+    assert why in result.headline
+    assert why in checking.refusal(result).problem  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
