@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ class Lab:
             METAFLOW_BATCH_JOB_QUEUE=QUEUE,
             METAFLOW_BATCH_CONTAINER_IMAGE="registry.example/finetune:1",
             METAFLOW_ECS_S3_ACCESS_IAM_ROLE="arn:aws:iam::123456789012:role/flows",
+            METAFLOW_S3_WORKER_COUNT="8",
             AWS_ENDPOINT_URL_BATCH=self.batch_url,
         )
         return own | self.store.environment() | more
@@ -95,6 +97,14 @@ class Client:
         """What the pods of all its jobs have printed."""
         pods = [pod for job in self.jobs() for pod in job.pods]
         return "\n".join(f"== {pod.spec.name}: {pod.poll()}\n{pod.log.read_text()}" for pod in pods)
+
+    def committed(self) -> int:
+        """The step of this run's newest whole checkpoint; 0: there is none."""
+        if not (self.home / "run_id").exists():
+            return 0
+        keys = self.lab.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{self.run_id}/")
+        steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]
+        return max((int(match[1]) for match in steps if match), default=0)
 
     def wait_for(self, what: Callable[[], Any], within: float) -> Any:
         """Wait for something to be true while the command runs."""
