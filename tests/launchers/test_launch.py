@@ -1,0 +1,98 @@
+"""``python -m launchers`` as a command: its exit statuses, and that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--set", "batch_size=4", "--set", "seq_len=64", "--no-calibration"]
+QUICK += ["--set", "evaluation.fraction=0", "--set", "evaluation.generations=0"]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    schedulers = ("SLURM_", "PBS_", "OMPI_", "PMI_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(schedulers)}
+    environment |= {"FINETUNE_WORK_DIR": str(folder / "work"), "PYTHONPATH": str(ROOT)}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launchers", "--output", str(folder / "out"), *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def status(folder: Path, *arguments: str, limit_s: float = 300) -> int:
+    process = start(folder, *arguments)
+    try:
+        return process.wait(limit_s)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--set", "modle=x"), "there is no `modle`"),
+        (("--settings", "none.yaml"), "--settings none.yaml can't be read"),
+        (("--set", "model=llama-70b"), "too many to train on CPUs"),
+        (("--set", "dataset=none.jsonl"), "none.jsonl"),
+    ],
+)
+def test_a_mistake_has_a_status_of_its_own_and_two_lines(
+    tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    assert status(tmp_path, *arguments) == 2
+    said = (tmp_path / "log").read_text()
+    assert line in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_an_output_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    assert status(tmp_path) == 2
+    assert "can't be written" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
+    run = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=8", "--set", "max_steps=60"]
+    run += ["--set", "checkpoint_every=5"]
+    process = start(tmp_path, *run)
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.glob("out/run/checkpoints/*/*/step-*/checkpoint.json")):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(120) == 75, (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopped by SIGUSR1: the same command goes on" in (tmp_path / "log").read_text()
+    assert not list((tmp_path / "work").iterdir()), "nothing is left in the work folder"
+
+    assert status(tmp_path, *run) == 0, (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text()
+    assert "going on from the checkpoint of step" in said
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert found["attempts"] == 2
+    assert [step["step"] for step in found["steps"]] == list(range(1, 61))
+
+    assert status(tmp_path, *run) == 2
+    assert "holds a finished model already" in (tmp_path / "log").read_text()
