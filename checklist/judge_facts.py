@@ -178,10 +178,31 @@ def interface(case: Case) -> Answer:
                     best=others[0] if others else "<interface>",
                 )
             )
+    found = found or _unlike_nics(case, known)
     if len(known) < len(case.leaders) and not found:
         return no_verdict("interface", "It is not known which interface every node uses.")
     told = ", ".join(sorted({str(fact.nic) for fact in known}))
     return answer("interface", f"{told} on all nodes.", found, nodes=case.all_names)
+
+
+def _unlike_nics(case: Case, known: list[Facts]) -> list[Finding]:
+    """Interfaces that are not alike on all hosts: a link that has trained to a lower rate, another MTU."""
+    found = []
+    for field, what, code in (("gbps", "Gbit/s", "nic-rate"), ("mtu", "bytes of MTU", "mtu-differs")):
+        holders: dict[float, list[int]] = defaultdict(list)
+        for fact in known:
+            value = next((getattr(nic, field) for nic in fact.nics if nic.name == fact.nic), None)
+            if value is not None:
+                holders[value].append(fact.node)
+        if len(holders) > 1:
+            usual = max(holders, key=lambda value: (len(holders[value]), value))
+            odd = case.names(node for value, nodes in holders.items() if value != usual for node in nodes)
+            told = "; ".join(
+                f"{value:g} {what} on {', '.join(case.names(nodes))}" for value, nodes in holders.items()
+            )
+            title = f"The interfaces differ: {told}."
+            found.append(finding("interface", code, "WARN", title, suspects=odd))
+    return found
 
 
 def _nic_fault(fact: Facts) -> str | None:

@@ -58,7 +58,7 @@ class Facts:
     """All GPUs that this rank can see; its own is at its local rank."""
     gpu_names: tuple[str, ...] = ()
     versions: dict[str, str | None] = field(default_factory=dict)
-    """torch, cuda, nccl, driver, python, kernel, image, aws-ofi-nccl ...: None where it can't be known."""
+    """torch, cuda, nccl, driver, python, kernel, image, efa-installer: None where it can't be known."""
     shm_bytes: int | None = None
     memlock_bytes: int | None = None
     """RLIMIT_MEMLOCK, soft; -1: unlimited."""

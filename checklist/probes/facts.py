@@ -78,8 +78,15 @@ def _versions(driver: str | None) -> dict[str, str | None]:
         "driver": driver,
         "python": platform.python_version(),
         "kernel": platform.release(),
+        "efa-installer": _efa_installer(),
         "image": next((os.environ[name] for name in _IMAGE_VARIABLES if name in os.environ), None),
     }
+
+
+def _efa_installer() -> str | None:
+    """The version of AWS's EFA installer (libfabric, aws-ofi-nccl), where it has left its list."""
+    found = re.search(r"EFA installer version:\s*(\S+)", _read("/opt/amazon/efa_installed_packages") or "")
+    return found.group(1) if found else None
 
 
 def _package(name: str) -> str | None:

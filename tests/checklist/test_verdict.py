@@ -117,6 +117,16 @@ def test_a_check_that_was_not_asked_for_does_not_count() -> None:
     assert {"pairs", "bandwidth"} <= {item.check for item in result.skipped}
 
 
+def nic(**changes: Any) -> Nic:
+    return dataclasses.replace(
+        Nic(name="eth0", addresses=("10.0.0.9",), mtu=9001, gbps=100.0, up=True), **changes
+    )
+
+
+def with_nic(run: Measurements) -> Measurements:
+    return all_with(run, nics=(nic(),))
+
+
 FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("a lost rank", dataclasses.replace(gpu_run(), facts=gpu_run().facts[:-1]), "ranks-missing", "FAIL"),
     ("separate jobs", dataclasses.replace(gpu_run(1, 4), nodes_asked=2), "ranks-separate", "FAIL"),
@@ -135,6 +145,8 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("hostname on loopback", spoil(gpu_run(), 8, hostname_address="127.0.1.1"), "hostname-loopback", "WARN"),
     ("clock", spoil(gpu_run(), 8, clock_offset_s=5.0), "clock-skew", "WARN"),
     ("zones", spoil(gpu_run(), 8, zone="us-east-1b"), "zones-differ", "WARN"),
+    ("a slower interface", spoil(with_nic(gpu_run(4)), 24, nics=(nic(gbps=10.0),)), "nic-rate", "WARN"),
+    ("another MTU", spoil(with_nic(gpu_run(4)), 24, nics=(nic(mtu=1500),)), "mtu-differs", "WARN"),
     ("placement groups", spoil(gpu_run(), 8, placement_group="other"), "groups-differ", "WARN"),
     ("torch that hangs", all_with(gpu_run(), versions={"torch": "2.7.0+cu126"}), "torch-hang", "WARN"),
     ("torch that is mended", all_with(gpu_run(), versions={"torch": "2.7.1+cu126"}), "", ""),
