@@ -81,6 +81,8 @@ class Findings:
         """Print the table, and raise UserError where a row says that the run can never start."""
         if any(row.state != "ok" for row in self.rows):
             self.show()
+        else:
+            sys.stderr.write(f"{self.where} can run this.\n")
         if wrong := self.impossible:
             raise UserError(
                 f"{self.where} can't run this: "

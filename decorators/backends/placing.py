@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from decorators._metaflow import Backend, Given, StepView, compiles_only
+from decorators._metaflow import Backend, Given, StepView, compiles_only, deployer
 from decorators.backends import (
     batch,
     batch_guard,
@@ -121,13 +121,15 @@ def noted(plan: Plan, given: Mapping[str, Given], backend: Backend, options: Opt
         return plan
     planned = merged(plan.request, backend, options, {}, {}).get(backend, {})
     for name in PLACED:
-        if name in given and given[name].value != planned.get(name) and given[name].value:
-            note = Override(
-                name=name,
-                planned=_text(planned.get(name)),
-                used=_text(given[name].value),
-                given_by=given[name].by,
-            )
+        wanted, own = planned.get(name), given.get(name)
+        if not wanted or own is None:
+            continue
+        used = own.value
+        if name == "labels" and isinstance(used, dict):  # others of the user's stand beside ours
+            used = {**wanted, **used}
+            used = {key: used[key] for key in wanted}
+        if used != wanted:
+            note = Override(name=name, planned=_text(wanted), used=_text(used), given_by=own.by)
             plan = replace(plan, overrides=(*plan.overrides, note))
     return plan
 
@@ -139,7 +141,9 @@ def _facts(
     if backend == "kubernetes":
         own = lead.given("kubernetes").get("node_selector")
         selector = own.value if own is not None and isinstance(own.value, dict) else {}
-        return _look_at_kubernetes(request, options, Step.from_values(values, selector), least)
+        return _look_at_kubernetes(
+            request, options, Step.from_values(values, selector, submits=deployer() is None), least
+        )
     queue = values.get("queue") if "queue" in lead.given("batch") else options.queue_for(request.gpu)
     _look_at_batch(request, BatchStep.from_values({**values, "queue": queue or values.get("queue")}), least)
     return ClusterFacts()

@@ -108,6 +108,8 @@ def _namespace(seen: Look) -> None:
 
 
 def _permission(seen: Look) -> None:
+    if not seen.step.submits:
+        return
     many = seen.request.nodes > 1
     job = ("jobsets", JOBSET) if many else ("jobs", "batch")
     needed = [("create", *job), ("get", *job), ("list", "pods", "")]

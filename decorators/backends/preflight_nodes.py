@@ -32,9 +32,16 @@ class Step:
     image: str | None = None
     pull_secrets: tuple[str, ...] = ()
     node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
+    submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any], own_selector: Mapping[str, str] | None = None) -> Step:
+    def from_values(
+        cls,
+        values: Mapping[str, Any],
+        own_selector: Mapping[str, str] | None = None,
+        *,
+        submits: bool = True,
+    ) -> Step:
         """From the values of a step's ``@kubernetes``."""
         return cls(
             namespace=values.get("namespace") or "default",
@@ -42,6 +49,7 @@ class Step:
             image=values.get("image"),
             pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple((own_selector or {}).items()),
+            submits=submits,
         )
 
 

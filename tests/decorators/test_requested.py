@@ -145,6 +145,17 @@ def test_a_users_value_of_the_clusters_kind_stands_and_is_noted(name: str, value
     assert [(o.name, o.given_by) for o in plan.overrides] == [(name, f"--with kubernetes:{name}=")]
 
 
+def test_a_users_label_is_an_override_only_where_it_is_one_of_ours() -> None:
+    options = Options(queue="team")
+    ours = {"kueue.x-k8s.io/queue-name": "mine"}
+    for labels, noted in (({"cost": "7"}, []), ({"cost": "7", **ours}, ["labels"])):
+        given = _given(labels=labels)
+        plan = with_given(lambda p: make_plan(p, "kubernetes"), {}, given, "kubernetes", options)
+        assert [o.name for o in plan.overrides] == noted
+        asked = merged(plan.request, "kubernetes", options, given, {"labels": labels})["kubernetes"]["labels"]
+        assert asked == {"kueue.x-k8s.io/queue-name": "team", **labels}
+
+
 def test_a_users_own_efa_keeps_the_fabrics_variables_away() -> None:
     mine = _given(extended_resources={"example.com/nic": "1"})
     assert _values(_plan({"nodes": 2}), mine, "kubernetes")["environment"] == {}
