@@ -502,21 +502,28 @@ def _terminated(job: Any) -> bool:
     return True
 
 
-def put_in_words(words: Callable[[Exception, str], UserError]) -> None:
+def put_in_words(
+    words: Callable[[Exception, str], UserError], endings: Callable[[WaitedJob], list[str]]
+) -> None:
     """End with two lines where submitting a step to Kubernetes, or waiting for it, meets an exception.
 
     Metaflow would print a traceback. ``words`` makes them from the exception and what it was about: the name
-    and namespace of what was submitted, empty where nothing was.
+    and namespace of what was submitted, empty where nothing was. Of a step that has failed, Metaflow tells
+    little more than that; ``endings`` has a line for each of its pods.
     """
     from metaflow.plugins.kubernetes.kubernetes import Kubernetes
 
     if (_words() or [""])[0] != "kubernetes" or hasattr(Kubernetes.wait, "__wrapped__"):
         return
-    Kubernetes.launch_job = _in_words(Kubernetes.launch_job, words)
-    Kubernetes.wait = _in_words(Kubernetes.wait, words)
+    Kubernetes.launch_job = _in_words(Kubernetes.launch_job, words, endings)
+    Kubernetes.wait = _in_words(Kubernetes.wait, words, endings)
 
 
-def _in_words(own: Callable[..., None], words: Callable[[Exception, str], UserError]) -> Callable[..., None]:
+def _in_words(
+    own: Callable[..., None],
+    words: Callable[[Exception, str], UserError],
+    endings: Callable[[WaitedJob], list[str]],
+) -> Callable[..., None]:
     @functools.wraps(own)
     def clean(self: Any, *args: Any, **kwargs: Any) -> None:
         job = None
@@ -526,7 +533,9 @@ def _in_words(own: Callable[..., None], words: Callable[[Exception, str], UserEr
         except Exception as error:
             job = getattr(self, "_job", None)
             if isinstance(error, MetaflowException) and job is not None:
-                raise  # a step that has failed: Metaflow says how in a line
+                for line in endings(_kubernetes_job(job)):
+                    say(line)
+                raise
             name = f"{_kubernetes_job(job).what} in namespace {job._namespace}" if job is not None else ""
             _hurry()
             found = words(error, name)

@@ -1,18 +1,50 @@
-"""What Kubernetes refuses, or why it can't be asked, in two lines for whoever has launched the run."""
+"""What Kubernetes refuses, why it can't be asked, how pods have failed: for whoever has launched the run."""
 
 from __future__ import annotations
 
 import json
 
 from decorators import _metaflow
+from decorators._metaflow import WaitedJob
+from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from decorators.backends.waiting_kubernetes import pods_of
 from estimator.errors import UserError
 
+_OF_METAFLOW = "[save_logs]"  # its own lines in a pod's log
 _ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher needs."
 
 
 def install() -> None:
     """For the process that Metaflow starts for a remote step."""
-    _metaflow.put_in_words(words)
+    _metaflow.put_in_words(words, endings)
+
+
+def endings(job: WaitedJob) -> list[str]:
+    """A line for each pod that has failed: where, and why; none where the API doesn't tell."""
+    try:
+        with ClusterApi() as api:
+            failed = [pod for pod in pods_of(api, job) if pod.get("status", {}).get("phase") == "Failed"]
+    except (ApiRefusedError, UnreachableError, UserError):
+        return []
+    return [f"pod {pod['metadata']['name']} on {_node(pod)} has failed: {_end_of(pod)}" for pod in failed]
+
+
+def _node(pod: Json) -> str:
+    return str(pod["spec"].get("nodeName") or "no node")
+
+
+def _end_of(pod: Json) -> str:
+    """What the node says, or else the container's exit code and last line."""
+    status = pod["status"]
+    if said := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
+        return said
+    for container in status.get("containerStatuses") or []:
+        ended = (container.get("state") or {}).get("terminated") or {}
+        lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
+        last = next((line for line in reversed(lines) if line and not line.startswith(_OF_METAFLOW)), "")
+        code = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
+        return f"{code}: {last}" if last else code
+    return "the node doesn't say why"
 
 
 def words(error: Exception, submitted: str) -> UserError:

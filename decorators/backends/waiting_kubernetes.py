@@ -50,7 +50,7 @@ def end(job: WaitedJob) -> None:
 
 def _state(api: ClusterApi, job: WaitedJob) -> State:
     spec = api.get(_path(job), CALL_S).get("spec") or {}
-    pods = _listed(api, job, "pods", labelSelector=_selector(job))
+    pods = pods_of(api, job)
     begun = [pod for pod in pods if (pod.get("status") or {}).get("phase") != "Pending"]
     if len(begun) >= _expected(job, spec):
         return STARTED
@@ -65,6 +65,11 @@ def _state(api: ClusterApi, job: WaitedJob) -> State:
     if len(pods) < _expected(job, spec):
         return State(pending=True, reason=_not_made(api, job))
     return State(pending=True, reason="the image is being pulled" if _is_placed(pods) else "")
+
+
+def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
+    """The pods of a Job or JobSet. Raises ApiRefusedError, UnreachableError."""
+    return _listed(api, job, "pods", labelSelector=_selector(job))
 
 
 def _path(job: WaitedJob) -> str:

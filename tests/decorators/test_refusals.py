@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from kubernetes.client import ApiException
 from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJobException
 from urllib3.exceptions import MaxRetryError, NewConnectionError
 
+from decorators._metaflow import WaitedJob
 from decorators.backends import refusals
 
 FORBIDDEN = 'jobs.batch is forbidden: User "ann" cannot create resource "jobs" in API group "batch"'
@@ -67,3 +69,42 @@ def test_a_server_that_does_not_answer_is_told_from_one_that_refuses() -> None:
 def test_what_goes_on_unwatched_is_named_with_the_command_that_ends_it() -> None:
     found = refusals.words(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
     assert "kubectl delete jobset js-1 -n finetune" in found.advice
+
+
+class Pods:
+    """An API that has these pods, in the place of ClusterApi."""
+
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        self.pods = pods
+
+    def __enter__(self) -> Pods:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def get(self, path: str, timeout_s: float, **query: str) -> dict[str, Any]:
+        assert timeout_s > 0
+        assert (path, query["labelSelector"]) == (
+            "/api/v1/namespaces/n/pods",
+            "jobset.sigs.k8s.io/jobset-name=js-1",
+        )
+        return {"items": list(self.pods)}
+
+
+def pod(name: str, **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"nodeName": "node-a"}, "status": status}
+
+
+def test_each_pod_that_has_failed_says_where_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    evicted = pod("w-0", phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
+    log = "ModuleNotFoundError: No module named 'torch'\n[save_logs] upload_success\n"
+    state = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}
+    crashed = pod("w-1", phase="Failed", containerStatuses=[{"state": state}])
+    pods = Pods(evicted, crashed, pod("w-2", phase="Running"))
+    monkeypatch.setattr(refusals, "ClusterApi", lambda: pods)
+    job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
+    assert refusals.endings(job) == [
+        "pod w-0 on node-a has failed: Evicted: The node was low on resource: memory.",
+        "pod w-1 on node-a has failed: Error (exit code 1): ModuleNotFoundError: No module named 'torch'",
+    ]
