@@ -54,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "apply": False,
     "most_share": taint.MOST_SHARE,
 }
+_NUMBERS = ("nodes", "gpus_per_node", "timeout", "op_timeout", "start_timeout", "most_share")
 RESULT_FILE = "checklist-result.json"  # of a run on this machine, in the folder that it is started from
 REMOTE_START_S = 1200.0  # for machines and images to come; on this machine Options' own limit holds
 MOST_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
@@ -111,7 +112,26 @@ def read_options(text: str) -> dict[str, Any]:
             near = difflib.get_close_matches(str(name), DEFAULTS, n=1)
             hint = f"Did you mean {near[0]}? " if near else ""
             raise UserError(f"There is no option {name!r}.", f"{hint}It takes {', '.join(DEFAULTS)}.")
-    return {**DEFAULTS, **given}
+    return {**DEFAULTS, **{name: _of_kind(name, value) for name, value in given.items()}}
+
+
+def _of_kind(name: str, value: Any) -> Any:
+    """An option of the file as its flag takes it. Raises UserError."""
+    if name in ("only", "skip") and isinstance(value, list):
+        return ",".join(map(str, value))
+    if value is None:
+        return DEFAULTS[name]
+    if isinstance(DEFAULTS[name], bool):
+        kind, fits = "true or false", isinstance(value, bool)
+    elif name in _NUMBERS:
+        whole = name in ("nodes", "gpus_per_node")
+        kind = "a whole number" if whole else "a number"
+        fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    else:
+        kind, fits = "text", isinstance(value, str)
+    if not fits:
+        raise UserError(f"{name} is {value!r} in the options, which is not {kind}.", "Mend that line.")
+    return value
 
 
 def options_from(values: Mapping[str, Any]) -> Options:

@@ -404,6 +404,32 @@ def test_a_mistake_in_the_options_file_is_one_line(home: Path) -> None:
     assert "Traceback" not in run.output
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodess: 3", ["'nodess'", "Did you mean nodes?"]),
+        ("nodes: two", ["nodes is 'two'", "a whole number"]),
+        ("nodes: true", ["nodes is True", "a whole number"]),
+        ("timeout: soon", ["timeout is 'soon'", "a number"]),
+        ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
+        ("system: 5", ["system is 5", "text"]),
+        ("- nodes", ["no mapping"]),
+        ("nodes: [", ["no YAML"]),
+    ],
+)
+def test_each_mistake_in_the_options_is_told_with_its_value(text: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        checklist_options.read_options(text)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_the_options_file_is_laid_over_the_defaults() -> None:
+    read = checklist_options.read_options("nodes: 4\nonly: [mesh, pairs]\ntimeout:\n")
+    assert (read["nodes"], read["only"], read["timeout"], read["profile"]) == (4, "mesh,pairs", None, "quick")
+    assert checklist_options.read_options("") == DEFAULTS
+
+
 def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
     asked = ask(_values(instance_type="p5.48xlarge", nodes=4), "batch", None)
     assert asked.request.gpus_per_node == 8
