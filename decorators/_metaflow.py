@@ -552,6 +552,7 @@ def _hurry() -> None:
 
 
 _patience_s = API_SERVER_GONE_S
+_PROBLEMS = {401: "doesn't take this login any more", 403: "allows this no longer"}
 
 
 def _patient(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -568,13 +569,17 @@ def _patient(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         began, said = time.monotonic(), ""
         while True:
             try:
-                return fetch(self)
+                found = fetch(self)
+                self._answered = True
+                return found
             except (HTTPError, ApiException) as error:
                 status = getattr(error, "status", None)
                 gone = not status or status in (401, 429) or status >= 500
+                # A server that has just started refuses for a moment what it has not yet read the roles for.
+                gone = gone or (status == 403 and hasattr(self, "_answered"))
                 if not gone or time.monotonic() - began >= _patience_s:
                     raise
-            problem = "doesn't take this login any more" if status == 401 else "doesn't answer"
+            problem = _PROBLEMS.get(status or 0, "doesn't answer")
             if problem != said:
                 say(f"The Kubernetes API {problem}; asking on for {_patience_s / 60:g} minutes.")
                 said = problem
