@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from checklist import sweep
-from checklist.circle import schedule
+from checklist.circle import ALL_PAIRS_UP_TO, schedule
 from checklist.control import Limits
 from checklist.diagnosis import PASSES, diagnose
 from checklist.losses import suspects
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["DO", "PHASES", "Skipped", "limits_of"]
 _PAIR_REPETITIONS = 5
 _LEAVE_S = 10.0
+_LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # of silence
 
 
 class Skipped(Exception):  # noqa: N818 - it is an answer
@@ -45,7 +46,11 @@ class Skipped(Exception):  # noqa: N818 - it is an answer
 def limits_of(options: Options) -> Limits:
     """The control channel's limits for a run with those options."""
     run = sum(options.limit_s(phase) for phase in options.phases)
-    return Limits(rendezvous=options.start_limit_s, operation=options.hang_limit_s, run=run)
+    # Rank 0 hears from every node twice a second: of many, it may be late without being lost
+    lost_after = _LOST_S if options.nodes <= ALL_PAIRS_UP_TO else _LOST_OF_MANY_S
+    return Limits(
+        rendezvous=options.start_limit_s, operation=options.hang_limit_s, run=run, lost_after=lost_after
+    )
 
 
 def facts(run: Conductor) -> str | None:
