@@ -69,8 +69,9 @@ def test_an_output_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
-    run = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=8", "--set", "max_steps=60"]
+    run = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=5", "--set", "max_steps=40"]
     run += ["--set", "checkpoint_every=5"]
     process = start(tmp_path, *run)
     try:
@@ -92,7 +93,7 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
     assert "going on from the checkpoint of step" in said
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert found["attempts"] == 2
-    assert [step["step"] for step in found["steps"]] == list(range(1, 61))
+    assert [step["step"] for step in found["steps"]] == list(range(1, 41))
 
     assert status(tmp_path, *run) == 2
     assert "holds a finished model already" in (tmp_path / "log").read_text()

@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).parents[2] / "infra" / "slurm"
 QUICK = ("--set", "batch_size=4", "--set", "seq_len=128", "--no-calibration")
 LIMIT_S = 300.0  # of one attempt, on a busy machine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
