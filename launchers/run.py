@@ -71,23 +71,27 @@ def run(asked: Run, place: Allocation, work: Path) -> None:
     SystemExit
         Stopped by a signal.
     """
-    _make(asked.folder)
     if place.node > 0:
         start = _follow(asked, place, work)
         if start is not None:
             _train(asked, place, start, work)
         return
-    with Ownership(asked.folder, place.job):
-        start = _lead(asked, place, work)
+    with contextlib.ExitStack() as owned:
+        start = _lead(asked, place, work, owned)
         if start is not None:
             trained = _train(asked, place, start, work)
             _hand_over(asked, place, start, trained, work)
 
 
-def _lead(asked: Run, place: Allocation, work: Path) -> Start | None:
-    """Node 0: hear what all have, plan, prepare, tell all; None where the model is finished already."""
+def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
+    """Node 0: hear what all have, plan, prepare, tell all; None where the model is finished already.
+
+    From here until ``owned`` is closed, the output folder is this job's.
+    """
     with Meeting(place.address("", "meeting")) as meeting:
+        _make(asked.folder)
         facts = meeting.gather(_host(place, work).to_dict(), SEEN_S)
+        owned.enter_context(Ownership(asked.folder, place.job))
         if _is_finished(asked, place):
             meeting.say({"start": ""})
             return None
@@ -108,6 +112,7 @@ def _lead(asked: Run, place: Allocation, work: Path) -> Start | None:
 def _follow(asked: Run, place: Allocation, work: Path) -> Start | None:
     """Another node: say what there is, wait for node 0, and look whether its files are to be seen here."""
     with Meeting(place.address("", "meeting")) as meeting:
+        _make(asked.folder)
         meeting.say(_host(place, work).to_dict())
         name = str(meeting.hear(asked.prepare_limit_s)["start"])
         if not name:

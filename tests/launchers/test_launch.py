@@ -34,7 +34,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         )
 
 
-def status(folder: Path, *arguments: str, limit_s: float = 300) -> int:
+def status(folder: Path, *arguments: str, limit_s: float = 500) -> int:
     process = start(folder, *arguments)
     try:
         return process.wait(limit_s)
@@ -69,9 +69,9 @@ def test_an_output_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1500)
 def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
-    run = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=5", "--set", "max_steps=40"]
+    run = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
     run += ["--set", "checkpoint_every=5"]
     process = start(tmp_path, *run)
     try:
@@ -93,7 +93,15 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
     assert "going on from the checkpoint of step" in said
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert found["attempts"] == 2
-    assert [step["step"] for step in found["steps"]] == list(range(1, 41))
+    assert [step["step"] for step in found["steps"]] == list(range(1, 31))
 
     assert status(tmp_path, *run) == 2
     assert "holds a finished model already" in (tmp_path / "log").read_text()
+
+
+def test_a_folder_into_which_another_job_writes_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "run"
+    folder.mkdir(parents=True)
+    (folder / "owner.json").write_text(json.dumps({"job": "81234", "host": "gpu1"}))
+    assert status(tmp_path) == 2
+    assert f"Job 81234 is writing into {tmp_path / 'out'}" in (tmp_path / "log").read_text()

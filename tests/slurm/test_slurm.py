@@ -15,9 +15,9 @@ from tests.slurm.lab import Lab
 
 SCRIPTS = Path(__file__).parents[2] / "infra" / "slurm"
 QUICK = ("--set", "batch_size=4", "--set", "seq_len=128", "--no-calibration")
-LIMIT_S = 300.0  # of one attempt, on a busy machine
+LIMIT_S = 500.0  # of one attempt, on a busy machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
