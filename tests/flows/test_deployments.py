@@ -1,0 +1,156 @@
+"""What finetune_flow.py and finetune_linear_flow.py ask for when they are deployed, field by field."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from decorators.gpu_profile import unpack
+from estimator.plan import MIB, Plan
+from tests.decorators.conftest import Home
+from tests.decorators.test_deployed import ROLE, _make_queue, compiled, templates
+from tests.decorators.test_storage import s3 as s3
+
+pytest.importorskip("kubernetes", reason="needs the kubernetes package to compile for a cluster")
+models = pytest.importorskip("hera.workflows.models", reason="needs hera: its models are Argo's schema")
+
+pytestmark = pytest.mark.slow
+FLOWS = Path(__file__).parents[2] / "flows"
+SFN = {
+    "METAFLOW_SFN_IAM_ROLE": ROLE,
+    "METAFLOW_ECS_S3_ACCESS_IAM_ROLE": ROLE,
+    "METAFLOW_EVENTS_SFN_ACCESS_IAM_ROLE": ROLE,
+    "METAFLOW_BATCH_JOB_QUEUE": "gpu-queue",
+}
+# model, GPU -> nodes, instance type, cores, EFA interfaces of each node: vCPU and EFA of AWS's instance types
+ARGO = {
+    ("llama-8b", "h100-sxm"): (1, "p5.48xlarge", 172, 0),
+    ("llama-8b", "a100-80gb"): (1, "p4de.24xlarge", 86, 0),
+    ("llama-8b", "b200"): (1, "p6-b200.48xlarge", 172, 0),
+    ("llama-70b", "h100-sxm"): (2, "p5.48xlarge", 172, 32),
+    ("llama-70b", "a100-80gb"): (2, "p4de.24xlarge", 86, 4),
+    ("llama-70b", "h200"): (1, "p5en.48xlarge", 172, 0),
+    ("mixtral-8x7b", "h100-sxm"): (2, "p5.48xlarge", 172, 32),
+    ("mixtral-8x7b", "a100-80gb"): (2, "p4de.24xlarge", 86, 4),
+    ("mixtral-8x7b", "b200"): (1, "p6-b200.48xlarge", 172, 0),
+}
+BATCH = {
+    ("llama-8b", "a100-80gb"): ("torchtune", 86),
+    ("llama-70b", "b200"): ("torchtune", 172),
+    ("mixtral-8x7b", "h200"): ("deepspeed", 172),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / ".metaflow").mkdir()
+    return Home(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def queue(s3: str) -> str:
+    """The S3 of this machine, which is Batch too, with the queue that the flow is deployed to."""
+    _make_queue(s3)
+    return s3
+
+
+def settings(model: str, gpu: str, **more: object) -> tuple[str, ...]:
+    engine = "deepspeed" if model.startswith("mixtral") else "torchtune"
+    values = {"model": model, "launcher": engine, "resources": {"gpu": gpu, "cloud": "aws", **more}}
+    return ("--config-value", "settings", json.dumps(values))
+
+
+def jobset_of(template: dict[str, Any]) -> dict[str, Any]:
+    """The JobSet that a step on several nodes becomes; Argo's expressions in it are numbers of nodes."""
+    text = re.sub(r"\{\{[^}]*\}\}", "1", template["resource"]["manifest"])
+    made: dict[str, Any] = yaml.safe_load(text)
+    return made
+
+
+def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int) -> None:
+    """All that a training pod asks for."""
+    container = pod["containers"][0]
+    limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+    request = plan.request
+    assert limits["nvidia.com/gpu"] == "8"
+    assert limits.get("vpc.amazonaws.com/efa") == (str(efa) if efa else None)
+    assert float(requests["cpu"]) == cores
+    assert requests["memory"].endswith("M")
+    assert 0.8 < float(requests["memory"][:-1]) * 1e6 / (request.memory_mib * MIB) <= 1.0001
+    assert float(requests["ephemeral-storage"][:-1]) * 1e6 >= request.disk_mib * MIB
+    assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == request.instance_type
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    memory = next(volume for volume in pod["volumes"] if volume.get("emptyDir", {}).get("medium") == "Memory")
+    assert memory["emptyDir"]["sizeLimit"] == f"{request.shared_memory_mib}Mi"
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert unpack(variables["FINETUNE_PLAN"]) == plan
+    assert variables.get("FI_PROVIDER") == ("efa" if efa else None)
+
+
+@pytest.mark.parametrize(("model", "gpu"), ARGO)
+def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
+    home: Home, s3: str, model: str, gpu: str
+) -> None:
+    nodes, instance, cores, efa = ARGO[model, gpu]
+    words = (*settings(model, gpu), "argo-workflows", "--name", "ft", "create", "--only-json")
+    workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
+    assert "Traceback" not in said
+    models.WorkflowTemplate.model_validate(workflow)
+    steps = templates(workflow)
+    variables = steps["start"]["container"]["env"]
+    plan = unpack(next(v["value"] for v in variables if v["name"] == "FINETUNE_PLAN"))
+    assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
+
+    for job in jobset_of(steps["train-nodes"])["spec"]["replicatedJobs"]:
+        check_pod(job["template"]["spec"]["template"]["spec"], plan, cores, efa)
+    alone = steps["train"]
+    check_pod({**alone, "containers": [alone["container"]], "volumes": alone["volumes"]}, plan, cores, efa)
+    for name in ("start", "prepare", "gather", "export"):
+        asked = steps[name]["container"]["resources"]
+        assert "nvidia.com/gpu" not in asked.get("limits", {})
+
+
+@pytest.mark.parametrize(("model", "gpu"), BATCH)
+def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(
+    home: Home, queue: str, model: str, gpu: str
+) -> None:
+    words = (*settings(model, gpu), "step-functions", "--name", "ft", "create", "--only-json")
+    machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *words, **SFN)
+    parameters = machine["States"]["train"]["Parameters"]
+    variables = {v["Name"]: v.get("Value") for v in parameters["ContainerOverrides"]["Environment"]}
+    plan = unpack(variables["FINETUNE_PLAN"])
+    engine, cores = BATCH[model, gpu]
+    assert (plan.engine, plan.request.nodes, plan.request.cpu) == (engine, 1, cores)
+    asked = {item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]}
+    assert asked == {"GPU": "8", "VCPU": str(cores), "MEMORY": str(plan.request.memory_mib)}
+    assert "gpu-queue" in parameters["JobQueue"]
+    assert machine["States"]["train"]["Retry"], "a lost machine is no end"
+
+
+def test_step_functions_refuse_several_nodes_before_aws_is_asked(home: Home) -> None:
+    done = home.python(
+        str(FLOWS / "finetune_flow.py"),
+        "step-functions",
+        "create",
+        METAFLOW_DEFAULT_DATASTORE="s3",
+        METAFLOW_DATASTORE_SYSROOT_S3="s3://nobody/there",
+        AWS_ENDPOINT_URL="http://127.0.0.1:9",
+        AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "Step Functions can't run step train_nodes: Metaflow has no @parallel there." in said
+    assert "argo-workflows create" in said
+    assert "Traceback" not in said
+
+
+def test_a_flow_for_one_node_refuses_a_plan_for_two(home: Home) -> None:
+    done = home.python(str(FLOWS / "finetune_linear_flow.py"), "run", "--nodes", "2")
+    assert done.returncode == 1
+    assert "The plan is for 2 nodes, and no step of this flow is @parallel." in done.stdout + done.stderr
