@@ -25,6 +25,7 @@ _HOST_COPY_BYTES = 256 << 20
 _CPU_S = 0.5  # on CPUs the load is a sample, not a burn-in
 _COPIES = 10
 _FEWEST = 5
+_NEED_TORCH = {"gemm", "hbm", "host-copy", "peer-copy"}  # it is slow to import, so only for these
 
 
 def measure(
@@ -34,10 +35,6 @@ def measure(
 
     ``places``: what :func:`checklist.probes.storage.measure` is told, by each node's first rank.
     """
-    import torch
-
-    on_gpu = device == "cuda"
-    where = torch.device("cuda", worker.local_rank) if on_gpu else torch.device("cpu")
     found: list[Local] = []
 
     def noted(what: str, sampled: Callable[[], storage.Sampled], peer: int | None = None) -> None:
@@ -65,6 +62,20 @@ def measure(
     def figure(what: str, samples: Callable[[], list[float]], peer: int | None = None) -> None:
         noted(what, lambda: (samples(), None), peer)
 
+    if _NEED_TORCH & set(checks):
+        _compute(worker, device == "cuda", checks, load_s, figure)
+    if worker.local_rank == 0:
+        storage.measure(noted, **places)
+    return [to_dict(one) for one in found]
+
+
+def _compute(
+    worker: Worker, on_gpu: bool, checks: list[str], load_s: float, figure: Callable[..., None]
+) -> None:
+    """What the processor or GPU can do."""
+    import torch
+
+    where = torch.device("cuda", worker.local_rank) if on_gpu else torch.device("cpu")
     if "gemm" in checks:
         dtypes = {"gemm_bf16": torch.bfloat16} if on_gpu else {"gemm_fp32": torch.float32}
         for name, dtype in dtypes.items():
@@ -82,9 +93,6 @@ def measure(
                 peer = worker.rank - worker.local_rank + other
                 there = torch.device("cuda", other)
                 figure("peer_copy", partial(_copies, where, there, _HOST_COPY_BYTES), peer)
-    if worker.local_rank == 0:
-        storage.measure(noted, **places)
-    return [to_dict(one) for one in found]
 
 
 def _products(where: torch.device, dtype: torch.dtype, seconds: float) -> list[float]:

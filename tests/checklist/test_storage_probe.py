@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +102,6 @@ def test_a_folder_that_is_not_there_is_a_failed_figure_with_the_reason(tmp_path:
 
 
 def test_a_disk_that_is_full_in_the_middle_leaves_no_part_of_the_file(tmp_path: Path) -> None:
-    import signal
-
     kept, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, old[1]))
     try:
@@ -167,6 +169,34 @@ def test_a_run_measures_the_folders_that_it_is_given(tmp_path: Path) -> None:
         "datastore_read",
     }
     assert list(work.iterdir()) == list(store.iterdir()) == []
+
+
+def _writing(keep: Path, work: Path) -> int:
+    """The worker that keeps its journal there, once it has begun to write."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        for entry in Path("/proc").iterdir() if list(work.iterdir()) else ():
+            with contextlib.suppress(OSError, ValueError):
+                if f"CHECKLIST_DIRECTORY={keep}\0".encode() in (entry / "environ").read_bytes():
+                    return int(entry.name)
+        time.sleep(0.01)
+    raise AssertionError("nothing was written")
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_in_the_middle_of_a_file_is_named_and_its_file_is_gone(tmp_path: Path) -> None:
+    work, keep = tmp_path / "work", tmp_path / "keep"
+    for folder in (work, keep):
+        folder.mkdir()
+    options = Options(
+        nodes=1, device="cpu", only=("storage",), work_directory=work, storage_bytes=2048 * MIB, op_limit_s=6
+    )
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_local, options, directory=keep)
+        os.kill(_writing(keep, work), signal.SIGSTOP)
+        measured = running.result(timeout=150)
+    assert [(hang.rank, hang.phase, hang.kind) for hang in measured.hangs] == [(0, "node", "hang")]
+    assert list(work.iterdir()) == []
 
 
 def test_a_datastore_that_was_not_named_is_no_verdict_and_never_a_pass() -> None:
