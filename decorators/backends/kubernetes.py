@@ -134,7 +134,8 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
     """Labels that the nodes must carry: the machine or its GPU, one zone, and what the request names."""
     found: dict[str, str] = {}
     if facts.labels is not None:
-        found |= dict(facts.labels)
+        # What was looked for are nodes to train on; a step without GPUs may run on any, and mostly must.
+        found |= dict(facts.labels) if request.gpus_per_node else {}
     elif request.instance_type and " " not in request.instance_type:  # "8x H100": no type of a cloud's
         found[INSTANCE_TYPE_LABEL] = request.instance_type
     if request.nodes > 1 and (zone := options.zone or facts.zone):

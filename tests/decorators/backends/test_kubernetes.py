@@ -12,6 +12,7 @@ from decorators.backends import kubernetes
 from decorators.backends.kubernetes import INSTANCE_TYPE_LABEL, ZONE_LABEL, ClusterFacts, Toleration
 from decorators.backends.options import Options
 from decorators.backends.tables import Room
+from decorators.requested import for_data
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.plan import GIB, MIB, Request
@@ -110,6 +111,16 @@ def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
         "vpc.amazonaws.com/efa": "8",
         "hugepages-2Mi": "5120Mi",
     }
+
+
+def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
+    """Those keep off, by a taint, whoever asks for no GPU."""
+    taint = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
+    facts = ClusterFacts(labels=((INSTANCE_TYPE_LABEL, "p5.48xlarge"),), tolerations=(taint,))
+    data = for_data(planned("llama-70b", "full", "H100", 2)).request
+    asked = kubernetes.values(data, facts=facts).kubernetes
+    assert "node_selector" not in asked
+    assert "tolerations" not in asked
 
 
 def test_nodes_without_efas_device_plugin_are_not_asked_for_it() -> None:
