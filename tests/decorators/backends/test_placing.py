@@ -1,9 +1,10 @@
-"""A step's decorators are filled in where a run is launched, and its container's variables in the trampoline."""
+"""A step's decorators are filled in at the launch, its container's variables in the process that waits."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -33,7 +34,7 @@ class _Step:
     def values(self, decorator: str) -> dict[str, Any]:
         return self.set.get(decorator, {})
 
-    def given(self, decorator: str) -> dict[str, Given]:
+    def given(self, _: str) -> dict[str, Given]:
         return {}
 
     def has(self, decorator: str) -> bool:
@@ -83,15 +84,16 @@ def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "words"), [("kubernetes", "kubernetes library"), ("boto3", "needs boto3")]
+    ("module", "needs", "words"),
+    [
+        ("kubernetes", ClusterApi, "kubernetes library"),
+        ("boto3", preflight_batch._clients, "needs boto3"),
+    ],
 )
 def test_a_library_that_is_missing_is_one_line_with_its_command(
-    module: str, words: str, monkeypatch: pytest.MonkeyPatch
+    module: str, needs: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=words) as caught:
-        if module == "kubernetes":
-            ClusterApi()
-        else:
-            preflight_batch._clients()
+        needs()
     assert caught.value.advice.startswith("pip install 'metaflow-finetune[")
