@@ -49,6 +49,8 @@ RUN_COMMAND = SETUP.format(extra=".[train]", what="flows/finetune_flow.py run")
 TEST_COMMAND = SETUP.format(extra=".[dev]", what="-m pytest")
 WIDTH = 110  # of a line of text
 HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com", "semver.org"}
+HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests and charts at a fixed version
+HOSTS |= {"ACCOUNT.blob.core.windows.net"}  # the reader's own
 FLAGS_WITHOUT_VALUE = {
     "--plan-only",
     "--no-preflight",
@@ -533,6 +535,7 @@ def test_the_checklist_commands_of_the_readme_end_in_a_verdict(place: Path) -> N
 
 def test_other_shell_lines_are_of_known_programs() -> None:
     programs = r"torchrun|srun|python3|pip|python|finetune|source|export|git|aws|ruff|mypy|\.venv/bin/[\w-]+"
+    programs += r"|kubectl|helm|eksctl|terraform|docker|gcloud|az|cd|cp|eval"
     known = rf"(FINETUNE_\w+=\S+ )?({programs}) "
     for where, line in shell_lines():
         for part in line.split("&&"):

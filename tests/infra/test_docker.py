@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from metaflow.metaflow_environment import MetaflowEnvironment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -33,7 +34,7 @@ def pinned(file: str) -> dict[str, str]:
         if line.startswith("-r "):
             found |= pinned(line.removeprefix("-r "))
         elif line and not line.startswith("#"):
-            name, version = line.split("==")
+            name, version = re.split("==|>=", line)
             found[canonicalize_name(name)] = version
     return found
 
@@ -84,11 +85,17 @@ def test_the_images_versions_are_those_that_are_said_to_be_tested() -> None:
         assert versions[canonicalize_name(name)] == tested, name
 
 
-def test_a_pod_has_nothing_to_install_when_it_starts() -> None:
+@pytest.mark.parametrize("datastore", ["s3", "gs", "azure"])
+def test_a_pod_has_nothing_to_install_when_it_starts(datastore: str) -> None:
     """Metaflow leaves its installation out where this is set, so what it would install has to be there."""
     assert re.search(r"METAFLOW_SKIP_INSTALL_DEPENDENCIES=1\b", stages()["nodes"])
+    command = MetaflowEnvironment(None)._get_install_dependencies_cmd(datastore)
+    (packages,) = re.findall(r"pip install (.*?); fi", command)
+    named = {canonicalize_name(word) for word in packages.split() if not word.startswith("-")}
+    assert "requests" in named  # the pattern has found what it should
     for engine in ("torchtune", "deepspeed"):
-        assert {"boto3", "requests", "metaflow"} <= pinned(f"{engine}.txt").keys()
+        assert named <= {*pinned(f"{datastore}.txt"), *pinned(f"{engine}.txt")}
+        assert '"/requirements/${DATASTORE}.txt"' in stages()[engine]
 
 
 @pytest.mark.parametrize("target", TARGETS)

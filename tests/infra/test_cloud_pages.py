@@ -1,0 +1,66 @@
+"""The pages from an empty account to a run: their prices are the table's, their names are those of infra/."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import metaflow.metaflow_config
+import pytest
+import yaml
+
+from flows import checklist_options
+from tests.infra.manifests import KUBERNETES
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("aws", "kubernetes", "gcp", "azure")]
+PRICE = re.compile(r"^\| ([\w.-]+) \| (\d+) \| ([\d.]+|unknown) \| ([^|]*)\|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_prices_are_those_of_the_table_with_its_date(page: Path) -> None:
+    with (ROOT / "estimator" / "data" / "instances.csv").open() as file:
+        machines = {row["instance_type"]: row for row in csv.DictReader(file)}
+    rows = PRICE.findall(page.read_text())
+    assert len(rows) >= 2
+    for name, gpus, price, of in rows:
+        machine = machines[name]
+        assert gpus == machine["gpu_count"]
+        if price == "unknown":
+            assert (machine["on_demand_usd_h"], of.strip()) == ("", "")
+        else:
+            assert price == f"{float(machine['on_demand_usd_h']):.2f}"
+            assert of.strip() == f"{machine['price_region']}, {machine['price_date']}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_file_and_variable_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    for path in re.findall(r"infra/[\w./-]+\w", text):
+        assert (ROOT / path).exists() or path.endswith("/GPU"), path
+    for name in re.findall(r"`(components/[\w-]+|clusters/[\w.]+)`", text):
+        assert (KUBERNETES / name).exists(), name
+    known = {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
+    assert set(re.findall(r"METAFLOW_\w+(?==)", text)) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_versions_are_those_of_infras_table(page: Path) -> None:
+    table = (KUBERNETES / "README.md").read_text()
+    for url in re.findall(r"https://github\.com/\S+/releases/download/\S+\.yaml", page.read_text()):
+        assert f"<{url}>" in table
+    for chart, version in re.findall(
+        r"\w+/(gpu-operator|nvidia-device-plugin) --version (\S+)", page.read_text()
+    ):
+        assert f"| {version} | chart `{chart}`" in table
+
+
+def test_the_example_of_a_nightly_check_is_one() -> None:
+    """It names the queue and the machines of the cluster beside it."""
+    text = (KUBERNETES / "examples" / "nightly.yaml").read_text()
+    values = checklist_options.read_options(text)
+    cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
+    assert values["nodes"] <= cluster["managedNodeGroups"][1]["maxSize"]
+    folder = KUBERNETES / "queues" / values["queue"].removeprefix("finetune-")
+    assert folder.is_dir()
