@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from decorators.gpu_profile import STAGED_VARIABLE
-from decorators.storage import datastore
-from launchers import weights
+from decorators.storage import MetaflowStorage, datastore
+from launchers import remote, weights
 from launchers.bundles import get_bundle, has_bundle, put_bundle, sha256_of
 from launchers.dataset import sources
 from launchers.settings import Settings
@@ -22,8 +23,15 @@ from launchers.settings import Settings
 
 def stage(wanted: Settings) -> None:
     """Upload the local dataset, held-out dataset and model folder that these settings name."""
-    staged: dict[str, str] = {}
     store = datastore(shared=True)
+    with remote.s3_errors(store.describe("staged")) if store.kind == "s3" else nullcontext():
+        staged = _stage(wanted, store)
+    if staged:
+        os.environ[STAGED_VARIABLE] = json.dumps(staged)
+
+
+def _stage(wanted: Settings, store: MetaflowStorage) -> dict[str, str]:
+    staged: dict[str, str] = {}
     for dataset in (wanted.dataset, wanted.evaluation.dataset):
         if dataset is not None and sources.kind_of(dataset) == "path":
             path = Path(dataset).expanduser()
@@ -38,8 +46,7 @@ def stage(wanted: Settings) -> None:
         weights.check_complete(folder)
         staged[wanted.model] = key = f"staged/{_fingerprint(folder)}"
         put_bundle(store, key, folder)
-    if staged:
-        os.environ[STAGED_VARIABLE] = json.dumps(staged)
+    return staged
 
 
 def key_of(name: str) -> str | None:

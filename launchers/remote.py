@@ -120,6 +120,7 @@ def s3_client() -> Any:
 @contextmanager
 def s3_errors(url: str) -> Iterator[None]:
     """Turn the failures of boto3 into UserErrors."""
+    from boto3.exceptions import S3UploadFailedError
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     try:
@@ -135,11 +136,19 @@ def s3_errors(url: str) -> Iterator[None]:
             raise UserError(f"{url}: there is no such key.", "Look with: aws s3 ls") from None
         if code == "NoSuchBucket":
             raise UserError(f"{url}: there is no such bucket.", "Look with: aws s3 ls") from None
-        if code in ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"):
+        if code == "ExpiredToken":
+            raise UserError(
+                f"{url}: the AWS credentials have expired.", "Log in again: aws sso login."
+            ) from None
+        if code in ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
             raise UserError(
                 f"{url}: the AWS credentials may not read it ({code}).", "See: aws sts get-caller-identity"
             ) from None
         raise UserError(f"{url}: S3 answers {code or 'an error'}.", "Try again later.") from None
+    except S3UploadFailedError as error:
+        raise UserError(
+            f"{url}: {' '.join(str(error).split())}", "See: aws sts get-caller-identity"
+        ) from None
     except BotoCoreError as error:
         raise UserError(
             f"{url}: S3 can't be reached ({type(error).__name__}).", "Check the network and AWS_REGION."

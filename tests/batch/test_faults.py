@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.batch.lab import Client, Lab
+from tests.conftest import write_sums
 from tests.flows.conftest import left_behind
 from tests.lab import faulty_proxy, metadata
 from tests.lab.batch_jobs import OUT_OF_MEMORY
@@ -71,8 +72,8 @@ def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> 
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:
         run = small(lab, tmp_path, METAFLOW_S3_ENDPOINT_URL=url)
         assert run.end(LIMIT_S) == 0, run.log + run.pods_log()
+        assert run.artifacts("SmallFlow")["seen"] == [(0, 0), (1, 0)]
     assert faults.refused > 3
-    assert run.artifacts("SmallFlow")["seen"] == [(0, 0), (1, 0)]
 
 
 def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the_job(
@@ -93,6 +94,20 @@ def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the
     assert f"aws batch terminate-job --job-id {job.id}" in log
     assert "Traceback" not in log
     assert left_behind(tmp_path) == []
+
+
+def test_credentials_that_the_datastore_does_not_take_are_named_before_anything_is_submitted(
+    lab: Lab, tmp_path: Path
+) -> None:
+    data = write_sums(tmp_path / "sums.jsonl")
+    where = ["--with", "batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
+    expired = faulty_proxy.Faults(expired=True)
+    with faulty_proxy.before(lab.store.url, expired, address=lab.hub.address, inside=lab.hub.inside) as url:
+        run = lab.start(tmp_path, "run", *where, METAFLOW_S3_ENDPOINT_URL=url)
+        assert run.end(END_S) == 1
+    assert "the AWS credentials have expired. Log in again" in " ".join(run.log.split())
+    assert "Traceback" not in run.log
+    assert run.jobs() == []
 
 
 def test_local_metadata_is_refused_for_two_nodes_before_anything_is_submitted(

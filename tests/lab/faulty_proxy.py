@@ -1,4 +1,4 @@
-"""An HTTP server before another one, which can be slow, answer 503, or not answer at all."""
+"""An HTTP server before another one, which can be slow, answer 503, or take no credentials."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from tests.lab.api import Inside
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host"}
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
@@ -25,6 +26,7 @@ class Faults:
 
     busy_share: float = 0.0  # of the requests, answered 503
     delay_s: float = 0.0  # before each answer
+    expired: bool = False  # every request is answered 403: the credentials' time is over
     refused: int = 0  # how many were answered 503 so far
     passed: int = 0
     random: random.Random = field(default_factory=lambda: random.Random(1))
@@ -39,6 +41,9 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
         def _pass_on(self) -> None:
             body = self._body()
             time.sleep(faults.delay_s)
+            if faults.expired:
+                self._answer(403, {"Content-Type": "application/xml"}, _EXPIRED)
+                return
             if faults.random.random() < faults.busy_share:
                 faults.refused += 1
                 self._answer(503, {"Content-Type": "application/xml"}, _BUSY)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ import psutil
 
 from tests.lab import guardian
 
+_ENDING_S = 10.0
 Mechanism = Literal["cgroup v1", "cgroup v2", "watched"]
 
 
@@ -102,9 +104,20 @@ class MemoryLimit:
         return False
 
     def remove(self) -> None:
-        """Of a pod that has ended."""
-        if self.cgroup is not None and self.cgroup.exists():
-            self.cgroup.rmdir()
+        """Of a pod that has ended; its last processes may still be on their way out."""
+        deadline = time.monotonic() + _ENDING_S
+        while not self._removed() and time.monotonic() < deadline:  # later on the guardian tries once more
+            time.sleep(0.05)
+
+    def _removed(self) -> bool:
+        try:
+            if self.cgroup is not None:
+                self.cgroup.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def _resident_bytes(namespace: str) -> int:

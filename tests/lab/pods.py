@@ -291,7 +291,7 @@ class Hub:
         self._guardian.stdin.close()
         self._guardian.wait(guardian.LIMIT_S + 10)
         for pod in self.pods:
-            pod.wait(10)
+            pod.wait(30)
         if (descriptor := self.__dict__.pop("_namespace", None)) is not None:
             os.close(descriptor)
 

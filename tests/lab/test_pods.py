@@ -158,7 +158,7 @@ def test_a_killed_pod_leaves_no_process(hub: Hub) -> None:
     while not all(pod.log.read_text() for pod in pods_):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert all(len(pod.pids()) >= 3 for pod in pods_)
+    assert all(len(pod.pids()) >= 2 for pod in pods_)
     pods_[0].kill()
     pods_[1].kill(grace_s=30)
     assert [pod.poll() for pod in pods_] == [Exit(code=137, reason="Error"), Exit(code=3, reason="Error")]
