@@ -20,7 +20,7 @@ from tests.conftest import write_sums
 from tests.flows.conftest import FLOW
 from tests.kubernetes.test_on_a_control_plane import READ_CARDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 STEPS, EVERY = 24, 3
 LIMIT_S = 1500  # two minutes on a machine that does nothing else
@@ -78,7 +78,7 @@ def test_a_lost_node_ends_the_others_soon_and_the_next_attempt_goes_on_from_the_
     first, second = finetuned.run.jobs("train_nodes")
     assert (first.status, second.status) == ("FAILED", "SUCCEEDED")
     assert first.stop is None, "the main node's task has ended by itself"
-    assert finetuned.ended_s < 120
+    assert finetuned.ended_s < 240, "of which its task needs seconds on a machine that does nothing else"
     (gone_on,) = re.findall(r"going on from the checkpoint of step (\d+)", finetuned.run.log)
     assert int(gone_on) >= finetuned.committed >= EVERY
     assert "Traceback" not in finetuned.run.log
