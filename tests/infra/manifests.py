@@ -23,7 +23,7 @@ needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no k
 def render(folder: Path) -> tuple[Json, ...]:
     """The objects of a kustomization."""
     done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))

@@ -56,7 +56,7 @@ class Stack:
     folder: Path  # of the .tf files
     endpoint: str  # moto's
 
-    def run(self, *arguments: str, values: dict[str, Any] | None = None, limit_s: float = 300) -> Done:
+    def run(self, *arguments: str, values: dict[str, Any] | None = None, limit_s: float = 540) -> Done:
         """``values`` are the stack's variables."""
         if values is not None:
             (self.folder / "test.auto.tfvars.json").write_text(json.dumps(values))

@@ -50,7 +50,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = start_process(command, folder / "moto.log", environment)
     address = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: _answers(address), 90, "moto answers")
+        wait_for(lambda: _answers(address), 240, "moto answers")
         yield address
     finally:
         server.kill()
@@ -147,7 +147,7 @@ def test_containers_may_pin_all_memory_as_efa_needs(
         file.write_text(before)
     for _ in range(2):
         command = ["bash", "-euc", script.replace("/etc/sysconfig/docker", str(file))]
-        subprocess.run(command, check=True, timeout=20)
+        subprocess.run(command, check=True, timeout=60)
     (options,) = re.findall(r'^OPTIONS="(.*)"$', file.read_text(), re.MULTILINE)
     assert options.split().count("memlock=-1:-1") == 1
     assert ("nofile=32768:65536" in options) == ("nofile" in (before or ""))
@@ -301,7 +301,7 @@ def test_what_is_printed_is_metaflows_configuration(
     config = json.loads(made["metaflow_config"])
     code = "import json, metaflow.metaflow_config as c; print(json.dumps([n for n in dir(c) if n.isupper()]))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     known = {f"METAFLOW_{name}" for name in json.loads(done.stdout)}
     known |= {"METAFLOW_SERVICE_URL", "METAFLOW_DATATOOLS_S3ROOT", "METAFLOW_DATASTORE_CARD_SYSROOT_S3"}
@@ -353,7 +353,7 @@ def _takes(words: list[str]) -> None:
     """The flow's command line has all of these options."""
     flow = STACK.parents[1] / "flows" / "checklist_flow.py"
     done = subprocess.run(
-        [sys.executable, str(flow), "run", "--help"], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, str(flow), "run", "--help"], capture_output=True, text=True, timeout=300, check=True
     )
     for word in words:
         assert not word.startswith("--") or re.search(rf"{word}\b", done.stdout), word
