@@ -23,6 +23,8 @@ What is used, and why no public interface serves:
   for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
   ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
 * ``Kubernetes.launch_job``, ``Kubernetes.wait``: what the API server refuses is shown as a traceback.
+* A compute decorator's ``runtime_step_cli``: an attempt after one that ran out of memory may need another
+  machine, and Metaflow asks no one before it starts a retry.
 * ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
@@ -588,6 +590,23 @@ def _patient(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 self._client._refresh_client()
 
     return patient
+
+
+def before_retry(step: StepView, backend: Backend, prepare: Callable[[str, int], dict[str, str]]) -> None:
+    """Call ``prepare(run id, attempt)`` before a step's every attempt but the first is started.
+
+    In the process that runs the flow. The decorator's values go into the attempt's command right after it;
+    what it returns are environment variables for the process that waits for the container.
+    """
+    found = step._find(backend)
+    begin = found.runtime_step_cli
+
+    def runtime_step_cli(cli_args: Any, retry_count: int, *others: Any) -> None:
+        if retry_count > 0:
+            cli_args.env.update(prepare(str(cli_args.task.run_id), retry_count))
+        begin(cli_args, retry_count, *others)
+
+    found.runtime_step_cli = runtime_step_cli
 
 
 def local_node_command() -> tuple[str, str]:

@@ -30,6 +30,7 @@ from decorators._metaflow import Backend, FinetuneError, Given, StepView, Traini
 from decorators.backends.cluster_fit import Least
 from decorators.backends.options import Options
 from decorators.backends.placing import carry_on, place
+from decorators.backends.retrying import Retrying
 from decorators.deployments import check_deployable, check_nodes
 from decorators.profiler import NO_PROFILE, Profile
 from decorators.requested import for_data, merge_given, with_given
@@ -151,18 +152,31 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
 
     def _request(self, step: StepView, plan: Plan) -> None:
         asked = for_data(plan) if self.role == "data" else plan
+        backend = step.backend()
+        configured, given = step.values(backend) if backend != "local" else {}, _given(step, backend)
         try:
+            options = Options.from_values(step.flow_values())
             place(
                 step,
                 asked.request,
-                Options.from_values(step.flow_values()),
-                _given(step, step.backend()),
+                options,
+                given,
                 lead=_lead(step),
                 least=_least(plan),
                 main=plan.request,
             )
         except UserError as error:
             raise FinetuneError(error.problem, error.advice) from None
+        if self.role == "train" and backend != "local" and _metaflow.command() != "deploy":
+            Retrying(
+                step=step,
+                backend=backend,
+                options=options,
+                given=given,
+                configured=configured,
+                least=_least,
+                carry=lambda other: {PLAN_VARIABLE: pack(other)},
+            ).install()
 
     def pre_step(self, step_name: str, flow: Any, inputs: Any = None) -> None:  # noqa: ARG002
         """Called by Metaflow in the task, before the step's code."""

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from decorators.gpu_profile import current_profile
+from decorators.gpu_profile import current_plan, current_profile
 from decorators.measured import Measured
 from decorators.storage import MetaflowStorage
 from estimator.plan import Plan
@@ -16,6 +16,7 @@ from launchers.bundles import put_bundle
 from launchers.control import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.metrics import Metrics
+from launchers.replanning import plans_of
 from launchers.settings import Settings
 from launchers.training import NodeInputs, train
 
@@ -84,7 +85,8 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
             checkpoints=f"checkpoints/{inputs.run_id}",
             origins=tuple(f"checkpoints/{run}" for run in inputs.origin_run_ids),
             logs=logs,
-            plans=f"plans/{inputs.run_id}",
+            plans=plans_of(inputs.run_id),
+            granted=current_plan(),
             # A deployed flow's steps were sized once and for all
             other_machines=not inputs.run_id.startswith(DEPLOYED),
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,15 +35,14 @@ class Replanning:
     storage: Storage
     prefix: str
 
-    def after(self, attempt: int) -> NextPlan | None:
-        """What the newest attempt before or at ``attempt`` that ran out of memory has left."""
+    def after(self, attempt: int) -> Iterator[NextPlan]:
+        """What the attempts up to ``attempt`` that ran out of memory have left, newest first."""
         for number in range(attempt, -1, -1):
             try:
                 values = json.loads(self.storage.get_bytes(self._key(number)))
-                return NextPlan(**{**values, "plan": Plan.from_json(values["plan"])})
+                yield NextPlan(**{**values, "plan": Plan.from_json(values["plan"])})
             except (FileNotFoundError, ValueError, TypeError, KeyError):  # noqa: PERF203
                 continue
-        return None
 
     def keep(self, attempt: int, following: NextPlan) -> None:
         """Written by any node: all come to the same."""
@@ -54,17 +53,30 @@ class Replanning:
         return f"{self.prefix}/attempt-{attempt}.json"
 
 
+def plans_of(run_id: str) -> str:
+    """The key below which a run's attempts leave their plans."""
+    return f"plans/{run_id}"
+
+
 def plan_of(
-    plans: Replanning, attempt: int, launched: Plan, *, say: Callable[[str], None] = lambda _: None
+    plans: Replanning,
+    attempt: int,
+    launched: Plan,
+    *,
+    granted: Plan | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """The plan of this attempt: the one that the run was launched with, or what follows on a failed one."""
-    following = plans.after(attempt - 1)
-    if following is None:
-        return launched
-    if following.needs_other_machine and launched.request.gpu != following.plan.request.gpu:
-        return launched  # whoever starts the attempts can't ask for another machine
-    say(f"another plan, as an earlier attempt ran out of memory: {following.change}")
-    return following.plan
+    """The plan of this attempt: the one that the run was launched with, or what follows on a failed one.
+
+    ``granted`` is the plan by which this attempt's machines were asked for, where that is another one.
+    """
+    gpu = (granted or launched).request.gpu
+    for following in plans.after(attempt - 1):
+        # Whoever starts the attempts may not be able to ask for another machine
+        if not following.needs_other_machine or following.plan.request.gpu == gpu:
+            say(f"another plan, as an earlier attempt ran out of memory: {following.change}")
+            return following.plan
+    return launched
 
 
 def out_of_memory(

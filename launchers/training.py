@@ -37,6 +37,7 @@ class NodeInputs:
     origins: tuple[str, ...] = ()  # the same of runs that may be gone on from, nearest first
     logs: str  # key of the bundle of this node's logs
     plans: str | None = None  # key below which attempts leave plans for later ones; None: all have the same
+    granted: Plan | None = None  # by which this attempt's machines were asked for; None: by ``plan``
     other_machines: bool = False  # whether a later attempt can be given another GPU
 
 
@@ -87,7 +88,8 @@ def train(
     plans = Replanning(storage=store, prefix=inputs.plans) if inputs.plans is not None else None
     if plans is not None:
         say = print if address.node == 0 else _quiet
-        inputs = replace(inputs, plan=plan_of(plans, inputs.attempt, launched, say=say))
+        plan = plan_of(plans, inputs.attempt, launched, granted=inputs.granted, say=say)
+        inputs = replace(inputs, plan=plan)
         on_plan(inputs.plan)
     total_steps = inputs.data.info.total_steps
     listener = _Listener(inputs, total_steps, tokens_of_steps(inputs.data), on_event)

@@ -57,7 +57,7 @@ def place(
     if backend != "local":
         os.environ[pending.TIMEOUT_VARIABLE] = f"{options.pending_timeout:g}"
         if options.preflight and not compiles_only():
-            facts = _facts(backend, main or request, options, lead or step, least)
+            facts = look(backend, main or request, options, lead or step, least)
     for decorator, values in values_of(step, request, backend, options, given, facts).items():
         if decorator == "environment":
             _remember(step, values)
@@ -134,9 +134,10 @@ def noted(plan: Plan, given: Mapping[str, Given], backend: Backend, options: Opt
     return plan
 
 
-def _facts(
+def look(
     backend: Backend, request: Request, options: Options, lead: StepView, least: Least | None
 ) -> ClusterFacts:
+    """What the target's nodes or queue tell. Raises UserError where it could never take the request."""
     values = lead.values(backend)
     if backend == "kubernetes":
         own = lead.given("kubernetes").get("node_selector")
@@ -162,11 +163,15 @@ def _look_at_batch(request: Request, step: BatchStep, least: Least | None) -> No
 
 
 def _remember(step: StepView, variables: dict[str, str]) -> None:
-    known = _remembered()
-    known[step.name] = variables
-    os.environ[ENVIRONMENT_VARIABLE] = json.dumps({k: v for k, v in known.items() if v}, sort_keys=True)
+    os.environ |= remembered_with(step, variables)
     if variables:
         step.add_environment(variables)
+
+
+def remembered_with(step: StepView, variables: dict[str, str]) -> dict[str, str]:
+    """The variable that carries all steps' own, with other ones for this step."""
+    known = {**_remembered(), step.name: variables}
+    return {ENVIRONMENT_VARIABLE: json.dumps({k: v for k, v in known.items() if v}, sort_keys=True)}
 
 
 def _remembered() -> dict[str, dict[str, str]]:

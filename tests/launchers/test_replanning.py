@@ -63,7 +63,11 @@ def test_a_plan_for_another_gpu_holds_only_where_that_gpu_was_asked_for(
     other = replace(launched, request=replace(launched.request, gpu="B200"))
     plans.keep(0, NextPlan(plan=other, change="gpu", needs_other_machine=True))
     assert plan_of(plans, 1, launched) == launched
-    assert plan_of(plans, 1, other) == other
+    assert plan_of(plans, 1, launched, granted=other) == other
+    leaner = after(launched)
+    plans.keep(0, leaner)
+    plans.keep(1, NextPlan(plan=other, change="gpu", needs_other_machine=True))
+    assert plan_of(plans, 2, launched) == leaner.plan  # what could be had
 
 
 def test_a_torn_note_of_an_attempt_is_passed_over(plans: Replanning, launched: Plan) -> None:

@@ -1,0 +1,131 @@
+"""After an attempt that ran out of memory, Metaflow's next one asks for the machine that its plan needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decorators._metaflow import StepView
+from decorators.backends import retrying
+from decorators.backends.options import Options
+from decorators.backends.retrying import Retrying
+from decorators.gpu_profile import PLAN_VARIABLE, _least, pack, unpack
+from estimator import Job, Plan, Target, plan
+from estimator.models import find
+from estimator.planning.next_plan import NextPlan, after_out_of_memory
+from launchers.bundles import LocalStorage
+from launchers.replanning import Replanning, plans_of
+
+KubernetesDecorator = pytest.importorskip(
+    "metaflow.plugins.kubernetes.kubernetes_decorator"
+).KubernetesDecorator
+
+JOB = Job(model=find("llama-8b"), micro_batch=1, activation_checkpointing=True, global_batch=16)
+
+
+@pytest.fixture(scope="module")
+def launched() -> Plan:
+    return plan(JOB, Target(kind="kubernetes", gpu="a100-80gb", cloud="aws"))
+
+
+@pytest.fixture
+def decorator(launched: Plan) -> Any:
+    """Metaflow's own, as the launch has left it."""
+    made = KubernetesDecorator(attributes={"gpu": "8", "cpu": "86", "memory": "1000"})
+    made.external_init()
+    made.attributes["node_selector"] = {
+        "pool": "mine",
+        "node.kubernetes.io/instance-type": launched.request.instance_type,
+    }
+    made.package_metadata = made.package_sha = made.package_url = "code"
+    made.run_time_limit = 60
+    return made
+
+
+@pytest.fixture
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
+    storage = LocalStorage(tmp_path)
+    monkeypatch.setattr(retrying, "datastore", lambda: storage)
+    return Replanning(storage=storage, prefix=plans_of("7"))
+
+
+def install(decorator: Any) -> None:
+    step = StepView(
+        SimpleNamespace(_my_step=SimpleNamespace(name="train", decorators=[decorator], config_decorators=[]))
+    )
+    Retrying(
+        step=step,
+        backend="kubernetes",
+        options=Options(preflight=False),
+        given={},
+        configured={"node_selector": {"pool": "mine"}},
+        least=_least,
+        carry=lambda other: {PLAN_VARIABLE: pack(other)},
+    ).install()
+
+
+def started(decorator: Any, attempt: int) -> Any:
+    """What Metaflow would start as that attempt."""
+    arguments = SimpleNamespace(
+        task=SimpleNamespace(run_id="7"), env={}, command_args=[], command_options={}, entrypoint=["python"]
+    )
+    decorator.runtime_step_cli(arguments, attempt, 2, None)
+    return arguments
+
+
+def other(launched: Plan) -> NextPlan:
+    following = after_out_of_memory(launched, JOB, attempt=0)
+    assert following is not None
+    assert following.needs_other_machine
+    return following
+
+
+def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planned(
+    decorator: Any, plans: Replanning, launched: Plan
+) -> None:
+    install(decorator)
+    for attempt in (0, 1):
+        asked = started(decorator, attempt)
+        assert asked.env == {}
+        assert asked.command_options["gpu"] == "8"
+        assert (
+            f"node.kubernetes.io/instance-type={launched.request.instance_type}"
+            in (asked.command_options["node_selector"])
+        )
+
+
+def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_plan(
+    decorator: Any, plans: Replanning, launched: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(decorator)
+    following = other(launched)
+    plans.keep(0, following)
+    asked = started(decorator, 1)
+    request = following.plan.request
+    options = asked.command_options
+    assert sorted(options["node_selector"]) == [
+        f"node.kubernetes.io/instance-type={request.instance_type}",
+        "pool=mine",
+    ]
+    assert options["gpu"] == str(request.gpus_per_node)
+    assert int(options["cpu"]) == request.cpu
+    assert options["shared_memory"] == request.shared_memory_mib
+    assert json.loads(options["tolerations"])[0]["key"] == "nvidia.com/gpu"
+    assert unpack(asked.env[PLAN_VARIABLE]) == following.plan
+    assert f"asks for 8x {request.gpu} on each node" in capsys.readouterr().err
+
+
+def test_an_attempt_with_another_layout_alone_keeps_its_machine(
+    decorator: Any, plans: Replanning, launched: Plan
+) -> None:
+    install(decorator)
+    layout = replace(launched.layout, micro_batch=1)
+    plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
+    asked = started(decorator, 1)
+    assert asked.env == {}
+    assert asked.command_options["gpu"] == "8"
