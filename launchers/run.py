@@ -30,6 +30,7 @@ from launchers.meeting import Meeting
 from launchers.metrics import summarise
 from launchers.ownership import Ownership
 from launchers.preparing import Host, Start, prepared
+from launchers.replanning import plans_of
 from launchers.schedulers import Allocation
 from launchers.settings import Settings
 from launchers.training import NodeInputs, Trained, train
@@ -138,7 +139,7 @@ def _train(asked: Run, place: Allocation, start: Start, work: Path) -> Trained:
         run=f"{asked.output.name}-{place.job}",
         attempt=start.attempt,
         checkpoints=f"checkpoints/{start.key}",
-        plans=f"plans/{start.key}",
+        plans=plans_of(start.key),
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
     )
     return train(inputs, place.address(start.secret, "gang"), LocalStorage(asked.folder), work)
