@@ -118,8 +118,8 @@ def test_a_server_in_the_hub_is_reached_by_pods_and_from_here_and_by_nobody_else
 
 
 def test_shared_memory_and_empty_folders_have_the_size_asked_for(say: Say) -> None:
-    line = "df --output=size -B1 /dev/shm /tmp/work/space | tail -n 2; echo x > /mnt/y; cat /mnt/y"
-    sizes = {"/tmp/work/space": 2**21, "/mnt": None}
+    line = "df --output=size -B1 /dev/shm /tmp/scratch/space | tail -n 2; echo x > /mnt/y; cat /mnt/y"
+    sizes = {"/tmp/scratch/space": 2**21, "/mnt": None}
     ended, printed = say(line, shm_bytes=2**27, empty_dirs=sizes)
     assert printed.split() == [str(2**27), str(2**21), "x"], printed
     assert ended.code == 0
