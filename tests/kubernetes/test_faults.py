@@ -22,7 +22,6 @@ import pytest
 from tests.conftest import write_sums
 from tests.flows.faults import READ_OUTCOME
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
-from tests.lab import faulty_proxy
 from tests.lab.api import Json
 from tests.lab.control_plane import jobset_definition, wait_for
 from tests.lab.kubelet import Node
@@ -278,46 +277,3 @@ class TestBeforeAnythingIsSubmitted:
         finally:
             cluster.control_plane.install(name, jobset_definition())
             cluster.jobsets.go_on()
-
-
-# -- the object store --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def proxy(cluster: Cluster) -> Iterator[tuple[str, faulty_proxy.Faults]]:
-    faults = faulty_proxy.Faults()
-    with faulty_proxy.before(
-        cluster.store.url, faults, address=cluster.hub.address, inside=cluster.hub.inside
-    ) as url:
-        yield url, faults
-
-
-def test_a_slow_and_busy_object_store_is_asked_again(
-    cluster: Cluster, proxy: tuple[str, faulty_proxy.Faults], tmp_path: Path
-) -> None:
-    url, faults = proxy
-    faults.busy_share, faults.delay_s = 0.1, 0.05
-    run = _launch_here(cluster, tmp_path, url)
-    assert run.wait(LIMIT_S) == 0, run.log
-    assert faults.refused > 5
-    assert len(run.artifacts("FinetuneFlow")["metrics"]) == 6
-
-
-def test_an_object_store_that_stays_away_ends_the_run_with_its_name(
-    cluster: Cluster, proxy: tuple[str, faulty_proxy.Faults], tmp_path: Path
-) -> None:
-    url, faults = proxy
-    run = _launch_here(cluster, tmp_path, url)
-    _says(run, r"step 1/6")
-    faults.busy_share = 1.0
-    assert run.wait(LIMIT_S) != 0, run.log
-    assert re.search(r"SlowDown|Please reduce your request rate|503", run.log), run.log
-
-
-def _launch_here(cluster: Cluster, home: Path, url: str) -> Launched:
-    """The flow on this machine, with the datastore behind the proxy."""
-    data = write_sums(home / "sums.jsonl")
-    short = ["--max-steps=6", "--checkpoint-every=3", "--batch-size=4", "--seq-len=128", *SHORT[-2:]]
-    return cluster.launch(
-        "finetune_flow", home, "run", f"--dataset={data}", *short, METAFLOW_S3_ENDPOINT_URL=url
-    )
