@@ -176,6 +176,7 @@ class BatchService:
             "AWS_BATCH_JQ_NAME": queue.name,
             "AWS_BATCH_CE_NAME": queue.name,
             "AWS_EXECUTION_ENV": "AWS_ECS_EC2",
+            "CHECKLIST_HOST_ID": f"{job.id}#{number}",  # each stands for a machine, and one kernel has one id
         }
         if job.multinode:
             own |= {
