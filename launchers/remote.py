@@ -108,18 +108,23 @@ def s3_location(url: str) -> tuple[str, str]:
 
 
 def s3_client() -> Any:
+    return _boto3().client("s3")
+
+
+def _boto3() -> Any:
     try:
         import boto3
     except ImportError:
         raise UserError(
             "s3:// needs boto3, which is not installed.", "pip install 'metaflow-finetune[aws]'"
         ) from None
-    return boto3.client("s3")
+    return boto3
 
 
 @contextmanager
 def s3_errors(url: str) -> Iterator[None]:
     """Turn the failures of boto3 into UserErrors."""
+    _boto3()
     from boto3.exceptions import S3UploadFailedError
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
