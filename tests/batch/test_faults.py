@@ -67,6 +67,7 @@ def test_ctrl_c_terminates_the_jobs_and_leaves_no_process(lab: Lab, tmp_path: Pa
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.lab
 def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:
     faults = faulty_proxy.Faults(busy_share=0.1, delay_s=0.05)
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:

@@ -183,12 +183,17 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
     ]
     for machine in machines:
         cluster.add_machine(machine)
+    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path))
     try:
-        launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path))
         jobset = wait_for(lambda: _jobset(cluster, launched), LIMIT_S, "there is a JobSet", every=0.5)
         name = jobset["metadata"]["name"]
-        pods = wait_for(lambda: _placed(cluster, name), 120, "the scheduler places its pods", every=0.5)
         plan = Plan.from_json(launched.read(READ_PLAN, f"FinetuneFlow/{launched.run_id}").decode())
+        pods = wait_for(
+            lambda: _placed(cluster, name, plan.request.nodes),
+            120,
+            "the scheduler places its pods",
+            every=0.5,
+        )
         check_jobset(jobset, plan)
         check_preparing_job(cluster, launched, plan)
         assert len({pod["spec"]["nodeName"] for pod in pods}) == plan.request.nodes
@@ -196,6 +201,9 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
         launched.wait(120)
         wait_for(lambda: not _pods(cluster, name), 60, "no pod is left")
     finally:
+        if launched.process.poll() is None:  # else its pods stay in the way of the next test
+            os.killpg(launched.process.pid, signal.SIGINT)
+            launched.wait(120)
         for machine in machines:
             cluster.api.delete(f"/api/v1/nodes/{machine.name}")
 
@@ -224,9 +232,9 @@ def _pods(cluster: Cluster, jobset: str) -> list[Json]:
     return cluster.api.items(path, labelSelector=f"jobset.sigs.k8s.io/jobset-name={jobset}")
 
 
-def _placed(cluster: Cluster, jobset: str) -> list[Json]:
-    pods = _pods(cluster, jobset)
-    return pods if pods and all(pod["spec"].get("nodeName") for pod in pods) else []
+def _placed(cluster: Cluster, jobset: str, count: int) -> list[Json]:
+    placed = [pod for pod in _pods(cluster, jobset) if pod["spec"].get("nodeName")]
+    return placed if len(placed) == count else []
 
 
 def check_jobset(jobset: Json, plan: Plan) -> None:

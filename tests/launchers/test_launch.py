@@ -70,6 +70,7 @@ def test_an_output_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.lab
 def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
     run = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
     run += ["--set", "checkpoint_every=5"]
