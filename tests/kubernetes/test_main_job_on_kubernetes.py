@@ -20,7 +20,7 @@ from launchers import tiny_llama
 from tests.flows.conftest import FLOW, environment
 from tests.kubernetes import standin
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lab]
 
 # What a cluster that has trained this model before has in its datastore (the weights aside).
 KEEP_MODEL = """

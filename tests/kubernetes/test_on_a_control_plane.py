@@ -166,6 +166,7 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
     assert HF_TOKEN in (cluster.hub.pods[-1].folder / "start.sh").read_text()
 
 
+@pytest.mark.lab
 def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
     cluster: Cluster, tmp_path: Path
 ) -> None:
