@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import requests
@@ -13,7 +14,7 @@ from tests.lab.api import ApiError
 _PAUSE_S = 0.2
 
 
-class Agent:
+class Agent(ABC):
     """Runs :meth:`turn` until the ``with`` block ends. What goes wrong in it is in ``problems``."""
 
     def __init__(self, name: str, log: Path) -> None:
@@ -23,9 +24,9 @@ class Agent:
         self._may_turn = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @abstractmethod
     def turn(self) -> None:
         """Look at what the API server has, and do what is to be done about it."""
-        raise NotImplementedError
 
     def __enter__(self) -> Agent:
         self._thread.start()
