@@ -30,6 +30,7 @@ from estimator.errors import UserError
 Message = dict[str, Any]
 HANDSHAKE_S = 5.0
 BEAT_S = 0.5
+_PARTING_S = 5.0  # for supervisors to read their last message, over a slow link too
 _LONGEST_LINE = 64 << 20  # a run of a thousand nodes ends with its measurements in one line
 
 
@@ -90,6 +91,14 @@ class Line:
         """This host's address on the way to the peer."""
         return str(self._socket.getsockname()[0])
 
+    def last_word(self) -> None:
+        """Nothing more is sent; the peer reads what was, and then sees the end.
+
+        To close at once, with something of the peer's unread, would reset the connection and lose it.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Also wakes whoever reads."""
         with contextlib.suppress(OSError):
@@ -141,15 +150,21 @@ class Hub:
             return list(self._refused)
 
     def tell_all(self, message: Message) -> None:
-        """To every supervisor, once."""
-        for peer in {id(peer): peer for peer in self.peers().values()}.values():
+        """To every supervisor, once; to rank 0's own last, as it closes this hub when it hears of the end."""
+        peers = {id(peer): peer for peer in self.peers().values()}.values()
+        for peer in sorted(peers, key=lambda peer: 0 in peer.ranks):
             peer.line.send(message)
 
     def close(self) -> None:
-        """Ends every connection. Supervisors that were told the end don't mind."""
+        """Ends every connection, but lets the supervisors first read what is still on its way to them."""
         with self._lock:
             self._closed = True
         self._listener.close()
+        for peer in self.peers().values():
+            peer.line.last_word()
+        deadline = time.monotonic() + _PARTING_S
+        while self.peers() and time.monotonic() < deadline:
+            time.sleep(0.01)
         for peer in self.peers().values():
             peer.line.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -200,8 +201,9 @@ def test_a_rank_that_hangs_or_dies_in_a_collective_is_named_with_it(
     assert named(result, "hangs") == {"h2"}
     assert result.headline.startswith(f"Rank 2 (h2) {'hung' if kind == 'hang' else 'died'} in {hang.op}")
     if kind == "hang":
-        assert "the process is stopped; flight recorder: rank 0, 1 in collective" in str(hang.detail)
-        assert "gloo:" in str(hang.detail)
+        # The others may be one collective apart: one of them had finished it when the rank stopped.
+        recorded = r"the process is stopped; flight recorder: rank 0(, 1)? in collective \d+, gloo:\w+"
+        assert re.search(recorded, str(hang.detail))
     assert since < 40
     assert any(item.seconds_median for item in result.measurements.collectives), "what was measured is kept"
 

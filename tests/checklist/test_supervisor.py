@@ -99,6 +99,31 @@ def test_a_supervisor_that_goes_away_is_reported_with_its_node() -> None:
         hub.close()
 
 
+def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves() -> None:
+    here = place(1)
+    hub = Hub(here, SHORT)
+    link = Link.connect(here, SHORT)
+    over = threading.Event()
+
+    def talk() -> None:
+        while not over.is_set() and link.line.send({"kind": "beat", "ranks": {}}):
+            pass
+
+    talking = threading.Thread(target=talk, daemon=True)
+    talking.start()
+    try:
+        hub.tell_all({"kind": "end", "measurements": "x" * 200_000})
+        leaving = threading.Thread(target=hub.close, daemon=True)
+        leaving.start()
+        time.sleep(0.3)  # a reader that is late
+        assert len(link.line.receive()["measurements"]) == 200_000
+    finally:
+        over.set()
+        link.line.close()
+        talking.join(5)
+        leaving.join(10)
+
+
 @pytest.mark.parametrize(
     ("at", "blamed"),
     [

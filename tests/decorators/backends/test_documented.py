@@ -15,7 +15,7 @@ OURS = ROOT / "decorators/backends"
     ("backend", "files", "raised"),
     [
         ("Kubernetes", ("preflight_kubernetes.py", "preflight_nodes.py", "images.py"), {"API"}),
-        ("AWS Batch", ("preflight_batch.py",), {"credentials"}),
+        ("AWS Batch", ("preflight_batch.py",), {"credentials", "metadata"}),
     ],
 )
 def test_every_refusal_is_in_the_page(backend: str, files: tuple[str, ...], raised: set[str]) -> None:
