@@ -17,8 +17,8 @@ What is used, and why no public interface serves:
 * ``CardComponentManager._card_proc`` and ``CardProcessManager``: the last state of a failed step must reach
   its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
   page must not cost a core.
-* ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``: a pod's priority class and the name of its node,
-  neither of which ``@kubernetes`` has an argument for.
+* ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``, ``ArgoWorkflows._container_templates``: a pod's
+  priority class and the name of its node, neither of which ``@kubernetes`` has an argument for.
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
   for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
   ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
@@ -336,7 +336,7 @@ def shape_pods(priority_class: str | None) -> None:
     """From now on, give the pods that this process asks Kubernetes for what Metaflow has no argument for.
 
     That is a priority class, if one is named, and in their environment the name of their node, NODE_NAME.
-    Holds for Jobs and for JobSets, Argo's among them; not for the plain containers of an Argo workflow.
+    Holds for Jobs, JobSets and, where the flow is being deployed there, the templates of an Argo workflow.
     """
     from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJob
     from metaflow.plugins.kubernetes.kubernetes_jobsets import JobSetSpec
@@ -360,17 +360,40 @@ def shape_pods(priority_class: str | None) -> None:
     def dump(self: Any) -> Any:
         made = own_jobset(self)
         pod = made["template"]["spec"]["template"]["spec"]
-        field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
-        pod["containers"][0]["env"].append({"name": "NODE_NAME", "valueFrom": field})
+        pod["containers"][0]["env"].append({"name": "NODE_NAME", **_NODE_NAME})
         if priority_class:
             pod["priorityClassName"] = priority_class
         return made
 
     KubernetesJob.create_job_spec = create_job_spec
     JobSetSpec.dump = dump
+    if deployer() == "argo-workflows":
+        _shape_argo_pods(priority_class)
 
 
-_pod_makers: tuple[Any, Any] | None = None  # Metaflow's own, once shape_pods has put others in their place
+def _shape_argo_pods(priority_class: str | None) -> None:
+    from metaflow.plugins.argo.argo_workflows import ArgoWorkflows
+
+    global _argo_templates
+    _argo_templates = _argo_templates or ArgoWorkflows._container_templates
+    own = _argo_templates
+
+    def container_templates(self: Any) -> Iterator[Any]:
+        for template in own(self):
+            container = template.payload.get("container")
+            if container is not None:  # others are a JobSet's, which has them already
+                container["env"].append({"name": "NODE_NAME", **_NODE_NAME})
+                if priority_class:
+                    template.payload["priorityClassName"] = priority_class
+            yield template
+
+    ArgoWorkflows._container_templates = container_templates
+
+
+_NODE_NAME = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+# Metaflow's own, once shape_pods has put others in their place
+_pod_makers: tuple[Any, Any] | None = None
+_argo_templates: Callable[[Any], Iterator[Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,9 +71,21 @@ def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home
         assert (launch.backend, launch.gpus_per_node) == ("kubernetes", 8)
         assert "our own measurement" in str(launch.thresholds)
 
-    small = templates(workflow)["verdict"]["container"]
+    verdict = templates(workflow)["verdict"]
+    assert verdict["priorityClassName"] == "idle"
+    small = verdict["container"]
     assert "nvidia.com/gpu" not in small["resources"]["requests"]
     assert {"FINETUNE_CLUSTER", LAUNCH_VARIABLE} <= {variable["name"] for variable in small["env"]}
+
+
+@pytest.mark.slow
+def test_a_nightly_checklist_of_one_node_gives_way_to_others_and_knows_its_node(home: Home, s3: str) -> None:
+    workflow = _argo(home, s3, "--config-value", "options", "nodes: 1")
+    found = templates(workflow)
+    steps = [found[name] for name in ("start", "check", "verdict", "end")]
+    assert [step.get("priorityClassName") for step in steps] == ["idle"] * 4
+    variables = {variable["name"]: variable for variable in found["check"]["container"]["env"]}
+    assert variables["NODE_NAME"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
 @pytest.mark.slow
