@@ -100,7 +100,7 @@ def run_node(
         raise ValueError(f"the plan is for {layout.nodes} nodes, the address says {address.nodes}")
     timeouts = timeouts or Timeouts()
     control: Control = (Hub if address.node == 0 else Member)(address, timeouts, job.start_step)
-    with processes.sigterm_raises():
+    with processes.sigterm_raises(), contextlib.closing(control):
         return _Node(job, address, on_event, checkpoints, engine, timeouts, control).run()
 
 
@@ -152,7 +152,6 @@ class _Node:
             raise
         finally:
             self._end_processes(well=False)
-            self._control.close()
             processes.end_sweeper(sweeper)
         if failure is not None:
             raise self._with_last_checkpoint(failure).error()
@@ -225,9 +224,8 @@ class _Node:
 
     def _end_processes(self, *, well: bool) -> None:
         agent, self._agent = self._agent, None
-        if (
-            well and agent is not None
-        ):  # the agents leave their exit barrier together; nothing is left to be lost here
+        if well and agent is not None:
+            # The agents leave their exit barrier together; nothing is left to be lost here.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(timeout=5)
         left = processes.end_all(self._marker, grace_s=self._timeouts.grace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import secrets
 import socket
 import threading
@@ -124,6 +126,9 @@ class Hub:
             member.send({"kind": "bye"})
             member.close()
         if self._listener is not None:
+            # close() alone would leave the thread in accept(), and with it the port.
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
 
     # -- threads ---------------------------------------------------------------------------------------
@@ -278,7 +283,7 @@ def _bind(address: NodeAddress, port: int) -> socket.socket:
         try:
             return _bound(socket.AF_INET6, "", port)
         except OSError as error:
-            if error.errno in (98, 13):  # taken, not allowed: IPv4 alone would not help
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):  # IPv4 alone would not help
                 raise
     return _bound(socket.AF_INET, "", port)
 

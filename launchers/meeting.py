@@ -1,7 +1,7 @@
 """Where the nodes of a job meet before they train: each says what it has, node 0 says what is to be done.
 
 Over the control channel's own lines and handshake (launchers.control). Both ends are used alike: what one
-says the other hears; a user's mistake on one node is raised on all.
+says the other hears; what has failed on one node is raised on all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 
 from estimator.errors import UserError
@@ -40,12 +39,15 @@ class Peer:
         """Tell the other end."""
         self._send({"kind": "say", "values": values})
 
-    def fail(self, error: UserError) -> None:
-        """Tell it of a user's mistake, which it raises too."""
-        self._send({"kind": "failed", "problem": error.problem, "advice": error.advice})
+    def fail(self, error: UserError | GangFailed) -> None:
+        """Tell it what has failed, which it raises too."""
+        if isinstance(error, GangFailed):
+            self._send({"kind": "lost", "failure": error.failure.to_dict()})
+        else:
+            self._send({"kind": "failed", "problem": error.problem, "advice": error.advice})
 
     def hear(self, limit_s: float) -> Message:
-        """What the other end says next. UserError when it has failed, NodeLost when it is gone or silent."""
+        """What the other end says next. Raises what has failed there, NodeLost when it is gone or silent."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -62,6 +64,8 @@ class Peer:
                 raise found
             if found["kind"] == "failed":
                 raise ElsewhereError(found["problem"], found["advice"])
+            if found["kind"] == "lost":
+                raise Failure.from_dict(found["failure"]).error()
             values: Message = found["values"]
             return values
 
@@ -112,7 +116,8 @@ class Meeting:
 
     def say(self, values: Message) -> None:
         """From node 0 to all; from another to node 0."""
-        self._each(lambda peer: peer.say(values))
+        for peer in self._peers.values():
+            peer.say(values)
 
     def hear(self, limit_s: float) -> Message:
         """On other nodes: what node 0 says next."""
@@ -124,19 +129,30 @@ class Meeting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, UserError):
-            self._each(lambda peer: peer.fail(error))
-        self._each(lambda peer: peer.close())
+        _part(self._peers, error)
 
-    def _each(self, action: Callable[[Peer], None]) -> None:
-        for peer in self._peers.values():
-            action(peer)
+
+def _part(peers: dict[int, Peer], error: BaseException | None) -> None:
+    """End the lines; those at the other ends hear why, if something has failed."""
+    for peer in peers.values():
+        if isinstance(error, (UserError, GangFailed)):
+            peer.fail(error)
+        peer.close()
 
 
 def _come_in(address: NodeAddress, limit_s: float) -> dict[int, Peer]:
     """Node 0: wait for all the others."""
-    deadline = time.monotonic() + limit_s
     peers: dict[int, Peer] = {}
+    try:
+        _take_in(address, limit_s, peers)
+    except BaseException as error:
+        _part(peers, error)
+        raise
+    return peers
+
+
+def _take_in(address: NodeAddress, limit_s: float, peers: dict[int, Peer]) -> None:
+    deadline = time.monotonic() + limit_s
     parent = os.getppid()
     with listen(address) as listener:
         listener.settimeout(0.5)
@@ -150,9 +166,12 @@ def _come_in(address: NodeAddress, limit_s: float) -> dict[int, Peer]:
             except TimeoutError:
                 continue
             peer = _greet(address, connection)
-            if peer is not None and peer.node not in peers:
+            if peer is None:
+                continue
+            if peer.node in peers:  # two that say they are the same node
+                peer.close()
+            else:
                 peers[peer.node] = peer
-    return peers
 
 
 def _greet(address: NodeAddress, connection: socket.socket) -> Peer | None:

@@ -93,6 +93,36 @@ def test_a_node_that_does_not_come_is_named(port: int) -> None:
         Meeting(address(1, 3, port), come_s=1.0)
 
 
+def test_all_that_are_there_hear_which_node_did_not_come(port: int) -> None:
+    def follow() -> None:
+        with Meeting(address(1, 3, port)) as meeting:
+            meeting.hear(60)
+
+    first, second = together(lambda: Meeting(address(0, 3, port), come_s=3.0), follow)
+    for error in (first, second):
+        assert isinstance(error, GangFailed)
+        assert "node 2 did not come within 3 s (2 of 3 were there)" in str(error)
+
+
+def test_all_hear_which_node_was_lost(port: int) -> None:
+    def lead() -> None:
+        with Meeting(address(0, 3, port)) as meeting:
+            meeting.gather({}, 30)
+
+    def leave() -> None:
+        with Meeting(address(1, 3, port)):
+            pass
+
+    def follow() -> None:
+        with Meeting(address(2, 3, port)) as meeting:
+            meeting.hear(60)
+
+    first, _, third = together(lead, leave, follow)
+    for error in (first, third):
+        assert isinstance(error, NodeLost)
+        assert error.failure.node == 1
+
+
 def test_a_node_0_that_goes_away_is_noticed_at_once(port: int) -> None:
     def lead() -> None:
         with Meeting(address(0, 2, port)):
