@@ -5,48 +5,73 @@ A task removes its own folder when it ends; what a killed task has left is remov
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 
+from estimator.errors import UserError
+
 
 def root() -> Path:
-    """Where the work folders of this machine lie."""
-    return Path(os.environ.get("FINETUNE_WORK_DIR") or Path(tempfile.gettempdir()) / "metaflow-finetune")
+    """Where the work folders of this machine lie; each user's apart, as one can't write into another's."""
+    own = Path(tempfile.gettempdir()) / f"metaflow-finetune-{os.getuid()}"
+    return Path(os.environ.get("FINETUNE_WORK_DIR") or own)
 
 
 @contextmanager
 def work_folder(run_id: str, step: str, task_id: str) -> Iterator[Path]:
-    """An empty folder for one attempt of one task."""
+    """An empty folder for one attempt of one task. Raises UserError where none can be made."""
     base = root()
-    base.mkdir(parents=True, exist_ok=True)
-    _sweep(base)
-    folder = base / f"{run_id}-{step}-{task_id}-{os.getpid()}"
-    folder.mkdir()
-    (folder / "owner").write_text(f"{os.getpid()} {psutil.Process().create_time()}")
     try:
-        yield folder
+        base.mkdir(parents=True, exist_ok=True)
+        _sweep(base)
+        folder = Path(tempfile.mkdtemp(prefix=f"{run_id}-{step}-{task_id}-", dir=base))
+        owner = _own(folder)
+    except OSError as error:
+        raise UserError(
+            f"No work folder can be made in {base}: {error.strerror}.",
+            "Name another place: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk",
+        ) from None
+    try:
+        with owner:
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _own(folder: Path) -> IO[str]:
+    """Mark a folder as in use, as long as the file that is returned is open.
+
+    By a lock, which the kernel lets go of when this process ends: a container that shares the folder can't
+    see this process. The content is for people.
+    """
+    owner = (folder / "owner.new").open("w")
+    _lock(owner)
+    owner.write(f"{os.getpid()} {psutil.Process().create_time()}")
+    owner.flush()
+    (folder / "owner.new").rename(folder / "owner")
+    return owner
+
+
 def _sweep(base: Path) -> None:
-    for owner in base.glob("*/owner"):
-        try:
-            pid, created = owner.read_text().split()
-        except (OSError, ValueError):  # being made or removed by its own task
-            continue
-        if not _alive(int(pid), float(created)):
-            shutil.rmtree(owner.parent, ignore_errors=True)
+    for path in base.glob("*/owner"):
+        # One that can't be opened is being removed by its own task, or is another user's.
+        with suppress(OSError), path.open("r+") as owner:
+            if _lock(owner):
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _alive(pid: int, created: float) -> bool:
+def _lock(file: IO[str]) -> bool:
+    """Whether nobody else holds the lock. A file system without locks has none to give: nothing is swept."""
     try:
-        return abs(psutil.Process(pid).create_time() - created) < 1
-    except psutil.NoSuchProcess:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         return False
+    return True
