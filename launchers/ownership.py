@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import threading
 import time
+import uuid
 from pathlib import Path
 from types import TracebackType
 
@@ -30,7 +30,7 @@ class Ownership:
         self._thread = threading.Thread(target=self._beat, name="ownership", daemon=True)
 
     def __enter__(self) -> Ownership:
-        other = self._other()
+        other = None if self._claim() else self._other()
         if other is not None:
             raise UserError(
                 f"Job {other} is writing into {self._path.parent.parent} at this moment.",
@@ -56,10 +56,24 @@ class Ownership:
             return None
         return job if job != self._job and age < STALE_S else None
 
+    def _claim(self) -> bool:
+        """Make the file where there is none. Of two jobs that begin at once, one does."""
+        made = self._made()
+        try:
+            self._path.hardlink_to(made)
+        except OSError:  # it is there; or the file system has no links, then looking at it must do
+            return False
+        finally:
+            made.unlink()
+        return True
+
     def _write(self) -> None:
-        temporary = self._path.with_name(f"owner.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"job": self._job, "host": socket.gethostname()}))
-        temporary.replace(self._path)
+        self._made().replace(self._path)
+
+    def _made(self) -> Path:
+        made = self._path.with_name(f"owner.{uuid.uuid4().hex[:8]}.tmp")
+        made.write_text(json.dumps({"job": self._job, "host": socket.gethostname()}))
+        return made
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_S):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,3 +110,28 @@ def test_one_job_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
         with Ownership(folder, "9"):  # the one before has given no sign of life for long
             pass
     assert not list(folder.iterdir())
+
+
+def test_of_two_jobs_that_begin_at_once_one_gets_the_output_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, both = Ownership._other, threading.Barrier(2)
+
+    def slow_look(self: Ownership) -> str | None:
+        found = look(self)
+        time.sleep(0.5)  # both have looked before one writes
+        return found
+
+    def begin(job: str) -> bool:
+        both.wait(60)
+        try:
+            with Ownership(tmp_path, job):
+                both.wait(60)
+        except UserError:
+            both.wait(60)
+            return False
+        return True
+
+    monkeypatch.setattr(Ownership, "_other", slow_look)
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(begin, ("7", "8"))) == [False, True]
