@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -100,7 +101,7 @@ def _run(asked: Run, place: Allocation) -> int:
     return 0
 
 
-def _settings(file: Path | None, overrides: list[str] | tuple[()]) -> settings.Settings:
+def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
     if file is None:
         return settings.build({}, overrides)
     try:

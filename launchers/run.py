@@ -10,12 +10,14 @@ All nodes share the output folder::
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,7 +83,8 @@ def run(asked: Run, place: Allocation, work: Path) -> None:
         start = _lead(asked, place, work, owned)
         if start is not None:
             trained = _train(asked, place, start, work)
-            _hand_over(asked, place, start, trained, work)
+            with _full_disk_is_said(asked.folder):
+                _hand_over(asked, place, start, trained, work)
 
 
 def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
@@ -89,8 +92,10 @@ def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack
 
     From here until ``owned`` is closed, the output folder is this job's.
     """
-    with Meeting(place.address("", "meeting")) as meeting:
-        _make(asked.folder)
+    with Meeting(place.address("", "meeting")) as meeting, _full_disk_is_said(asked.folder):
+        _make(asked.folder, "--output")
+        if asked.cache is not None:
+            _make(asked.cache, "--cache")
         facts = meeting.gather(_host(place, work).to_dict(), SEEN_S)
         owned.enter_context(Ownership(asked.folder, place.job))
         if _is_finished(asked, place):
@@ -113,7 +118,7 @@ def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack
 def _follow(asked: Run, place: Allocation, work: Path) -> Start | None:
     """Another node: say what there is, wait for node 0, and look whether its files are to be seen here."""
     with Meeting(place.address("", "meeting")) as meeting:
-        _make(asked.folder)
+        _make(asked.folder, "--output")
         meeting.say(_host(place, work).to_dict())
         name = str(meeting.hear(asked.prepare_limit_s)["start"])
         if not name:
@@ -254,7 +259,20 @@ def _see(path: Path) -> None:
         time.sleep(0.5)
 
 
-def _make(folder: Path) -> None:
+@contextlib.contextmanager
+def _full_disk_is_said(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"No space left on {socket.gethostname()} for {error.filename or folder}.",
+            "Free some space there; the same command then goes on.",
+        ) from None
+
+
+def _make(folder: Path, option: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
@@ -263,5 +281,5 @@ def _make(folder: Path) -> None:
     except OSError as error:
         raise UserError(
             f"{folder} can't be written on {socket.gethostname()}: {error.strerror}.",
-            "Give --output a folder on a file system that all nodes share.",
+            f"Give {option} a folder on a file system that all nodes share.",
         ) from None

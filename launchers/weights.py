@@ -11,11 +11,13 @@ import fnmatch
 import json
 import re
 import shutil
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from estimator import models
 from estimator.errors import UserError
@@ -33,6 +35,7 @@ _INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _LFS_POINTER = b"version https://git-lfs"
+FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -341,8 +344,30 @@ def _alone(folder: Path) -> Iterator[None]:
     """Hold a lock beside ``folder``; the kernel lets go of it when this process ends, however it ends."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for(lock, folder)
         yield
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    deadline = time.monotonic() + FETCH_LIMIT_S
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"Another process has been fetching into {folder} for {FETCH_LIMIT_S / 3600:g} hours.",
+                    "End it and run again: it goes on where that one stopped.",
+                ) from None
+        except OSError:  # a file system without locks: nobody can be waited for
+            return
+        else:
+            return
+        if not told:
+            print(f"waiting for another process that fetches into {folder}", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(0.5)
 
 
 @contextmanager

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from estimator.errors import UserError
+from launchers import run
+
 ROOT = Path(__file__).parents[2]
 QUICK = ["--set", "batch_size=4", "--set", "seq_len=64", "--no-calibration"]
 QUICK += ["--set", "evaluation.fraction=0", "--set", "evaluation.generations=0"]
@@ -62,19 +65,32 @@ def test_a_mistake_has_a_status_of_its_own_and_two_lines(
     assert not (tmp_path / "out" / "model").exists()
 
 
-def test_an_output_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file")
-    assert status(tmp_path) == 2
-    assert "can't be written" in (tmp_path / "log").read_text()
+@pytest.mark.parametrize("option", ["--output", "--cache"])
+def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    assert status(tmp_path, option, str(tmp_path / "file")) == 2
+    said = (tmp_path / "log").read_text()
+    assert f"{tmp_path / 'file'}" in said
+    assert "can't be written" in said
+    assert f"Give {option} a folder" in said
+    assert "Traceback" not in said
+
+
+def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No space left") as caught, run._full_disk_is_said(tmp_path):
+        Path("/dev/full").write_text("anything")
+    assert "Free some space" in caught.value.advice
+    with pytest.raises(FileNotFoundError), run._full_disk_is_said(tmp_path):
+        (tmp_path / "none").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.lab
 def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
-    run = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
-    run += ["--set", "checkpoint_every=5"]
-    process = start(tmp_path, *run)
+    words = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
+    words += ["--set", "checkpoint_every=5"]
+    process = start(tmp_path, *words)
     try:
         deadline = time.monotonic() + 240
         while not list(tmp_path.glob("out/run/checkpoints/*/*/step-*/checkpoint.json")):
@@ -89,14 +105,14 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
     assert "stopped by SIGUSR1: the same command goes on" in (tmp_path / "log").read_text()
     assert not list((tmp_path / "work").iterdir()), "nothing is left in the work folder"
 
-    assert status(tmp_path, *run) == 0, (tmp_path / "log").read_text()
+    assert status(tmp_path, *words) == 0, (tmp_path / "log").read_text()
     said = (tmp_path / "log").read_text()
     assert "going on from the checkpoint of step" in said
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert found["attempts"] == 2
     assert [step["step"] for step in found["steps"]] == list(range(1, 31))
 
-    assert status(tmp_path, *run) == 2
+    assert status(tmp_path, *words) == 2
     assert "holds a finished model already" in (tmp_path / "log").read_text()
 
 

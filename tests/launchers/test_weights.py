@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import os
 import re
@@ -419,6 +421,28 @@ class TestHub:
         answers = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
         assert answers == [{"path": str(tmp_path / "fetched")}] * 2
         assert len(hub.downloads) == len(set(hub.downloads))
+
+
+def test_waiting_for_another_process_is_said_and_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(weights, "FETCH_LIMIT_S", 0.5)
+    with (
+        weights._alone(tmp_path / "model"),
+        pytest.raises(UserError, match="Another process has been fetching into"),
+        weights._alone(tmp_path / "model"),
+    ):
+        pass
+    assert f"waiting for another process that fetches into {tmp_path / 'model'}" in capsys.readouterr().err
+
+
+def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with weights._alone(tmp_path / "model"):
+        pass
 
 
 def wait_for(path: Path) -> None:
