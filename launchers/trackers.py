@@ -7,7 +7,10 @@ writers are accelerate's (accelerate.tracking), imported only when a tracker is 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from estimator.errors import UserError
 from launchers.metrics import Metrics
 from launchers.settings import Settings
 
+_CREDENTIALS = re.compile(r"://[^/@\s]*@")  # in the address of a server
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
@@ -29,10 +33,14 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Opens the asked-for trackers; where none are, every call does nothing."""
+    """Opens the asked-for trackers; where none are, every call does nothing.
+
+    A tracker that fails is named once and left out: the run's own metrics are kept anyway, and no GPU is
+    given up for a server that doesn't answer.
+    """
 
     def __init__(self, settings: Settings, *, run_name: str, folder: Path) -> None:
-        self._trackers: list[Any] = []
+        self._trackers: dict[str, Any] = {}
         if not settings.tracker:
             return
         from accelerate import tracking
@@ -44,20 +52,32 @@ class Trackers:
             "mlflow": lambda: tracking.MLflowTracker("metaflow-finetune", run_name=run_name),
         }
         config = _flat(settings.model_dump(mode="json"))
-        for name in settings.tracker:
+
+        def open_one(name: str) -> None:
             tracker = classes[name]()
             tracker.start()
             tracker.store_init_configuration(config)
-            self._trackers.append(tracker)
+            self._trackers[name] = tracker
+
+        for name in settings.tracker:
+            self._attempt(name, partial(open_one, name))
 
     def log(self, metrics: Metrics) -> None:
         values = {k: v for k, v in metrics.to_dict().items() if v is not None and k != "step"}
-        for tracker in self._trackers:
-            tracker.log(values, step=metrics.step)
+        for name, tracker in list(self._trackers.items()):
+            self._attempt(name, partial(tracker.log, values, step=metrics.step))
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.finish()
+        for name, tracker in list(self._trackers.items()):
+            self._attempt(name, tracker.finish)
+
+    def _attempt(self, name: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 whatever its package raises
+            self._trackers.pop(name, None)
+            why = _CREDENTIALS.sub("://", " ".join(f"{type(error).__name__}: {error}".split()))[:300]
+            print(f"tracker {name} gets nothing more of this run: {why}", file=sys.stderr, flush=True)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -75,6 +75,30 @@ def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.
         check_installed(["wandb"])
 
 
+def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate import tracking
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api")
+
+    monkeypatch.setattr(tracking, "MLflowTracker", refuse)
+    trackers = Trackers(
+        settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path
+    )
+    for step in (1, 2, 3):
+        trackers.log(metrics(step))
+    trackers.close()
+    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+    said = capsys.readouterr().err
+    assert said.count("tracker mlflow gets nothing more of this run: ConnectionError: no answer") == 1
+    assert "mlflow.example.com" in said
+    assert "s3cret" not in said
+
+
 def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
     trackers = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
     trackers.log(metrics(1))
