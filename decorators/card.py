@@ -339,7 +339,7 @@ def _plan(plan: Plan) -> list[Block]:
     blocks: list[Block] = [Text(markdown="### The plan"), Grid(headers=("", ""), rows=plan_rows(plan))]
     if plan.overrides:
         rows = tuple((o.name, o.planned, o.used, o.given_by) for o in plan.overrides)
-        blocks.append(Text(markdown="**Your own values, instead of the planned ones**"))
+        blocks.append(Text(markdown="**Other values than the planned ones**"))
         blocks.append(Grid(headers=("what", "planned", "used", "given by"), rows=rows))
     for heading, lines in (("Why", plan.why), ("Considered and not taken", plan.rejected)):
         if lines:

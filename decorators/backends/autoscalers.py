@@ -1,4 +1,4 @@
-"""Could nodes be added that would take a request? Karpenter says so itself, node groups do not."""
+"""Could nodes be added that would take a request? Karpenter says so itself, node groups only how many."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decorators.backends.cluster_api import ApiRefusedError, Json
+from decorators.backends.cluster_api import ApiRefusedError, Json, UnreachableError, found_at
 from decorators.backends.kubernetes import machine_of
 from decorators.backends.tables import labels_of
 from estimator.hardware import Instance
 from estimator.plan import Request
 
 KARPENTER = "karpenter.sh"
+STATUS = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"  # since 1.30 in YAML
 _COMMANDS = {  # a node's providerID: what shows its node groups
     "aws": "eksctl get nodegroup --cluster NAME",
     "gce": "gcloud container node-pools list --cluster NAME",
@@ -46,29 +47,53 @@ def could_grow(get: Callable[..., Json], request: Request, clouds: frozenset[str
 
     ``clouds``: those of its present nodes, whose node groups may grow without the cluster knowing.
     """
-    try:
-        version = get(f"/apis/{KARPENTER}")["preferredVersion"]["groupVersion"]
-    except ApiRefusedError as error:
-        if error.status != 404:
-            raise
-        return _node_groups(clouds)
+    found = found_at(get, f"/apis/{KARPENTER}")
+    if found is None:
+        return _node_groups(get, clouds)
+    version = found["preferredVersion"]["groupVersion"]
     pools = get(f"/apis/{version}/nodepools").get("items") or []
     refusals = {pool["metadata"]["name"]: refusal(pool, request) for pool in pools}
     taking = [name for name, why in refusals.items() if why is None]
     if taking:
         return Growth(possible=True, why=f"Karpenter's NodePool {taking[0]} may add them")
     said = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
-    grown = _node_groups(clouds)
+    grown = _node_groups(get, clouds)
     if grown.possible and request.instance_type is None:
         return grown
     return Growth(possible=False, why=f"no NodePool of Karpenter's would add one ({said})")
 
 
-def _node_groups(clouds: frozenset[str]) -> Growth:
-    for cloud, command in _COMMANDS.items():
-        if cloud in clouds:
-            return Growth(possible=True, why="a node group may add them", command=command)
-    return Growth(possible=False)
+def _node_groups(get: Callable[..., Json], clouds: frozenset[str]) -> Growth:
+    command = next((command for cloud, command in _COMMANDS.items() if cloud in clouds), "")
+    groups = _autoscaler_groups(get)
+    growing = [f"{name} ({now} of {most} nodes)" for name, now, most in groups if now < most]
+    if growing:
+        why = f"the cluster autoscaler may add nodes to {', '.join(growing[:4])}"
+        return Growth(possible=True, why=why, command=command)
+    if groups:
+        # Others may grow without the autoscaler: by hand, or by a cloud's own service
+        why = "all node groups of the cluster autoscaler have their largest size"
+        return Growth(possible=bool(command), why=why, command=command)
+    return Growth(possible=bool(command), why="a node group may add them" if command else "", command=command)
+
+
+def _autoscaler_groups(get: Callable[..., Json]) -> list[tuple[str, int, int]]:
+    """(name, nodes that it should have now, its largest size); none where that isn't told."""
+    import yaml
+
+    try:
+        text = get(STATUS).get("data", {}).get("status", "")
+        read = yaml.safe_load(text)
+    except (ApiRefusedError, UnreachableError, yaml.YAMLError):  # before 1.30 it is a text for people
+        return []
+    groups = read.get("nodeGroups") if isinstance(read, dict) else None
+    found = []
+    for group in groups or []:
+        health = group.get("health") or {}
+        now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is left out
+        if isinstance(now, int) and isinstance(most, int):
+            found.append((str(group.get("name", "")).rpartition("/")[2], now, most))
+    return found
 
 
 def refusal(pool: Mapping[str, Any], request: Request) -> str | None:

@@ -44,7 +44,7 @@ def values(
             "gpu": request.gpus_per_node or None,
         },
         batch={**({"queue": queue} if queue else {}), **({"efa": asked} if asked else {})},
-        environment=kubernetes.environment(asked),
+        environment=kubernetes.environment(request, "batch", asked),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
@@ -23,6 +24,16 @@ class ApiRefusedError(Exception):
 
 class UnreachableError(Exception):
     """No answer at all."""
+
+
+def found_at(get: Callable[..., Json], path: str) -> Json | None:
+    """What ``get`` tells of a path; None where the cluster has nothing there. Raises what ``get`` raises."""
+    try:
+        return get(path)
+    except ApiRefusedError as error:
+        if error.status != 404:
+            raise
+        return None
 
 
 class ClusterApi:

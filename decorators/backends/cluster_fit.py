@@ -45,14 +45,23 @@ class _Candidate:
     tolerations: tuple[Toleration, ...]
 
 
-def fit(nodes: Iterable[Node], request: Request, options: Options, least: Least | None = None) -> Fit:
-    """Judge each node by itself, before the pods that run there now."""
-    every = tuple(nodes)
+def fit(
+    nodes: Iterable[Node],
+    request: Request,
+    options: Options,
+    least: Least | None = None,
+    daemons: Room | None = None,
+) -> Fit:
+    """Judge each node by itself, before the pods that run there now.
+
+    ``daemons``: what a node's daemon pods ask for; None: what the table says.
+    """
+    every, kept_for = tuple(nodes), daemons or tables.daemons()
     needed = least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB)
     found: list[_Candidate] = []
     lacks: Counter[str] = Counter()
     for node in every:
-        judged = _judge(node, request, options, needed)
+        judged = _judge(node, request, options, needed, kept_for)
         if isinstance(judged, _Candidate):
             found.append(judged)
         else:
@@ -63,7 +72,7 @@ def fit(nodes: Iterable[Node], request: Request, options: Options, least: Least 
     inside = [item for item in kept if together in (None, item.node.labels.get(ZONE_LABEL))]
     return Fit(
         names=tuple(item.node.name for item in kept),
-        facts=_facts(inside, labels, together) if inside else ClusterFacts(),
+        facts=_facts(inside, labels, together, kept_for) if inside else ClusterFacts(),
         lacks=tuple(lacks.most_common()),
         zones=tuple(zones.most_common()),
         clouds=frozenset(
@@ -84,7 +93,7 @@ def tolerated(taint: str) -> Toleration | None:
     return None
 
 
-def _judge(node: Node, request: Request, options: Options, least: Least) -> _Candidate | str:
+def _judge(node: Node, request: Request, options: Options, least: Least, daemons: Room) -> _Candidate | str:
     """The node as a candidate, or what is wrong with it."""
     if not node.ready:
         return "not Ready"
@@ -105,11 +114,13 @@ def _judge(node: Node, request: Request, options: Options, least: Least) -> _Can
             return f"with {one.instance.gpu_count} {one.gpu.name}"
         if one.instance.gpu_count < request.gpus_per_node:
             return f"with only {one.instance.gpu_count} of {request.gpus_per_node} GPUs"
-    return _sized(node, one, request, least)
+    return _sized(node, one, request, least, daemons)
 
 
-def _sized(node: Node, one: ClusterNodes | None, request: Request, least: Least) -> _Candidate | str:
-    room = _room(node)
+def _sized(
+    node: Node, one: ClusterNodes | None, request: Request, least: Least, daemons: Room
+) -> _Candidate | str:
+    room = _room(node, daemons)
     if room.cpu < least.cpu:
         return f"with {room.cpu:g} of {least.cpu:g} CPUs"
     if room.memory_bytes < least.memory_bytes:
@@ -128,9 +139,8 @@ def _sized(node: Node, one: ClusterNodes | None, request: Request, least: Least)
     return _Candidate(node=node, group=one, tolerations=tuple(allowed))
 
 
-def _room(node: Node) -> Room:
+def _room(node: Node, daemons: Room) -> Room:
     """What one pod can have of the node beside its daemon pods."""
-    daemons = tables.daemons()
     return Room(
         cpu=node.allocatable.get("cpu", 0.0) - daemons.cpu,
         memory_bytes=int(node.allocatable.get("memory", 0.0)) - daemons.memory_bytes,
@@ -171,9 +181,12 @@ def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
 
 
 def _facts(
-    candidates: list[_Candidate], labels: tuple[tuple[str, str], ...] | None, zone: str | None
+    candidates: list[_Candidate],
+    labels: tuple[tuple[str, str], ...] | None,
+    zone: str | None,
+    daemons: Room,
 ) -> ClusterFacts:
-    rooms = [_room(item.node) for item in candidates]
+    rooms = [_room(item.node, daemons) for item in candidates]
     nodes = [item.node for item in candidates]
     return ClusterFacts(
         labels=labels,

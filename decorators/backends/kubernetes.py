@@ -18,7 +18,7 @@ from decorators.backends import tables
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.hardware import Instance
-from estimator.plan import MIB, Request
+from estimator.plan import MIB, Override, Request
 
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
@@ -106,7 +106,7 @@ def values(
     return Values(
         resources=resources,
         kubernetes={name: value for name, value in kubernetes.items() if value},
-        environment=environment(asked),
+        environment=environment(request, "kubernetes", asked),
     )
 
 
@@ -128,6 +128,23 @@ def sizes(request: Request, facts: ClusterFacts, instance: Instance | None) -> d
         "shared_memory": request.shared_memory_mib or None,
         "gpu": request.gpus_per_node or None,  # a limit of 0 would keep the pod off nodes with GPUs
     }
+
+
+def lowered(request: Request, facts: ClusterFacts) -> tuple[Override, ...]:
+    """What the room on a node takes off the plan's CPUs and memory."""
+    asked = sizes(request, facts, machine_of(request))
+    where = "a node of this cluster" if facts.room is not None else "such a machine"
+    used = {"cpu": int(asked["cpu"]), "memory_mib": int(asked["memory"]) * MB // MIB}
+    return tuple(
+        Override(
+            name=name,
+            planned=str(getattr(request, name)),
+            used=str(value),
+            given_by=f"what {where} leaves for pods",
+        )
+        for name, value in used.items()
+        if value < getattr(request, name)
+    )
 
 
 def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[str, str]:
@@ -154,11 +171,11 @@ def efa(request: Request, facts: ClusterFacts) -> int:
     return count if facts.efa is None else min(count, facts.efa)
 
 
-def environment(efa_interfaces: int) -> dict[str, str]:
-    """Variables for the fabric that is asked for, and for no other."""
-    if not efa_interfaces:
+def environment(request: Request, backend: str, efa_interfaces: int) -> dict[str, str]:
+    """Variables for NCCL, libfabric and gloo: for the fabric that is asked for, and for no other."""
+    if request.nodes < 2:
         return {}
-    return dict(next(fabric for fabric in tables.fabrics() if fabric.name == "EFA").environment)
+    return tables.environment(backend, "EFA" if efa_interfaces else None)
 
 
 def queue_labels(request: Request, options: Options) -> dict[str, str]:

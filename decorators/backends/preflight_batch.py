@@ -8,21 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from decorators.backends import images
+from decorators.backends import images, tables
 from decorators.backends.cluster_fit import Least
 from decorators.backends.findings import CALL_S, Clock, Findings
+from decorators.backends.tables import Quota
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.plan import MIB, Request
 
 INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"
-# Service Quotas' codes, service ec2: "Running On-Demand ... instances" and the same for spot, in vCPUs
-QUOTAS = {
-    "p": ("L-417A185B", "L-7212CCBC"),
-    "g": ("L-DB2E81BA", "L-3819A6DF"),
-    "vt": ("L-DB2E81BA", "L-3819A6DF"),
-    "trn": ("L-2C3B7624", "L-6B0D517C"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,18 +305,33 @@ def _quota(seen: _Look, item: Mapping[str, Any]) -> None:
     """The account's limit on running vCPUs of the machine's family."""
     told = item.get("computeResources") or {}
     names = [name for name in _fitting(told, seen.request, seen.least) if "." in name]
-    letters = next((key for key in ("trn", "vt", "p", "g") if names and names[0].startswith(key)), None)
-    if letters is None:
+    limits = tables.quotas_of(names[0], spot=told.get("type") == "SPOT") if names else []
+    if not limits:
         return
-    code = QUOTAS[letters][1 if told.get("type") == "SPOT" else 0]
-    answer = seen.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
-    most, needed = answer["Quota"]["Value"], _vcpus(told, seen.request, seen.least)
+    if not limits[0].code:
+        seen.findings.unknown("quota", f"which limit counts {names[0]} on Spot is not known")
+        return
+    limit, most = _limit_of(seen, limits)
+    needed = _vcpus(told, seen.request, seen.least)
     if most < needed:
         seen.findings.no(
             "quota",
-            f"the account may run {most:g} vCPUs of {letters.upper()} machines, {needed} are needed",
-            f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-            f"--desired-value {needed}",
+            f"the account may run {most:g} vCPUs of {limit.family.upper()} machines, {needed} are needed",
+            "aws service-quotas request-service-quota-increase --service-code ec2 "
+            f"--quota-code {limit.code} --desired-value {needed}",
         )
     else:
-        seen.findings.ok("quota", f"{most:g} vCPUs of {letters.upper()} machines")
+        seen.findings.ok("quota", f"{most:g} vCPUs of {limit.family.upper()} machines")
+
+
+def _limit_of(seen: _Look, limits: list[Quota]) -> tuple[Quota, float]:
+    """The narrowest limit that the account has, and its vCPUs. Raises ClientError."""
+    client = seen.client("service-quotas")
+    for limit in limits[:-1]:
+        try:
+            answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limit.code)
+        except client.exceptions.NoSuchResourceException:
+            continue  # P5 on Spot has a limit of its own in some accounts only
+        return limit, answer["Quota"]["Value"]
+    answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limits[-1].code)
+    return limits[-1], answer["Quota"]["Value"]

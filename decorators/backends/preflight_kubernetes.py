@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decorators.backends import images
-from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, UnreachableError
+from decorators.backends import images, tables
+from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
 from decorators.backends.cluster_fit import Least
 from decorators.backends.findings import Clock, Findings
 from decorators.backends.kubernetes import ClusterFacts
@@ -24,7 +24,8 @@ JOBSET_VERSION = "v1alpha2"  # Metaflow asks for this one only
 # A pod's whole name has at most 64 characters where it is its host name, as Metaflow asks for. With
 # Metaflow's js-123456-worker-0-0.js-123456.NAMESPACE.svc.cluster.local that leaves 14 for the namespace.
 LONGEST_NAMESPACE = 14
-INSTALL_JOBSET = "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
+INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').manifest}"
+INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manifest}"
 
 
 def look(
@@ -54,6 +55,26 @@ def look(
         facts = check_nodes(seen)
     images.check(step.image, seen.findings, seen.clock, gpus=bool(request.gpus_per_node))
     return seen.findings, facts
+
+
+def look_beside(
+    name: str, request: Request, *, options: Options, step: Step, clock: Clock | None = None
+) -> Findings:
+    """The rows on nodes for another step of a run that :func:`look` has passed: its size differs."""
+    with ClusterApi() as api:
+        findings = Findings(where=f"For step {name}, Kubernetes context {api.context}")
+        check_nodes(
+            Look(
+                api=api,
+                request=request,
+                options=options,
+                step=step,
+                least=None,
+                findings=findings,
+                clock=clock or Clock(),
+            )
+        )
+    return findings
 
 
 def _ask(seen: Look, check: Callable[[Look], None]) -> None:
@@ -93,18 +114,14 @@ def _namespace(seen: Look) -> None:
             f"{name!r} has {len(name)} characters: pods of several nodes get host names of more than 64",
             f"Use one of at most {LONGEST_NAMESPACE} characters: METAFLOW_KUBERNETES_NAMESPACE=NAME",
         )
-    try:
-        seen.get(f"/api/v1/namespaces/{name}")
-    except ApiRefusedError as error:
-        if error.status != 404:
-            raise
-        seen.findings.no(
-            "namespace",
-            f"there is no {name!r}",
-            f"kubectl create namespace {name}, or METAFLOW_KUBERNETES_NAMESPACE=NAME",
-        )
-    else:
+    if seen.find(f"/api/v1/namespaces/{name}") is not None:
         seen.findings.ok("namespace", name)
+        return
+    seen.findings.no(
+        "namespace",
+        f"there is no {name!r}",
+        f"kubectl create namespace {name}, or METAFLOW_KUBERNETES_NAMESPACE=NAME",
+    )
 
 
 def _permission(seen: Look) -> None:
@@ -151,30 +168,21 @@ def _service_account(seen: Look) -> None:
     name = seen.step.service_account
     if not name:
         return
-    try:
-        seen.get(seen.namespaced("serviceaccounts", name))
-    except ApiRefusedError as error:
-        if error.status != 404:
-            raise
-        seen.findings.no(
-            "service account",
-            f"there is no {name!r} in {seen.step.namespace}: its pods are never made",
-            f"kubectl create serviceaccount {name} -n {seen.step.namespace}",
-        )
-    else:
+    if seen.find(seen.namespaced("serviceaccounts", name)) is not None:
         seen.findings.ok("service account", name)
+        return
+    seen.findings.no(
+        "service account",
+        f"there is no {name!r} in {seen.step.namespace}: its pods are never made",
+        f"kubectl create serviceaccount {name} -n {seen.step.namespace}",
+    )
 
 
 def _jobset(seen: Look) -> None:
     if seen.request.nodes < 2:
         return
-    try:
-        found = seen.get(f"/apis/{JOBSET}/{JOBSET_VERSION}").get("resources") or []
-    except ApiRefusedError as error:
-        if error.status != 404:
-            raise
-        found = []
-    if any(item.get("name") == "jobsets" for item in found):
+    found = seen.find(f"/apis/{JOBSET}/{JOBSET_VERSION}") or {}
+    if any(item.get("name") == "jobsets" for item in found.get("resources") or []):
         seen.findings.ok("jobset", f"{JOBSET}/{JOBSET_VERSION}")
     else:
         seen.findings.no(
@@ -188,34 +196,35 @@ def _kueue(seen: Look) -> None:
     queue = seen.options.queue_for(seen.request.gpu)
     if not queue:
         return
-    try:
-        version = seen.get(f"/apis/{KUEUE}")["preferredVersion"]["groupVersion"]
-    except ApiRefusedError as error:
-        if error.status != 404:
-            raise
+    group = seen.find(f"/apis/{KUEUE}")
+    if group is None:
         seen.findings.no(
             "queue",
             f"{queue!r} is a queue of Kueue, which is not installed",
-            "Leave out --queue, or install Kueue: kubectl apply -k infra/kubernetes/components/kueue",
+            f"Leave out --queue, or install Kueue: {INSTALL_KUEUE} (queues: infra/kubernetes/README.md)",
         )
         return
-    try:
-        found = seen.get(seen.namespaced("localqueues", queue, version))
-    except ApiRefusedError as error:
-        if error.status != 404:
-            raise
-        others = [
-            item["metadata"]["name"]
-            for item in seen.get(seen.namespaced("localqueues", "", version))["items"]
-        ]
-        seen.findings.no(
-            "queue",
-            f"namespace {seen.step.namespace} has no LocalQueue {queue!r}",
-            f"--queue {' or '.join(others[:5])}"
-            if others
-            else f"kubectl get localqueues -n {seen.step.namespace}",
-        )
-        return
+    version = group["preferredVersion"]["groupVersion"]
+    found = seen.find(seen.namespaced("localqueues", queue, version))
+    if found is None:
+        _other_queues(seen, queue, version)
+    else:
+        _queue_state(seen, queue, found)
+
+
+def _other_queues(seen: Look, queue: str, version: str) -> None:
+    listed = seen.get(seen.namespaced("localqueues", "", version)).get("items") or []
+    others = [item["metadata"]["name"] for item in listed]
+    seen.findings.no(
+        "queue",
+        f"namespace {seen.step.namespace} has no LocalQueue {queue!r}",
+        f"--queue {' or '.join(others[:5])}"
+        if others
+        else f"kubectl get localqueues -n {seen.step.namespace}; infra/kubernetes/README.md makes some",
+    )
+
+
+def _queue_state(seen: Look, queue: str, found: Json) -> None:
     conditions = found.get("status", {}).get("conditions") or []
     inactive = [c for c in conditions if c.get("type") == "Active" and c.get("status") == "False"]
     if inactive or found.get("spec", {}).get("stopPolicy", "None") != "None":

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decorators.backends import kubernetes, tables
+from decorators.backends import daemon_pods, kubernetes, tables
 from decorators.backends.autoscalers import could_grow
-from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 from decorators.backends.cluster_fit import Fit, Least, fit
 from decorators.backends.findings import Clock, Findings
 from decorators.backends.kubernetes import ClusterFacts
 from decorators.backends.options import Options
+from decorators.backends.tables import Room
 from estimator.hardware.cluster_nodes import PAGE, RULE, Node, node_of
-from estimator.plan import Request
+from estimator.plan import GIB, Request
 
-DEVICE_PLUGIN = (
-    "kubectl apply -f https://raw.githubusercontent.com/NVIDIA/k8s-device-plugin/main/deployments/static/"
-    "nvidia-device-plugin.yml"
-)
+DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
 INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
 
 
@@ -68,6 +66,10 @@ class Look:
     def get(self, path: str, **query: str) -> Json:
         return self.api.get(path, self.clock.left(), **query)
 
+    def find(self, path: str) -> Json | None:
+        """The same, or None where the cluster has nothing there."""
+        return found_at(self.get, path)
+
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
         return f"{root}/namespaces/{self.step.namespace}/{kind}" + (f"/{name}" if name else "")
@@ -82,13 +84,28 @@ def check_nodes(seen: Look) -> ClusterFacts:
         return ClusterFacts()
     nodes = [node for node in nodes if _has(node, seen.step.node_selector)]
     found = fit(nodes, seen.request, seen.options, seen.least)
+    daemons, beside = _daemons(seen, found)
+    if daemons is not None:
+        found = fit(nodes, seen.request, seen.options, seen.least, daemons)
     if len(found.names) >= seen.request.nodes:
-        seen.findings.ok("nodes", f"{len(found.names)} could take it, {seen.request.nodes} needed")
+        seen.findings.ok("nodes", f"{len(found.names)} could take it, {seen.request.nodes} needed; {beside}")
         _zones(seen, found)
     else:
         _too_few(seen, found)
     _fabric(seen, found)
     return found.facts
+
+
+def _daemons(seen: Look, found: Fit) -> tuple[Room | None, str]:
+    """What the nodes' daemon pods ask for, None where that is not told; and in words."""
+    try:
+        told = daemon_pods.most_of(seen.get, found.names)
+        assumed = " (assumed: they have none yet)"
+    except (ApiRefusedError, UnreachableError):
+        told, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
+    kept = told or tables.daemons()
+    left = f"{kept.cpu:g} CPUs and {kept.memory_bytes / GIB:.1f} GiB are left to daemon pods"
+    return told, left + ("" if told else assumed)
 
 
 def _listed(seen: Look) -> list[Node]:

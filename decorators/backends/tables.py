@@ -1,4 +1,4 @@
-"""The tables beside this file: GPU labels, taints, fabrics, and what a node keeps for itself."""
+"""The tables beside this file: GPU labels, taints, fabrics, variables, quotas, releases, reserves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from estimator.hardware import Instance
 from estimator.plan import GIB
 
 DATA = Path(__file__).with_name("data")
-ANY = ""  # a reserve that is the same whatever the size
+ANY = "any"  # of a variable: whatever the fabric, on every backend
+WHATEVER_SIZE = ""  # a reserve that doesn't grow with the machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +32,40 @@ class Fabric:
 
     name: str
     asked_for: bool
-    environment: tuple[tuple[str, str], ...]
     why: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variable:
+    """An environment variable of the containers of a step on several nodes."""
+
+    fabric: str  # a name of the table of fabrics, or ANY
+    backend: str  # "kubernetes", "batch", or ANY
+    name: str
+    value: str
+    why: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quota:
+    """A limit of AWS's on the vCPUs that an account may run at a time."""
+
+    family: str  # how names of its machines begin
+    spot: bool
+    code: str  # of Service Quotas, service ec2; empty: not known
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """What a cluster needs installed, at the version that infra/ is made for."""
+
+    name: str
+    version: str
+    manifest: str  # an address for kubectl apply
     source: str
 
 
@@ -68,7 +101,6 @@ def fabrics() -> tuple[Fabric, ...]:
         Fabric(
             name=row["fabric"],
             asked_for=row["asked_for"] == "yes",
-            environment=((row["variable"], row["value"]),) if row["variable"] else (),
             why=row["why"],
             source=row["source"],
         )
@@ -80,6 +112,56 @@ def fabric_of(instance: Instance | None) -> Fabric | None:
     """The machine's fast fabric by the instance table's column; None where it has none, or is not known."""
     text = instance.fabric if instance is not None else ""
     return next((fabric for fabric in fabrics() if re.search(rf"\b{fabric.name}\b", text)), None)
+
+
+@lru_cache(maxsize=1)
+def variables() -> tuple[Variable, ...]:
+    return tuple(
+        Variable(
+            fabric=row["fabric"],
+            backend=row["backend"],
+            name=row["variable"],
+            value=row["value"],
+            why=row["why"],
+            source=row["source"],
+        )
+        for row in _rows("environment.csv")
+    )
+
+
+def environment(backend: str, fabric: str | None) -> dict[str, str]:
+    """Variables for a step on several nodes whose containers have that fabric; None: none that is known."""
+    return {
+        row.name: row.value
+        for row in variables()
+        if row.fabric in (ANY, fabric) and row.backend in (ANY, backend)
+    }
+
+
+def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
+    """The limits that may count a machine of AWS's, that of the narrowest family first."""
+    named = re.match(r"([a-z]+)\d+", instance_type)
+    families = (named[0], named[1]) if named else ()  # "p5en.48xlarge": p5, p
+    found = [
+        Quota(
+            family=row["family"],
+            spot=row["market"] == "spot",
+            code=row["code"],
+            name=row["name"],
+            source=row["source"],
+        )
+        for row in _rows("quotas.csv")
+        if row["family"] in families
+    ]
+    return sorted((row for row in found if row.spot == spot), key=lambda row: -len(row.family))
+
+
+def release(name: str) -> Release:
+    """Raises KeyError for a name that the table lacks."""
+    for row in _rows("releases.csv"):
+        if row["name"] == name:
+            return Release(name=name, version=row["version"], manifest=row["manifest"], source=row["source"])
+    raise KeyError(name)
 
 
 def efa_interfaces(instance: Instance | None) -> int:
@@ -122,13 +204,13 @@ def _reserved(who: str, resource: str, size: float, applies: bool = True) -> flo
     if not applies:
         return 0.0
     rows = [row for row in _rows("reserves.csv") if (row["who"], row["resource"]) == (who, resource)]
-    tiers = [(float(row["above"]), float(row["share"])) for row in rows if row["above"] != ANY]
+    tiers = [(float(row["above"]), float(row["share"])) for row in rows if row["above"] != WHATEVER_SIZE]
     bounds = [above for above, _ in tiers] + [float("inf")]
     shares = sum(
         max(0.0, min(size, end) - above) * share
         for (above, share), end in zip(tiers, bounds[1:], strict=True)
     )
-    return shares + sum(float(row["fixed"]) for row in rows if row["above"] == ANY)
+    return shares + sum(float(row["fixed"]) for row in rows if row["above"] == WHATEVER_SIZE)
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.autoscalers import could_grow, refusal
+from decorators.backends.autoscalers import STATUS, could_grow, refusal
 from decorators.backends.cluster_api import ApiRefusedError
 from tests.decorators.backends.plans import planned
 
@@ -54,8 +54,12 @@ def test_a_node_pools_limit_counts() -> None:
     assert refusal(_pool(limits={"nvidia.com/gpu": 16}), REQUEST) is None
 
 
-def _cluster(pools: list[dict[str, Any]] | None) -> Any:
+def _cluster(pools: list[dict[str, Any]] | None, status: str | None = None) -> Any:
     def get(path: str, **query: str) -> dict[str, Any]:
+        if path == STATUS:
+            if status is None:
+                raise ApiRefusedError(403, "forbidden")
+            return {"data": {"status": status}}
         if pools is None:
             raise ApiRefusedError(404, "not found")
         if path == "/apis/karpenter.sh":
@@ -82,3 +86,43 @@ def test_node_pools_that_all_refuse_are_the_answer() -> None:
     assert not grown.possible
     assert "gpus: kubernetes.io/arch In arm64" in grown.why
     assert could_grow(_cluster([*pools, _pool()]), REQUEST, frozenset()).why.endswith("may add them")
+
+
+# As cluster autoscalers since 1.30 write it; a target of 0 is left out
+GROUPS = """
+autoscalerStatus: Running
+nodeGroups:
+- name: https://www.googleapis.com/compute/v1/projects/p/zones/z/instanceGroups/gke-gpus-grp
+  health: {{status: Healthy, minSize: 0, maxSize: {most}}}
+- name: cpus
+  health: {{status: Healthy, cloudProviderTarget: 3, minSize: 1, maxSize: 3}}
+"""
+
+
+def test_the_cluster_autoscaler_says_which_group_could_grow() -> None:
+    grown = could_grow(_cluster(None, GROUPS.format(most=4)), REQUEST, frozenset())
+    assert grown.possible  # on premises too
+    assert grown.why == "the cluster autoscaler may add nodes to gke-gpus-grp (0 of 4 nodes)"
+
+
+def test_groups_of_their_largest_size_are_told_but_a_cloud_may_have_others() -> None:
+    full = _cluster(None, GROUPS.format(most=0))
+    assert not could_grow(full, REQUEST, frozenset()).possible
+    grown = could_grow(full, REQUEST, frozenset({"gce"}))
+    assert grown.possible
+    assert grown.why == "all node groups of the cluster autoscaler have their largest size"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        None,
+        "",
+        "Cluster-autoscaler status at 2023-01-01:\nCluster-wide:\n  Health: Healthy (ready=3)\n",
+        "nodeGroups: [{name: a, health: {maxSize: many}}]",
+        "{",
+    ],
+)
+def test_a_status_that_can_not_be_read_says_nothing(status: str | None) -> None:
+    assert not could_grow(_cluster(None, status), REQUEST, frozenset()).possible
+    assert could_grow(_cluster(None, status), REQUEST, frozenset({"aws"})).why == "a node group may add them"

@@ -11,6 +11,9 @@ from estimator import hardware
 from tests.decorators.backends.plans import CASES, planned
 from tests.decorators.backends.test_kubernetes import EFA
 
+# Of any containers of several nodes: NCCL would take the interface to the host, which ECS gives each of them
+NETWORK = {"NCCL_SOCKET_IFNAME": "^lo,docker,ecs-eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+
 
 @pytest.mark.parametrize(("model", "method", "gpu", "nodes"), CASES)
 def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, nodes: int) -> None:
@@ -31,7 +34,10 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     interfaces = EFA.get(machine.name, 0) if nodes > 1 else 0
     expected = {"queue": f"queue-of-{gpu}", **({"efa": interfaces} if interfaces else {})}
     assert asked.batch == expected
-    assert asked.environment == ({"FI_PROVIDER": "efa"} if interfaces else {})
+    assert asked.environment == {
+        **({"FI_PROVIDER": "efa"} if interfaces else {}),
+        **(NETWORK if nodes > 1 else {}),
+    }
 
 
 def test_a_users_queue_and_efa_stand() -> None:
@@ -39,7 +45,7 @@ def test_a_users_queue_and_efa_stand() -> None:
     request = planned("llama-70b", "full", "H100", 4, kind="batch").request
     asked = batch.values(request, given=given, options=Options(queues=(("H100", "other"),)))
     assert asked.batch == {}
-    assert asked.environment == {}
+    assert asked.environment == NETWORK
 
 
 def test_without_a_mapping_the_configured_queue_is_left_alone() -> None:

@@ -10,6 +10,7 @@ import pytest
 from decorators.backends.cluster_fit import Fit, Least, fit, tolerated
 from decorators.backends.kubernetes import INSTANCE_TYPE_LABEL, Toleration
 from decorators.backends.options import Options
+from decorators.backends.tables import Room
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node, planned
 
@@ -94,6 +95,13 @@ def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
     assert found.facts.room is not None
     assert found.facts.room.memory_bytes == 1000 * GIB - int(0.4 * GIB)
     assert found.facts.room.cpu == pytest.approx(191.05)
+
+
+def test_daemon_pods_that_were_asked_go_before_the_table() -> None:
+    daemons = Room(cpu=3.5, memory_bytes=6 * GIB)
+    found = fit([node("a")], _request(nodes=1), Options(), LEAST, daemons)
+    assert found.facts.room == Room(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
+    assert fit([node("a")], _request(nodes=1), Options(), LEAST, Room(cpu=190, memory_bytes=0)).names == ()
 
 
 def test_no_zone_is_chosen_where_none_has_all_the_nodes() -> None:

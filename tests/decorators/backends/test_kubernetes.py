@@ -15,7 +15,7 @@ from decorators.backends.tables import Room
 from decorators.requested import for_data
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.plan import GIB, MIB, Request
+from estimator.plan import GIB, MIB, Override, Request
 from tests.decorators.backends.plans import CASES, planned
 
 EFA = {"p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p4d.24xlarge": 4, "p4de.24xlarge": 4}
@@ -121,6 +121,27 @@ def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
     asked = kubernetes.values(data, facts=facts).kubernetes
     assert "node_selector" not in asked
     assert "tolerations" not in asked
+
+
+@pytest.mark.parametrize(("nodes", "efa"), [(1, 0), (1, 32), (2, 0), (2, 32)])
+def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes: int, efa: int) -> None:
+    request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes)
+    asked = kubernetes.values(request, facts=ClusterFacts(efa=efa))
+    assert asked.environment == ({"FI_PROVIDER": "efa"} if nodes > 1 and efa else {})
+
+
+def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
+    request = planned("llama-70b", "full", "H100", 4).request
+    room = Room(cpu=100.6, memory_bytes=800 * GIB)
+    by = "what a node of this cluster leaves for pods"
+    assert kubernetes.lowered(request, ClusterFacts(room=room)) == (
+        Override(name="cpu", planned=str(request.cpu), used="100", given_by=by),
+        Override(name="memory_mib", planned=str(request.memory_mib), used=str(800 * 1024), given_by=by),
+    )
+    assert kubernetes.lowered(request, ClusterFacts()) == ()
+    small = planned("llama-8b", "lora", "L40S", 1).request  # g6e.2xlarge: 64 GiB, of which the table keeps 10
+    [note] = kubernetes.lowered(small, ClusterFacts())
+    assert (note.name, note.given_by) == ("memory_mib", "what such a machine leaves for pods")
 
 
 def test_nodes_without_efas_device_plugin_are_not_asked_for_it() -> None:

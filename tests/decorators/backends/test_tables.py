@@ -12,6 +12,8 @@ from decorators.backends import tables
 from estimator import hardware
 from estimator.plan import GIB
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.mark.parametrize("file", sorted(tables.DATA.glob("*.csv")), ids=lambda file: file.stem)
 def test_every_row_has_its_source_and_a_date(file: Path) -> None:
@@ -68,8 +70,65 @@ def test_a_machines_fabric_is_the_instance_tables(machine: str, efa: int, fabric
 
 
 def test_only_a_fabric_that_can_be_asked_for_has_variables() -> None:
-    assert [fabric.name for fabric in tables.fabrics() if fabric.environment] == ["EFA"]
-    assert all(fabric.asked_for == bool(fabric.environment) for fabric in tables.fabrics())
+    asked_for = {fabric.name for fabric in tables.fabrics() if fabric.asked_for}
+    for row in tables.variables():
+        assert row.fabric in {*asked_for, tables.ANY}
+        assert row.backend in ("kubernetes", "batch", tables.ANY)
+        assert row.why
+
+
+@pytest.mark.parametrize(
+    ("backend", "fabric", "expected"),
+    [
+        ("kubernetes", None, set()),
+        ("kubernetes", "IB", set()),
+        ("kubernetes", "EFA", {"FI_PROVIDER"}),
+        ("batch", None, {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
+        ("batch", "EFA", {"FI_PROVIDER", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
+    ],
+)
+def test_a_fabric_that_is_not_there_sets_nothing(
+    backend: str, fabric: str | None, expected: set[str]
+) -> None:
+    assert set(tables.environment(backend, fabric)) == expected
+
+
+def test_an_interface_is_named_to_nccl_by_exclusion_and_to_gloo_exactly() -> None:
+    """A prefix that a machine lacks stops NCCL; gloo takes an exclusion for a name."""
+    for row in tables.variables():
+        if row.name == "NCCL_SOCKET_IFNAME":
+            assert row.value.startswith("^")
+            assert {"lo", "docker"} <= set(row.value[1:].split(","))
+        if row.name == "GLOO_SOCKET_IFNAME":
+            assert re.fullmatch(r"[a-z0-9]+", row.value)
+
+
+@pytest.mark.parametrize(
+    ("machine", "spot", "codes"),
+    [
+        ("p5.48xlarge", False, ["L-417A185B"]),
+        ("p5en.48xlarge", True, ["L-C4BD4855", "L-7212CCBC"]),
+        ("p4d.24xlarge", True, ["L-7212CCBC"]),
+        ("p6-b200.48xlarge", True, ["", "L-7212CCBC"]),
+        ("g6e.xlarge", True, ["L-3819A6DF"]),
+        ("trn1.32xlarge", False, ["L-2C3B7624"]),
+        ("m7i.large", False, []),
+    ],
+)
+def test_a_machine_counts_for_the_narrowest_limit_of_its_family(
+    machine: str, spot: bool, codes: list[str]
+) -> None:
+    assert [quota.code for quota in tables.quotas_of(machine, spot=spot)] == codes
+
+
+@pytest.mark.parametrize("name", ["JobSet", "Kueue", "NVIDIA device plugin"])
+def test_what_is_advised_to_install_is_what_infra_is_made_for(name: str) -> None:
+    page = (ROOT / "infra/kubernetes/README.md").read_text()
+    [row] = [line for line in page.splitlines() if re.match(rf"\| (or )?{name} \|", line)]
+    release = tables.release(name)
+    assert f"| {release.version} |" in row
+    assert release.version.lstrip("v") in release.manifest
+    assert release.manifest in row or "chart" in row
 
 
 def test_a_small_machine_leaves_pods_less_than_nine_tenths() -> None:
