@@ -135,7 +135,10 @@ def publish(result: Result, outputs: Outputs) -> tuple[Said, ...]:
 
 def _said(output: Output, call: Callable[[], tuple[str, ...]]) -> Said:
     done: list[tuple[str, ...]] = []
-    problem = _problem(lambda: done.append(call()))
+    try:
+        problem = _problem(lambda: done.append(call()))
+    except taint.NotAllMarkedError as error:
+        return Said(output=output, failed=True, lines=error.lines)
     return Said(output=output, failed=problem is not None, lines=(problem,) if problem else done[0])
 
 
@@ -143,6 +146,8 @@ def _problem(call: Callable[[], object]) -> str | None:
     """What goes wrong, in one line; None where nothing does."""
     try:
         call()
+    except taint.NotAllMarkedError:  # has more than one line to tell
+        raise
     except UserError as error:
         return " ".join(f"{error.problem} {error.advice}".split())
     except Exception as error:  # noqa: BLE001 - a fault of an output's must not cost the result

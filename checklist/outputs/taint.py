@@ -28,6 +28,7 @@ EFFECT = "NoSchedule"  # what runs there may end
 MOST_SHARE = 0.25  # of the cluster's nodes; more bad ones than that are rather the network's fault, or ours
 TIMEOUT_S = 10.0
 PAGE = 500
+ATTEMPTS = 3  # at one node, which others write to as well
 RULE = 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account'
 How = Literal["taint", "label"]
 
@@ -67,6 +68,22 @@ class Changes:
     refused: tuple[str, ...] = ()
 
 
+class NodeError(UserError):
+    """What goes wrong with one node, and says nothing of the others."""
+
+
+class NodeChangedError(NodeError):
+    """Somebody else has changed a node since it was read."""
+
+
+class NotAllMarkedError(UserError):
+    """Some nodes could not be marked. ``lines``: one for each node, those that were marked too."""
+
+    def __init__(self, lines: tuple[str, ...]) -> None:
+        super().__init__("Not all nodes could be marked.", " ".join(lines))
+        self.lines = lines
+
+
 def check_share(most_share: float) -> None:
     """Raises UserError for a share that can't be."""
     if not (math.isfinite(most_share) and 0 <= most_share <= 1):
@@ -82,10 +99,7 @@ def changes(
     nodes are more likely one common cause.
     """
     check_share(most_share)
-    why: dict[str, list[Standing]] = {}
-    for item in result.open_failures():
-        for name in item.nodes if item.blamed else ():
-            why.setdefault(name, []).append(item)
+    why = _failures(result)
     known = {node.name: node for node in nodes}
     refused = [f"{name} is no node of this cluster: it is not marked." for name in why if name not in known]
     todo = [change for node in nodes if (change := _change(node, result, why.get(node.name, []), how))]
@@ -102,6 +116,15 @@ def changes(
         )
         todo = [change for change in todo if change not in new]
     return Changes(changes=tuple(todo), refused=tuple(refused))
+
+
+def _failures(result: Result) -> dict[str, list[Standing]]:
+    """By node: the open failures that it is to blame for."""
+    found: dict[str, list[Standing]] = {}
+    for item in result.open_failures():
+        for name in item.nodes if item.blamed else ():
+            found.setdefault(name, []).append(item)
+    return found
 
 
 def _change(node: Node, result: Result, failures: list[Standing], how: How) -> Change | None:
@@ -135,22 +158,58 @@ def publish(
     """Marks and unmarks nodes; a line for each, also for what is left. Without ``apply`` it only says them.
 
     Raises UserError where the cluster can't be reached, or doesn't allow it (the message names the rule that
-    is missing).
+    is missing); NotAllMarkedError where some nodes were left by that, or because they can't be changed.
     """
     cluster = Cluster(context)
     todo = changes(result, cluster.nodes(), how=how, most_share=most_share)
+    if not apply:
+        return (
+            *todo.refused,
+            *(_line(change, "would be {} ({}), but this is a dry run.", how) for change in todo.changes),
+        )
     lines = list(todo.refused)
-    for change in todo.changes:
-        what = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
-        told = " ".join(item.title for item in change.reasons)
-        if apply:
-            cluster.patch(change, how)
-            lines.append(f"{change.node.name}: {what} ({how}). {told}".rstrip())
+    whole = True
+    for number, change in enumerate(todo.changes):
+        try:
+            done = _carry_out(cluster, change, result, how)
+        except NodeError as error:
+            lines.append(f"{change.node.name}: left as it is. {error.problem} {error.advice}")
+            whole = False
+        except UserError as error:  # the other nodes would meet it too
+            if number == 0:
+                raise
+            names = ", ".join(each.node.name for each in todo.changes[number:])
+            raise NotAllMarkedError(
+                (*lines, f"{names}: left as it is. {error.problem} {error.advice}")
+            ) from None
         else:
-            lines.append(
-                f"{change.node.name}: would be {what} ({how}), but this is a dry run. {told}".rstrip()
-            )
+            lines += [] if done is None else [_line(done, "{} ({}).", how)]
+    if not whole:
+        raise NotAllMarkedError(tuple(lines))
     return tuple(lines)
+
+
+def _line(change: Change, text: str, how: How) -> str:
+    what = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
+    told = " ".join(item.title for item in change.reasons)
+    return f"{change.node.name}: {text.format(what, how)} {told}".rstrip()
+
+
+def _carry_out(cluster: Cluster, change: Change, result: Result, how: How) -> Change | None:
+    """Change a node, looked at again where somebody else has changed it; None: nothing is left to be done."""
+    todo: Change | None = change
+    for attempt in range(1, ATTEMPTS + 1):
+        if todo is None:
+            break
+        try:
+            cluster.patch(todo, how)
+            break
+        except NodeChangedError:
+            if attempt == ATTEMPTS:
+                raise
+            node = cluster.node(change.node.name)
+            todo = _change(node, result, _failures(result).get(node.name, []), how)
+    return todo
 
 
 def check_installed() -> None:
@@ -197,8 +256,12 @@ class Cluster:
             if not token:
                 return tuple(found)
 
+    def node(self, name: str) -> Node:
+        """One of them, as it is now. Raises UserError."""
+        return _node(self._ask("get", self._api.read_node, name))
+
     def patch(self, change: Change, how: How) -> None:
-        """Marks or unmarks one node. Raises UserError."""
+        """Marks or unmarks one node. Raises UserError; NodeError where another node may well be changed."""
         self._ask("patch", self._api.patch_node, change.node.name, patch_of(change, how))
 
     def ask_leave(self, verb: str) -> None:
@@ -278,8 +341,8 @@ def _refused(verb: str, host: str, error: Any) -> UserError:
             "The Kubernetes API doesn't know who asks (401).", "Log in again; try `kubectl get nodes`."
         )
     if error.status == 409:
-        return UserError("The node was changed by somebody else meanwhile.", "Run it again.")
+        return NodeChangedError("The node was changed by somebody else meanwhile.", "Run it again.")
     if error.status == 404:
-        return UserError("The node is gone from the cluster.", "Run it again.")
+        return NodeError("The node is gone from the cluster.", "Nothing is to be done.")
     said = f"answers with status {error.status}" if error.status else f"can't be reached: {error.reason}"
     return UserError(f"The Kubernetes API ({host}) {said}.", "Try `kubectl get nodes`.")

@@ -33,6 +33,7 @@ class Api:
             self.nodes[f"host-{number}"] = {"metadata": metadata, "spec": {"taints": [OTHERS_TAINT]}}
         self.patches: list[tuple[str, str]] = []
         self.refuse: dict[str, int] = {}
+        self.writers: dict[str, int] = {}  # how often somebody else changes a node right before we do
         self.page = 3
 
     def listed(self, query: dict[str, list[str]]) -> dict[str, Any]:
@@ -45,6 +46,10 @@ class Api:
         node = self.nodes.get(name)
         if node is None:
             return 404, {"message": "not found"}
+        if self.writers.get(name):
+            self.writers[name] -= 1
+            node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
+            node["metadata"]["annotations"]["seen"] = str(self.writers[name])
         asked = body["metadata"].pop("resourceVersion", None)
         if asked is not None and asked != node["metadata"]["resourceVersion"]:
             return 409, {"message": "conflict"}
@@ -96,9 +101,16 @@ def nodes_api(served: Api) -> Iterator[str]:
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)
-            assert address.path == "/api/v1/nodes"
             code = served.refuse.get("GET", 200)
-            self._answer(code, served.listed(parse_qs(address.query)) if code == 200 else {"message": "no"})
+            if code != 200:
+                self._answer(code, {"message": "no"})
+            elif address.path == "/api/v1/nodes":
+                self._answer(200, served.listed(parse_qs(address.query)))
+            else:
+                folder, name = address.path.rsplit("/", 1)
+                assert folder == "/api/v1/nodes"
+                node = served.nodes.get(name)
+                self._answer(404 if node is None else 200, node or {"message": "not found"})
 
         def do_POST(self) -> None:
             assert self.path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,21 @@ def ours(server: ControlPlane) -> list[dict[str, str]]:
     return [item for item in node(server)["spec"].get("taints") or [] if item["key"] == KEY]
 
 
-def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(server: ControlPlane) -> None:
+def after_others(server: ControlPlane) -> Callable[..., None]:
+    """Cluster.patch, right before which somebody else has changed the node, once."""
+    own, todo = taint.Cluster.patch, ["label"]
+
+    def patch(self: taint.Cluster, change: taint.Change, how: taint.How) -> None:
+        if todo:
+            server.kubectl(todo.pop(), "node", change.node.name, "somebody=else")
+        own(self, change, how)
+
+    return patch
+
+
+def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
+    server: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outputs = Outputs(mark="taint", apply=True)
     (line,) = check(outputs)
     assert line.startswith(
@@ -76,6 +90,12 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(ser
 
     publish(judge(gpu_run(8)), outputs)
     assert ours(server) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(taint.Cluster, "patch", after_others(server))
+        (said,) = publish(SICK, outputs)
+    assert (said.failed, len(ours(server))) == (False, 1), said.lines
+    assert node(server)["metadata"]["labels"]["somebody"] == "else"
+    publish(judge(gpu_run(8)), outputs)
     publish(SICK, Outputs(mark="label", apply=True))
     assert node(server)["metadata"]["labels"][LABEL] == "false"
     assert fitness.keep_out(checked, "kubernetes").labels == ((LABEL, "true"),)

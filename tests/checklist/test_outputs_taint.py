@@ -12,6 +12,8 @@ import pytest
 
 from checklist.measurements import Measurements
 from checklist.outputs import taint
+from checklist.outputs.publish import Outputs
+from checklist.outputs.publish import publish as publish_to
 from checklist.outputs.taint import EFFECT, KEY, LABEL, publish
 from checklist.result import Result
 from checklist.verdict import judge
@@ -162,6 +164,59 @@ def test_a_node_that_changed_meanwhile_is_not_overwritten(api: Api) -> None:
     with pytest.raises(UserError, match="was changed by somebody else"):
         cluster.patch(change, "taint")
     assert api.marked() == []
+
+
+def test_a_node_that_others_write_to_is_looked_at_again_and_marked(api: Api) -> None:
+    api.writers["host-2"] = 2
+    (line,) = publish(slow(2), apply=True)
+    assert line.startswith("host-2: marked as unfit (taint). host-2 is slow")
+    assert api.marked() == ["host-2"]
+    assert api.nodes["host-2"]["metadata"]["annotations"]["seen"] == "0", "the others' change is kept"
+
+
+def test_what_somebody_else_has_marked_meanwhile_is_not_marked_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = taint.Cluster.patch
+
+    def late(self: taint.Cluster, change: taint.Change, how: taint.How) -> None:
+        monkeypatch.setattr(taint.Cluster, "patch", own)
+        publish(slow(2), apply=True)  # another run, with the same verdict
+        own(self, change, how)
+
+    monkeypatch.setattr(taint.Cluster, "patch", late)
+    assert publish(slow(2), apply=True) == ()
+    assert (api.marked(), len(api.patches)) == (["host-2"], 1)
+
+
+def test_a_node_that_can_not_be_changed_does_not_keep_the_others_from_being_marked(api: Api) -> None:
+    api.writers["host-1"] = 1000
+    with pytest.raises(taint.NotAllMarkedError) as error:
+        publish(slow(1, 2), apply=True)
+    first, second = error.value.lines
+    assert first == ("host-1: left as it is. The node was changed by somebody else meanwhile. Run it again.")
+    assert second.startswith("host-2: marked as unfit (taint).")
+    assert api.marked() == ["host-2"]
+    (said,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
+    assert (said.failed, said.lines) == (True, (first,)), "host-2 is marked already"
+
+
+def test_what_was_marked_before_the_cluster_refused_is_told(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = taint.Cluster.patch
+
+    def once(self: taint.Cluster, change: taint.Change, how: taint.How) -> None:
+        own(self, change, how)
+        api.refuse["PATCH"] = 403
+
+    monkeypatch.setattr(taint.Cluster, "patch", once)
+    (said,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
+    assert said.failed
+    assert said.lines[0].startswith("host-1: marked as unfit (taint).")
+    assert said.lines[1].startswith(
+        "host-2: left as it is. This account may not patch the nodes of the cluster."
+    )
 
 
 def test_a_cluster_that_can_not_be_reached_is_one_clear_line(
