@@ -172,7 +172,7 @@ def publish(
     for number, change in enumerate(todo.changes):
         try:
             done = _carry_out(cluster, change, result, how)
-        except NodeError as error:
+        except NodeError as error:  # noqa: PERF203 - each has its own
             lines.append(f"{change.node.name}: left as it is. {error.problem} {error.advice}")
             whole = False
         except UserError as error:  # the other nodes would meet it too
