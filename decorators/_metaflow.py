@@ -32,12 +32,16 @@ What is used, and why no public interface serves:
 * ``metaflow_config``: the namespace and the queue that steps run in where the user names none.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
+* ``metaflow_config``'s settings of S3, and their copies in ``datatools.s3``: for hours Metaflow asks again
+  what S3 doesn't answer. Its variables do in other processes; this one has read them before it can set them.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import json
+import math
 import os
 import sys
 import threading
@@ -126,6 +130,12 @@ def main(flow: type[Any]) -> None:
     """
     ensure_user()
     MetaflowInternalError.headline = "The run has failed"
+    try:
+        limit_datastore()
+    except UserError as error:
+        say(error.problem)
+        say(error.advice)
+        raise SystemExit(1) from None
     try:
         flow()
     except SystemExit as ended:
@@ -647,17 +657,25 @@ def card() -> Any | None:
     return current.card[CARD_ID] or None if "card" in current else None
 
 
+_PAGE_S = 60.0  # for a page; it is done in two or three where the datastore answers
+
+
 def push_card(manager: Any, ending: threading.Event | None = None) -> None:
     """Publish a card's page as it is now, and return when that is done (or the step is ending).
 
     Starts two processes of the flow's ``card create`` command, one after the other: the page, and the
-    token by which an open page knows that it is outdated.
+    token by which an open page knows that it is outdated. A page that isn't made in a minute is given up.
     """
     manager._render_seq += 1
     manager._last_layout_change = manager.components.layout_last_changed_on
     manager._card_proc("render_runtime")
-    page, _ = CardProcessManager._get_card_process(manager._card_creator_args["card_uuid"])
+    card = manager._card_creator_args["card_uuid"]
+    page, _ = CardProcessManager._get_card_process(card)
+    deadline = time.monotonic() + _PAGE_S
     while page is not None and page.poll() is None:  # Metaflow's own waiting would take a whole core
+        if time.monotonic() > deadline:
+            CardProcessManager._remove_card_process(card)
+            return
         if ending is None:
             time.sleep(0.05)
         elif ending.wait(0.05):
@@ -681,12 +699,82 @@ def configured_storage() -> Any:
     return kind(kind.get_datastore_root_from_config(lambda *_, **__: None))
 
 
-def s3_client() -> tuple[Any, type[Exception]]:
-    """Metaflow's boto3 client for S3 and the class of its errors."""
+def s3_client(*, impatient: bool = False) -> tuple[Any, type[Exception]]:
+    """Metaflow's boto3 client for S3 and the class of its errors; ``impatient``: it asks once, briefly."""
+    from botocore.config import Config
+    from metaflow.metaflow_config import DATATOOLS_CLIENT_PARAMS
     from metaflow.plugins.datatools.s3.s3util import get_s3_client
 
-    client, error = get_s3_client()
+    if not impatient:
+        client, error = get_s3_client()
+        return client, error
+    own = DATATOOLS_CLIENT_PARAMS.get("config") or Config()
+    own = own if isinstance(own, Config) else Config(**own)
+    brief = own.merge(Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 1}))
+    client, error = get_s3_client(s3_client_params={**DATATOOLS_CLIENT_PARAMS, "config": brief})
     return client, error
+
+
+DATASTORE_TIMEOUT = "FINETUNE_DATASTORE_TIMEOUT"  # minutes
+S3_LIMITS = (
+    "METAFLOW_S3_RETRY_COUNT",
+    "METAFLOW_S3_TRANSIENT_RETRY_COUNT",
+    "METAFLOW_S3_CLIENT_RETRY_CONFIG",
+)
+_S3_ATTEMPTS = {"total_max_attempts": 3, "mode": "adaptive"}  # boto3's, of each of Metaflow's
+_S3_SOCKETS = {"connect_timeout": 20, "read_timeout": 40}  # seconds
+_limited = False
+
+
+def datastore_away_s() -> float:
+    """How long a datastore may be away under a run. Raises UserError where that is no number of minutes."""
+    text = os.environ.get(DATASTORE_TIMEOUT) or "5"
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise UserError(
+            f"{DATASTORE_TIMEOUT}={text}: it is a number of minutes, and above 0.",
+            "Unset it for 5 minutes.",
+        )
+    return minutes * 60
+
+
+def limit_datastore() -> None:
+    """Have Metaflow give an operation on S3 up after about half of :func:`datastore_away_s`.
+
+    Left alone, Metaflow 2.19.39 makes 21 attempts, and waits up to 6 minutes before each. What the user has
+    set stands. Holds for this process and those that it starts; ``S3_LIMITS`` are the variables.
+    """
+    global _limited
+    from metaflow import metaflow_config
+    from metaflow.metaflow_config_funcs import config_values
+    from metaflow.plugins.datatools.s3 import s3, s3util
+
+    if _limited:
+        return
+    # Metaflow sleeps 1, 2, 4... seconds, after the last attempt too
+    retries = max(1, int(math.log2(datastore_away_s() / 2 + 1)) - 1)
+    log_retries = min(2, retries)  # of the step's log, which is asked for again anyway
+    _limited = True
+    own = dict(config_values())
+    for name, value in zip(S3_LIMITS, (log_retries, retries, _S3_ATTEMPTS), strict=True):
+        os.environ.setdefault(name, own.get(name) or json.dumps(value))
+    if S3_LIMITS[0] not in own:
+        s3.S3_RETRY_COUNT = s3util.S3_RETRY_COUNT = log_retries
+    if S3_LIMITS[1] not in own:
+        s3.S3_TRANSIENT_RETRY_COUNT = retries
+    if S3_LIMITS[2] not in own:
+        metaflow_config.S3_CLIENT_RETRY_CONFIG = dict(_S3_ATTEMPTS)
+    if "METAFLOW_DATATOOLS_CLIENT_PARAMS" not in own:
+        metaflow_config.DATATOOLS_CLIENT_PARAMS.setdefault("config", dict(_S3_SOCKETS))
+
+
+def datastore_variables() -> dict[str, str]:
+    """The limits on the datastore, for a container. Raises UserError, as :func:`datastore_away_s`."""
+    limit_datastore()
+    return {name: os.environ[name] for name in (DATASTORE_TIMEOUT, *S3_LIMITS) if name in os.environ}
 
 
 def flow_name() -> str:

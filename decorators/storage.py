@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from decorators import _metaflow
+from decorators.s3_datastore import S3Storage
 from launchers.bundles import LocalStorage, Storage, get_bundle
 
 
@@ -33,7 +33,7 @@ class MetaflowStorage:
         if self.is_local:
             self._storage = LocalStorage(Path(implementation.datastore_root) / folder)
         elif self.kind == "s3":
-            self._storage = _S3Storage(f"{implementation.datastore_root}/{folder}")
+            self._storage = S3Storage(f"{implementation.datastore_root}/{folder}")
         else:
             self._storage = _OtherStorage(implementation, folder)
 
@@ -112,73 +112,6 @@ def remember_origin() -> None:
 
 def _origin_key(run_id: str) -> str:
     return f"runs/{run_id}/origin"
-
-
-class _S3Storage:
-    """Through boto3, with the client, credentials and endpoint that Metaflow is configured with."""
-
-    def __init__(self, root: str) -> None:
-        address = urlparse(root)
-        self._bucket, self._prefix = address.netloc, address.path.strip("/")
-        self._client, self._error = _metaflow.s3_client()
-
-    def _key(self, key: str) -> str:
-        return f"{self._prefix}/{key}" if self._prefix else key
-
-    def put_file(self, key: str, path: Path) -> None:
-        self._client.upload_file(str(path), self._bucket, self._key(key))
-
-    def get_file(self, key: str, path: Path) -> None:
-        try:
-            self._client.download_file(self._bucket, self._key(key), str(path))
-        except self._error as error:
-            self._missing(error, key)
-            raise
-
-    def put_bytes(self, key: str, data: bytes) -> None:
-        self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
-
-    def get_bytes(self, key: str) -> bytes:
-        try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
-        except self._error as error:
-            self._missing(error, key)
-            raise
-        return bytes(answer["Body"].read())
-
-    def size(self, key: str) -> int | None:
-        try:
-            return int(self._client.head_object(Bucket=self._bucket, Key=self._key(key))["ContentLength"])
-        except self._error as error:
-            if _is_missing(error):
-                return None
-            raise
-
-    def keys(self, prefix: str) -> list[str]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._key(prefix).rstrip("/") + "/"
-        )
-        start = len(self._key(""))
-        return sorted(item["Key"][start:] for page in pages for item in page.get("Contents", ()))
-
-    def delete(self, keys: Iterable[str]) -> bool:
-        names = [{"Key": self._key(key)} for key in keys]
-        for first in range(0, len(names), 1000):  # S3's limit for one request
-            self._client.delete_objects(
-                Bucket=self._bucket, Delete={"Objects": names[first : first + 1000], "Quiet": True}
-            )
-        return True
-
-    def describe(self, key: str) -> str:
-        return f"s3://{self._bucket}/{self._key(key)}"
-
-    def _missing(self, error: Exception, key: str) -> None:
-        if _is_missing(error):
-            raise FileNotFoundError(self.describe(key)) from None
-
-
-def _is_missing(error: Any) -> bool:
-    return error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey", "NotFound")
 
 
 class _OtherStorage:

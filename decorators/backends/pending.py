@@ -1,7 +1,7 @@
 """While a step waits for its nodes: say why, once for each reason, and give up after a time.
 
 Runs in the process that waits for a step's Job, JobSet or Batch job (Metaflow's ``kubernetes step`` and
-``batch step``), each time that Metaflow asks for the job's state.
+``batch step``), each time that Metaflow asks for the job's state. So does the look at the datastore.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
-from decorators.backends import waiting_batch, waiting_kubernetes
+from decorators.backends import waiting_batch, waiting_datastore, waiting_kubernetes
 from decorators.backends.waiting import State
+from decorators.backends.waiting_datastore import DatastoreWatch
 from estimator.errors import UserError
 
 TIMEOUT_VARIABLE = "FINETUNE_PENDING_TIMEOUT"  # minutes
@@ -96,12 +97,16 @@ def install() -> None:
     if not text or _installed:
         return
     _installed = True
-    watches: dict[str, Watch] = {}
+    watches: dict[str, tuple[Watch, DatastoreWatch | None]] = {}
 
     def seen(job: WaitedJob) -> None:
         if job.backend not in watches:
             module = waiting_kubernetes if job.backend == "kubernetes" else waiting_batch
-            watches[job.backend] = Watch(timeout_s=float(text) * 60, look=module.look, end=module.end)
-        watches[job.backend](job)
+            start = Watch(timeout_s=float(text) * 60, look=module.look, end=module.end)
+            watches[job.backend] = start, waiting_datastore.watch(module.end)
+        start, datastore = watches[job.backend]
+        start(job)
+        if datastore is not None:
+            datastore(job)
 
     _metaflow.watch_waiting(seen)

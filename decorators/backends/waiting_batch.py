@@ -35,7 +35,7 @@ def end(job: WaitedJob) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        job.client.terminate_job(jobId=job.name, reason="it has waited longer than --pending-timeout")
+        job.client.terminate_job(jobId=job.name, reason="the process that waited for it has given up")
     except (BotoCoreError, ClientError) as error:
         job.complain(f"{job.what} can't be terminated: {error}")
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.lab.api import Api, Inside, Json
 
 NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-_START_S = 90.0  # 6 s on an idle machine
+_START_S = 180.0  # 6 s on an idle machine
 _OLD = (1, 24)  # before it, controller manager and scheduler also listen without TLS unless told not to
 _AUDIT_POLICY = """
 apiVersion: audit.k8s.io/v1

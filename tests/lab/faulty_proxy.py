@@ -1,4 +1,4 @@
-"""An HTTP server before another one, which can be slow, answer 503, or take no credentials."""
+"""An HTTP server before another one, which can be slow or gone, answer 503, or take no credentials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Faults:
 
     busy_share: float = 0.0  # of the requests, answered 503
     delay_s: float = 0.0  # before each answer
-    expired: bool = False  # every request is answered 403: the credentials' time is over
+    expired: bool = False  # every request is answered 400, as S3 does: the credentials' time is over
+    gone: bool = False  # every connection is cut without an answer
     refused: int = 0  # how many were answered 503 so far
     passed: int = 0
     random: random.Random = field(default_factory=lambda: random.Random(1))
@@ -41,8 +42,11 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
         def _pass_on(self) -> None:
             body = self._body()
             time.sleep(faults.delay_s)
+            if faults.gone:
+                self.close_connection = True
+                return
             if faults.expired:
-                self._answer(403, {"Content-Type": "application/xml"}, _EXPIRED)
+                self._answer(400, {"Content-Type": "application/xml"}, _EXPIRED)
                 return
             if faults.random.random() < faults.busy_share:
                 faults.refused += 1

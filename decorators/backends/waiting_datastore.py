@@ -1,0 +1,80 @@
+"""While a step runs in its containers: whether the run's datastore still answers the process that waits.
+
+Logs, results and checkpoints go through it, so a run whose datastore stays away can't end well, and each of
+its processes would find that out by itself, one after the other. Here it ends at once, with its containers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlparse
+
+from decorators import _metaflow
+from decorators._metaflow import WaitedJob
+from decorators.s3_datastore import Patience, trouble_of
+from estimator.errors import UserError
+
+LOOK_EVERY_S = 15.0
+
+
+@dataclass(kw_only=True)
+class DatastoreWatch:
+    """Called with the job as often as one likes.
+
+    Parameters
+    ----------
+    root:
+        s3://bucket/..., for people.
+    look:
+        One brief question to the datastore, which raises what the answer was.
+    end:
+        Removes the job.
+    """
+
+    root: str
+    look: Callable[[], None]
+    end: Callable[[WaitedJob], None]
+    patience: Patience
+    clock: Callable[[], float] = time.monotonic
+    _next: float = 0.0
+    _over: bool = False
+
+    def __call__(self, job: WaitedJob) -> None:
+        """Raises UserError when the datastore has been away for too long; the job is removed by then."""
+        if self._over or self.clock() < self._next:
+            return
+        try:
+            self.patience.ask(self.root, self.look)
+        except UserError as error:
+            self._over = True
+            self.end(job)
+            raise UserError(f"{error.problem.rstrip('.')}; {job.what} is ended.", error.advice) from None
+        self._next = self.clock() + LOOK_EVERY_S
+
+
+def watch(end: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
+    """For this process's run; None where its datastore is not S3."""
+    storage = _metaflow.storage()
+    if storage.TYPE != "s3":
+        return None
+    root = str(storage.datastore_root)
+    return DatastoreWatch(
+        root=root,
+        look=lambda: look(root),
+        end=end,
+        # It has answered when the code package was stored
+        patience=Patience(away_s=_metaflow.datastore_away_s(), answered=True),
+    )
+
+
+def look(root: str) -> None:
+    """Ask for one key, with the credentials as they are now; what S3 refuses for good is an answer, too."""
+    address = urlparse(root)
+    client, error_class = _metaflow.s3_client(impatient=True)
+    try:
+        client.list_objects_v2(Bucket=address.netloc, Prefix=address.path.strip("/"), MaxKeys=1)
+    except error_class as error:
+        if trouble_of(error) is not None:
+            raise

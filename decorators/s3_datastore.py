@@ -1,0 +1,225 @@
+"""Metaflow's S3 datastore as a Storage of files of any size, patient while S3 is away, but not for ever.
+
+S3 that doesn't answer, answers 5xx or takes the credentials for expired is asked on for the minutes of
+FINETUNE_DATASTORE_TIMEOUT (docs/backends.md). What is still so then is a UserError, and this process never
+waits again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlparse
+
+from decorators import _metaflow
+from estimator.errors import UserError
+
+FIRST_S = 30.0  # for a datastore that has never answered: its address may be wrong
+PAUSE_S = 5.0
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+_BUSY = ("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """Why S3 did not do what it was asked, where a later try may succeed."""
+
+    expired: bool  # the credentials
+    name: str  # of the error
+
+    @property
+    def text(self) -> str:
+        did = "takes the AWS credentials for expired" if self.expired else "doesn't answer"
+        return f"{did} ({self.name})"
+
+    def error(self, where: str, waited_s: float) -> UserError:
+        """What it is called once nobody waits any longer."""
+        if self.expired:
+            return UserError(
+                f"{where}: the AWS credentials have expired.",
+                "Log in again: aws sso login, or give the tasks a role that is renewed; then: resume.",
+            )
+        waited = f" for {waited_s / 60:.3g} minutes" if waited_s >= PAUSE_S else ""
+        return UserError(
+            f"The datastore {where} has not answered{waited} ({self.name}).",
+            "Look at METAFLOW_S3_ENDPOINT_URL, the network and S3 itself; then: resume.",
+        )
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """What a later try may cure; None: nothing, as S3 has answered for good."""
+    from botocore import exceptions
+
+    silent = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
+    expired = (exceptions.SSOError, exceptions.TokenRetrievalError, exceptions.CredentialRetrievalError)
+    origin: BaseException | None = error
+    while origin is not None:
+        if isinstance(origin, expired):
+            return Trouble(expired=True, name=type(origin).__name__)
+        if isinstance(origin, silent):
+            return Trouble(expired=False, name=type(origin).__name__)
+        if isinstance(origin, exceptions.ClientError):
+            code = str(origin.response.get("Error", {}).get("Code", ""))
+            status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+            if code in _EXPIRED:
+                return Trouble(expired=True, name=code)
+            busy = code in _BUSY or status >= 500 or status == 429
+            return Trouble(expired=False, name=code or str(status)) if busy else None
+        origin = origin.__cause__ or origin.__context__
+    return None
+
+
+@dataclass(kw_only=True)
+class Patience:
+    """How long one process waits for a datastore that is away; once it was too long, it waits no more."""
+
+    away_s: float
+    answered: bool = False
+    say: Callable[[str], None] = _metaflow.say
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _over: bool = False
+
+    def ask(self, where: str, operation: Callable[[], T], renew: Callable[[], None] = lambda: None) -> T:
+        """What ``operation`` returns; ``renew`` reads the credentials anew. Raises UserError."""
+        began, said = self.clock(), ""
+        while True:
+            try:
+                found = operation()
+            except Exception as error:
+                trouble = trouble_of(error)
+                self.answered = self.answered or trouble is None
+                if trouble is None:
+                    raise
+                waited = self.clock() - began
+                limit = self._limit(trouble)
+                if waited >= limit:
+                    self._over = True
+                    raise trouble.error(where, waited) from None
+            else:
+                self.answered = True
+                return found
+            if trouble.text != said:
+                said = trouble.text
+                self.say(f"The datastore {where} {said}; asking on for {(limit - waited) / 60:.2g} minutes.")
+            self.sleep(min(PAUSE_S, limit - waited))
+            if trouble.expired:
+                renew()
+
+    def _limit(self, trouble: Trouble) -> float:
+        if self._over:
+            return 0.0
+        if self.answered:
+            return self.away_s
+        return 0.0 if trouble.expired else min(FIRST_S, self.away_s)
+
+
+_patience: Patience | None = None
+
+
+def patience() -> Patience:
+    """This process's. Raises UserError where FINETUNE_DATASTORE_TIMEOUT is no number of minutes."""
+    global _patience
+    _patience = _patience or Patience(away_s=_metaflow.datastore_away_s())
+    return _patience
+
+
+class S3Storage:
+    """Through boto3, with the client, credentials and endpoint that Metaflow is configured with."""
+
+    def __init__(self, root: str, waits: Patience | None = None) -> None:
+        address = urlparse(root)
+        self._bucket, self._prefix = address.netloc, address.path.strip("/")
+        self._root = root
+        self._patience = waits or patience()
+        self._renew()
+
+    def _renew(self) -> None:
+        self._client, self._error = _metaflow.s3_client()
+
+    def _ask(self, operation: Callable[[], T]) -> T:
+        def explained() -> T:
+            try:
+                return operation()
+            except self._error as error:
+                if _code(error) == "400":  # of a HEAD, whose answer has no body to say why
+                    self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+                raise
+
+        return self._patience.ask(self._root, explained, self._renew)
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._ask(lambda: self._client.upload_file(str(path), self._bucket, self._key(key)))
+
+    def get_file(self, key: str, path: Path) -> None:
+        try:
+            self._ask(lambda: self._client.download_file(self._bucket, self._key(key), str(path)))
+        except self._error as error:
+            self._missing(error, key)
+            raise
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        self._ask(lambda: self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data))
+
+    def get_bytes(self, key: str) -> bytes:
+        def read() -> bytes:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
+            return bytes(answer["Body"].read())
+
+        try:
+            return self._ask(read)
+        except self._error as error:
+            self._missing(error, key)
+            raise
+
+    def size(self, key: str) -> int | None:
+        def look() -> int:
+            return int(self._client.head_object(Bucket=self._bucket, Key=self._key(key))["ContentLength"])
+
+        try:
+            return self._ask(look)
+        except self._error as error:
+            if _is_missing(error):
+                return None
+            raise
+
+    def keys(self, prefix: str) -> list[str]:
+        def listed() -> list[str]:
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._key(prefix).rstrip("/") + "/"
+            )
+            return [item["Key"] for page in pages for item in page.get("Contents", ())]
+
+        start = len(self._key(""))
+        return sorted(key[start:] for key in self._ask(listed))
+
+    def delete(self, keys: Iterable[str]) -> bool:
+        names = [{"Key": self._key(key)} for key in keys]
+        for first in range(0, len(names), 1000):  # S3's limit for one request
+            some = {"Objects": names[first : first + 1000], "Quiet": True}
+            self._ask(lambda some=some: self._client.delete_objects(Bucket=self._bucket, Delete=some))  # type: ignore[misc]
+        return True
+
+    def describe(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._key(key)}"
+
+    def _missing(self, error: Exception, key: str) -> None:
+        if _is_missing(error):
+            raise FileNotFoundError(self.describe(key)) from None
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _is_missing(error: Any) -> bool:
+    return _code(error) in ("404", "NoSuchKey", "NotFound")

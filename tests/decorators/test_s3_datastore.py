@@ -1,0 +1,281 @@
+"""A datastore in S3 that is away for a while costs time only; one that stays away ends a run, in words."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators import _metaflow
+from decorators._metaflow import WaitedJob
+from decorators.backends import waiting_datastore
+from decorators.backends.waiting_datastore import DatastoreWatch
+from decorators.s3_datastore import FIRST_S, Patience, S3Storage
+from estimator.errors import UserError
+from tests.decorators.conftest import Home, wait_until
+from tests.lab import faulty_proxy
+from tests.lab.faulty_proxy import Faults
+from tests.lab.object_store import BUCKET, ObjectStore
+
+ROOT = f"s3://{BUCKET}/metaflow"
+AWAY_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    pytest.importorskip("moto.server", reason="needs moto[server] for an S3 on this machine")
+    with ObjectStore(tmp_path_factory.mktemp("s3")) as started:
+        yield started
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def url(store: ObjectStore, faults: Faults) -> Iterator[str]:
+    """S3, with these faults before it."""
+    with faulty_proxy.before(store.url, faults) as address:
+        yield address
+
+
+class Clock:
+    """The time of a test: it goes on when somebody sleeps, and then something may change."""
+
+    def __init__(self) -> None:
+        self.now, self.then = 0.0, dict[float, Callable[[], None]]()
+        self.said: list[str] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for at in [at for at in self.then if at <= self.now]:
+            self.then.pop(at)()
+
+    def patience(self, *, away_s: float = AWAY_S, answered: bool = False) -> Patience:
+        return Patience(
+            away_s=away_s, answered=answered, say=self.said.append, clock=lambda: self.now, sleep=self.sleep
+        )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def storage(url: str, store: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> S3Storage:
+    """With a client that tries once: how long boto3 itself tries is not what is tested."""
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import ClientError
+
+    def client() -> tuple[Any, type[Exception]]:
+        once = Config(retries={"total_max_attempts": 1}, proxies={})
+        keys = {name.lower(): value for name, value in store.keys.items()}
+        made = boto3.client("s3", endpoint_url=url, region_name="us-east-1", config=once, **keys)
+        return made, ClientError
+
+    monkeypatch.setattr(_metaflow, "s3_client", client)
+    return S3Storage(f"{ROOT}/Flow", clock.patience())
+
+
+def goes(faults: Faults) -> None:
+    faults.gone = True
+
+
+def comes(faults: Faults) -> None:
+    faults.gone, faults.expired, faults.busy_share = False, False, 0.0
+
+
+def expires(faults: Faults) -> None:
+    faults.expired = True
+
+
+def is_busy(faults: Faults) -> None:
+    faults.busy_share = 1.0
+
+
+@pytest.mark.parametrize("hurt", [goes, is_busy, expires])
+def test_what_is_asked_while_s3_is_away_is_done_once_it_is_back_and_the_wait_is_said_once(
+    storage: S3Storage, faults: Faults, clock: Clock, tmp_path: Path, hurt: Callable[[Faults], None]
+) -> None:
+    (tmp_path / "file").write_bytes(b"weights")
+    storage.put_bytes("a", b"1")
+    asked: list[Callable[[], Any]] = [
+        lambda: storage.get_bytes("a"),
+        lambda: storage.put_file("b", tmp_path / "file"),
+        lambda: storage.get_file("b", tmp_path / "back"),
+        lambda: storage.size("b"),
+        lambda: storage.keys(""),
+        lambda: storage.delete(["b"]),
+    ]
+    answers = []
+    for number, ask in enumerate(asked, start=1):
+        hurt(faults)
+        clock.then[clock.now + 20] = lambda: comes(faults)
+        answers.append(ask())
+        assert len(clock.said) == number, clock.said
+    assert answers == [b"1", None, None, 7, ["a", "b"], True]
+    assert (tmp_path / "back").read_bytes() == b"weights"
+    assert f"The datastore {ROOT}/Flow" in clock.said[0]
+    assert clock.said[0].endswith("asking on for 5 minutes.")
+    assert storage.size("b") is None
+
+
+@pytest.mark.parametrize(
+    ("hurt", "words"),
+    [
+        (goes, rf"The datastore {ROOT}/Flow has not answered for 5 minutes \(\w+\)"),
+        (is_busy, r"has not answered for 5 minutes \(503\)"),
+        (expires, rf"{ROOT}/Flow: the AWS credentials have expired"),
+    ],
+)
+def test_what_stays_away_is_named_in_time_and_nobody_waits_a_second_time(
+    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], words: str
+) -> None:
+    storage.put_bytes("a", b"1")
+    hurt(faults)
+    for _ in range(2):
+        with pytest.raises(UserError, match=words if clock.now == 0 else None):
+            storage.size("a")  # a HEAD, to which S3 says 400 and no reason
+        assert clock.now == AWAY_S
+
+
+@pytest.mark.parametrize(("hurt", "waited"), [(goes, FIRST_S), (expires, 0.0)])
+def test_a_datastore_that_has_never_answered_is_soon_given_up(
+    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], waited: float
+) -> None:
+    hurt(faults)
+    with pytest.raises(UserError):
+        storage.get_bytes("a")
+    assert clock.now == waited
+
+
+def test_what_s3_refuses_for_good_is_not_asked_again(storage: S3Storage, clock: Clock) -> None:
+    other = S3Storage("s3://no-such-bucket/metaflow", clock.patience())
+    with pytest.raises(Exception, match="NoSuchBucket"):
+        other.put_bytes("a", b"1")
+    assert clock.now == 0
+
+
+JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
+
+
+@pytest.mark.parametrize(("hurt", "words"), [(goes, "has not answered"), (expires, "have expired")])
+def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
+    url: str,
+    store: ObjectStore,
+    faults: Faults,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    hurt: Callable[[Faults], None],
+    words: str,
+) -> None:
+    from metaflow import metaflow_config
+
+    for name, value in store.credentials().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(metaflow_config, "DATATOOLS_CLIENT_PARAMS", {"endpoint_url": url})
+    ended: list[str] = []
+    watch = DatastoreWatch(
+        root=ROOT,
+        look=lambda: waiting_datastore.look(ROOT),
+        end=lambda job: ended.append(job.name),
+        patience=clock.patience(away_s=20, answered=True),
+        clock=lambda: clock.now,
+    )
+    watch(JOB)
+    waiting_datastore.look("s3://no-such-bucket/metaflow")  # an answer, too
+    hurt(faults)
+    watch(JOB)  # it has just looked
+    clock.now += waiting_datastore.LOOK_EVERY_S
+    with pytest.raises(UserError, match=rf"{ROOT}.*{words}.*; jobset js-1 is ended\."):
+        watch(JOB)
+    assert ended == ["js-1"]
+    watch(JOB)  # while this process ends, Metaflow asks on
+    assert ended == ["js-1"]
+
+
+# -- Metaflow's own patience -------------------------------------------------------------------------------
+
+READ_LIMITS = """
+import json
+from decorators import _metaflow
+_metaflow.limit_datastore()
+from metaflow.plugins.datatools.s3 import s3, s3util
+from metaflow.plugins.datatools.s3.s3util import get_s3_client
+config = get_s3_client()[0].meta.config
+attempts = config.retries["total_max_attempts"]
+print(json.dumps([s3.S3_RETRY_COUNT, s3.S3_TRANSIENT_RETRY_COUNT, s3util.S3_RETRY_COUNT, attempts,
+                  config.connect_timeout, _metaflow.datastore_variables()]))
+"""
+
+
+def limits(home: Home, **environment: str) -> list[Any]:
+    import json
+
+    done = home.python("-c", READ_LIMITS, AWS_DEFAULT_REGION="us-east-1", **environment)
+    assert done.returncode == 0, done.stderr
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+def test_metaflow_asks_s3_for_minutes_and_not_for_hours_and_so_do_its_containers(home: Home) -> None:
+    *here, carried = limits(home)
+    assert here == [2, 6, 2, 3, 20]
+    assert carried["METAFLOW_S3_TRANSIENT_RETRY_COUNT"] == "6"
+    assert limits(home, **carried)[:4] == here[:4], "a container has the same"
+
+
+def test_the_users_own_limits_stand_and_are_handed_on(home: Home) -> None:
+    own = {"METAFLOW_S3_RETRY_COUNT": "9", "FINETUNE_DATASTORE_TIMEOUT": "1"}
+    *here, carried = limits(home, **own)
+    assert here[:3] == [9, 3, 9]
+    assert own.items() <= carried.items()
+
+
+def test_a_limit_that_is_no_number_is_said_in_two_lines(home: Home) -> None:
+    done = home.run("stores.py", "run", FINETUNE_DATASTORE_TIMEOUT="soon")
+    assert done.returncode == 1
+    assert "FINETUNE_DATASTORE_TIMEOUT=soon: it is a number of minutes, and above 0." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- whole runs on this machine ----------------------------------------------------------------------------
+
+
+def start(home: Home, store: ObjectStore, url: str) -> subprocess.Popen[bytes]:
+    """A run that stores all the time, from the moment that it says so."""
+    own = {**store.environment(url), "FINETUNE_DATASTORE_TIMEOUT": "0.1"}
+    process = home.start("stores.py", "run", **own)
+
+    def stores() -> bool:
+        assert process.poll() is None, output(home)
+        return "stored" in output(home)
+
+    wait_until(stores, 120)
+    return process
+
+
+def output(home: Home) -> str:
+    return (home.path / "output.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hurt", "words"),
+    [(goes, f"The datastore {ROOT}/StoresFlow/finetune has not answered"), (expires, "have expired")],
+)
+def test_a_run_whose_s3_stays_away_ends_by_itself_and_names_the_datastore(
+    home: Home, store: ObjectStore, url: str, faults: Faults, hurt: Callable[[Faults], None], words: str
+) -> None:
+    process = start(home, store, url)
+    hurt(faults)
+    assert process.wait(150) != 0
+    assert words in output(home), output(home)
+    assert "Traceback" not in output(home), output(home)
+    assert "(retry)" not in output(home), output(home)
