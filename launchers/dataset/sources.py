@@ -68,10 +68,13 @@ def _from_hub(dataset: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (re.sub(r"[/:]", "--", dataset) + ".jsonl")
     temporary = target.with_name(target.name + ".part")
-    with temporary.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, default=str) + "\n")
-    temporary.replace(target)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, default=str) + "\n")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
     return target
 
 

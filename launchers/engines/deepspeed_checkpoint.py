@@ -150,8 +150,10 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
     path = job.resume_dir / f"random-{env.rank:05d}.pt"
     if converted is None and path.is_file():
         _set_generators(torch.load(path, weights_only=False))
-    if converted is not None and env.local_rank == 0:
-        shutil.rmtree(converted, ignore_errors=True)
+    if converted is not None:
+        dist.barrier()  # the node's other ranks may still be reading
+        if env.local_rank == 0:
+            shutil.rmtree(converted, ignore_errors=True)
 
 
 def _steps_beside_parameters(optimizer: torch.optim.Optimizer) -> None:
