@@ -29,7 +29,7 @@ from decorators import _metaflow, calibration, clusters
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
 from decorators.backends.cluster_fit import Least
 from decorators.backends.options import Options
-from decorators.backends.placing import carry_on, place
+from decorators.backends.placing import carry_on, place, with_room
 from decorators.backends.retrying import Retrying
 from decorators.deployments import check_deployable, check_nodes
 from decorators.profiler import NO_PROFILE, Profile
@@ -121,6 +121,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             check_deployable(step)
             plan = self._plan(self.resolver, step)
             check_nodes(step, plan)
+            plan = _with_room(plan, _lead(step))
             os.environ[PLAN_VARIABLE] = pack(plan)
             if self.role != "none":
                 self._request(step, plan)
@@ -238,6 +239,16 @@ def _headline(exception: Exception | None) -> str | None:
     if isinstance(exception, (UserError, FinetuneError)):
         return exception.problem
     return f"{type(exception).__name__}: {exception}"
+
+
+def _with_room(plan: Plan, lead: StepView) -> Plan:
+    """The plan, saying where the cluster's nodes leave pods less than it asks for."""
+    backend = lead.backend()
+    try:
+        options = Options.from_values(lead.flow_values())
+        return with_room(plan, options, _given(lead, backend), lead=lead, least=_least(plan))
+    except UserError as error:
+        raise FinetuneError(error.problem, error.advice) from None
 
 
 def _least(plan: Plan) -> Least:

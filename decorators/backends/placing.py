@@ -7,12 +7,14 @@ waits for the step. What was decided at the launch travels in environment variab
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from decorators import _metaflow
 from decorators._metaflow import Backend, Given, StepView, compiles_only, deployer
 from decorators.backends import (
     batch,
@@ -28,7 +30,7 @@ from decorators.backends.kubernetes import ClusterFacts
 from decorators.backends.options import Options
 from decorators.backends.preflight_batch import BatchStep
 from decorators.backends.preflight_nodes import Step
-from estimator.plan import Override, Plan, Request
+from estimator.plan import MIB, Override, Plan, Request
 
 ENVIRONMENT_VARIABLE = "FINETUNE_STEP_ENVIRONMENT"  # JSON: step -> variables for its container
 # Of @kubernetes and @batch; what the user writes there replaces what would be asked for
@@ -51,25 +53,54 @@ def place(
     step asks (default: this request), with the values of its step ``lead``. Raises UserError where that can
     never be had; ``least`` is what one of its nodes can't do without.
     """
-    backend = step.backend()
-    facts = ClusterFacts()
-    batch_guard.check(backend, (main or request).nodes)
+    backend, largest = step.backend(), main or request
+    batch_guard.check(backend, largest.nodes)
     if backend != "local":
+        add_variables(step, _metaflow.datastore_variables())
         os.environ[pending.TIMEOUT_VARIABLE] = f"{options.pending_timeout:g}"
-        if options.preflight and not compiles_only():
-            facts = look(backend, main or request, options, lead or step, least)
-    for decorator, values in values_of(step, request, backend, options, given, facts).items():
+    facts = facts_of(backend, largest, options, lead or step, least)
+    asked = values_of(step, request, backend, options, given, facts)
+    if request != largest and backend == "kubernetes" and _looks(options):
+        _look_beside(step.name, _as_asked(request, asked["resources"]), options, _step_of(step))
+    for decorator, values in asked.items():
         if decorator == "environment":
             _remember(step, values)
         elif decorator == "resources" or step.has(decorator):
             step.set_values(decorator, values)
 
 
+def facts_of(
+    backend: Backend, request: Request, options: Options, lead: StepView, least: Least | None
+) -> ClusterFacts:
+    """What the target has told of itself; nothing where it is not to be asked. Raises UserError."""
+    if backend == "local" or not _looks(options):
+        return ClusterFacts()
+    return look(backend, request, options, lead, least)
+
+
+def with_room(
+    plan: Plan,
+    options: Options,
+    given: Mapping[str, Given],
+    *,
+    lead: StepView,
+    least: Least | None = None,
+) -> Plan:
+    """The plan with a note for each size that is lowered to what its nodes leave for pods.
+
+    The plan's request stays as it is: it says what the job wants. Raises UserError, as :func:`place` does.
+    """
+    if lead.backend() != "kubernetes":
+        return plan
+    facts = facts_of("kubernetes", plan.request, options, lead, least)
+    own = {"cpu": "cpu", "memory_mib": "memory"}  # what the user has written is asked for as it is
+    notes = [note for note in kubernetes.lowered(plan.request, facts) if own[note.name] not in given]
+    return replace(plan, overrides=(*plan.overrides, *notes)) if notes else plan
+
+
 def carry_on(step: StepView) -> None:
     """In the process that waits for a remote step: its container's variables, and the watch on the wait."""
-    variables = _remembered().get(step.name, {})
-    if variables:
-        step.add_environment(variables)
+    add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
     pending.install()
     refusals.install()
     batch_guard.install()
@@ -134,20 +165,26 @@ def noted(plan: Plan, given: Mapping[str, Given], backend: Backend, options: Opt
     return plan
 
 
+def _looks(options: Options) -> bool:
+    return options.preflight and not compiles_only()
+
+
 def look(
     backend: Backend, request: Request, options: Options, lead: StepView, least: Least | None
 ) -> ClusterFacts:
     """What the target's nodes or queue tell. Raises UserError where it could never take the request."""
     values = lead.values(backend)
     if backend == "kubernetes":
-        own = lead.given("kubernetes").get("node_selector")
-        selector = own.value if own is not None and isinstance(own.value, dict) else {}
-        return _look_at_kubernetes(
-            request, options, Step.from_values(values, selector, submits=deployer() is None), least
-        )
+        return _look_at_kubernetes(request, options, _step_of(lead), least)
     queue = values.get("queue") if "queue" in lead.given("batch") else options.queue_for(request.gpu)
     _look_at_batch(request, BatchStep.from_values({**values, "queue": queue or values.get("queue")}), least)
     return ClusterFacts()
+
+
+def _step_of(step: StepView) -> Step:
+    own = step.given("kubernetes").get("node_selector")
+    selector = own.value if own is not None and isinstance(own.value, dict) else {}
+    return Step.from_values(step.values("kubernetes"), selector, submits=deployer() is None)
 
 
 @lru_cache(maxsize=4)  # one look for each process, however many steps ask
@@ -157,6 +194,20 @@ def _look_at_kubernetes(request: Request, options: Options, step: Step, least: L
     return facts
 
 
+def _as_asked(request: Request, resources: Mapping[str, Any]) -> Request:
+    """The request with the sizes that Metaflow is given, which may be the user's own."""
+    mib = {name: math.ceil(resources[name] * kubernetes.MB / MIB) for name in ("memory", "disk")}
+    return replace(request, cpu=math.ceil(resources["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"])
+
+
+@lru_cache(maxsize=4)
+def _look_beside(name: str, request: Request, options: Options, step: Step) -> None:
+    """A smaller step's nodes, asked for where the run's largest step has passed; quiet where they may do."""
+    findings = preflight_kubernetes.look_beside(name, request, options=options, step=step)
+    if findings.impossible:
+        findings.settle()
+
+
 @lru_cache(maxsize=4)
 def _look_at_batch(request: Request, step: BatchStep, least: Least | None) -> None:
     preflight_batch.look(request, step=step, least=least).settle()
@@ -164,8 +215,14 @@ def _look_at_batch(request: Request, step: BatchStep, least: Least | None) -> No
 
 def _remember(step: StepView, variables: dict[str, str]) -> None:
     os.environ |= remembered_with(step, variables)
-    if variables:
-        step.add_environment(variables)
+    add_variables(step, variables)
+
+
+def add_variables(step: StepView, variables: Mapping[str, str]) -> None:
+    """Variables for a step's container, but for those that the user has set in ``@environment`` himself."""
+    own = step.values("environment").get("vars") or {}
+    if missing := {name: value for name, value in variables.items() if name not in own}:
+        step.add_environment(missing)
 
 
 def remembered_with(step: StepView, variables: dict[str, str]) -> dict[str, str]:

@@ -101,8 +101,8 @@ def _daemons(seen: Look, found: Fit) -> tuple[Room | None, str]:
     try:
         told = daemon_pods.most_of(seen.get, found.names)
         assumed = " (assumed: they have none yet)"
-    except (ApiRefusedError, UnreachableError):
-        told, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
+    except (ApiRefusedError, UnreachableError) as error:
+        told, assumed = None, f" (assumed: their own pods are not told: {error})"
     kept = told or tables.daemons()
     left = f"{kept.cpu:g} CPUs and {kept.memory_bytes / GIB:.1f} GiB are left to daemon pods"
     return told, left + ("" if told else assumed)

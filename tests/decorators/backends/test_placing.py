@@ -10,10 +10,14 @@ from typing import Any, cast
 import pytest
 
 from decorators._metaflow import Backend, Given, StepView
-from decorators.backends import pending, placing, preflight_batch
+from decorators.backends import pending, placing, preflight_batch, preflight_kubernetes
 from decorators.backends.cluster_api import ClusterApi
+from decorators.backends.findings import Findings
+from decorators.backends.kubernetes import ClusterFacts
 from decorators.backends.options import Options
+from decorators.requested import for_data
 from estimator.errors import UserError
+from estimator.plan import MIB, Request
 from tests.decorators.backends.plans import planned
 
 REQUEST = planned("llama-70b", "full", "H100", 4).request
@@ -44,7 +48,14 @@ class _Step:
         self.set.setdefault(decorator, {}).update(values)
 
     def add_environment(self, variables: dict[str, str]) -> None:
-        self.set_values("environment", variables)
+        own = self.values("environment").get("vars") or {}
+        self.set_values("environment", {"vars": {**own, **variables}})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Without what is Metaflow's."""
+        own = self.values("environment").get("vars") or {}
+        return {name: value for name, value in own.items() if not name.startswith("METAFLOW_")}
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +81,58 @@ def test_kubernetes_gets_every_value_and_the_wait_its_limit() -> None:
 
 
 def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None:
-    assert _place("kubernetes").set["environment"] == {"FI_PROVIDER": "efa"}
+    assert _place("kubernetes").environment == {"FI_PROVIDER": "efa"}
     waiting = _Step("kubernetes")
     os.environ.pop(pending.TIMEOUT_VARIABLE)  # so that nothing of Metaflow's is changed for other tests
     placing.carry_on(cast("StepView", waiting))
-    assert waiting.set["environment"] == {"FI_PROVIDER": "efa"}
+    assert waiting.environment == {"FI_PROVIDER": "efa"}
+
+
+def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_process_that_waits() -> None:
+    own = {"vars": {"FI_PROVIDER": "tcp", "HF_HOME": "/cache"}}
+    step = _Step("kubernetes")
+    step.set_values("environment", own)
+    placing.place(cast("StepView", step), REQUEST, QUIET, {})
+    assert step.environment == own["vars"]
+    waiting = _Step("kubernetes")
+    waiting.set_values("environment", own)
+    os.environ.pop(pending.TIMEOUT_VARIABLE)
+    placing.carry_on(cast("StepView", waiting))
+    assert waiting.environment == own["vars"]
+    unset = _Step("kubernetes")
+    placing.add_variables(cast("StepView", unset), {"FI_PROVIDER": "efa"})
+    assert unset.environment == {"FI_PROVIDER": "efa"}
+
+
+def test_room_that_a_node_lacks_is_noted_in_the_plan_but_not_what_the_user_wrote() -> None:
+    plan = planned("llama-8b", "lora", "L40S", 1)  # a machine whose room the table says is less than planned
+    lead = cast("StepView", _Step("kubernetes"))
+    [note] = placing.with_room(plan, QUIET, {}, lead=lead).overrides
+    assert note.name == "memory_mib"
+    own = {"memory": Given(value="60000", by="--with kubernetes:memory=")}
+    assert placing.with_room(plan, QUIET, own, lead=lead).overrides == ()
+    batch = cast("StepView", _Step("batch"))
+    assert placing.with_room(plan, QUIET, {}, lead=batch) is plan
+
+
+def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, Request]] = []
+
+    def look_beside(name: str, request: Request, **_: Any) -> Findings:
+        seen.append((name, request))
+        return Findings(where="For step train")
+
+    monkeypatch.setattr(preflight_kubernetes, "look_beside", look_beside)
+    monkeypatch.setattr(placing, "look", lambda *_: ClusterFacts())
+    plan = planned("llama-70b", "full", "H100", 4)
+    own = {"disk": Given(value="2000000", by="--with kubernetes:disk=")}
+    step = cast("StepView", _Step("kubernetes"))
+    placing.place(step, for_data(plan).request, Options(), own, main=plan.request)
+    [(name, request)] = seen
+    assert (name, request.nodes, request.gpus_per_node) == ("train", 1, 0)
+    assert request.disk_mib * MIB == pytest.approx(2000000e6, rel=1e-6)
+    placing.place(step, plan.request, Options(), {}, main=plan.request)
+    assert len(seen) == 1
 
 
 def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
