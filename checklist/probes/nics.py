@@ -58,9 +58,12 @@ def choose(
         found = [nic for nic in nics if _matches(nic.name, wanted, backend)]
         if not found:
             has = ", ".join(nic.name for nic in nics)
-            reason = f"{variable}={wanted} names no interface of this host, which has {has}"
-            return Choice(nic=wanted.lstrip("=^"), reason=reason, address=route, usable=False)
-        return _of(found[0], f"{variable}={wanted}", route, route_to)
+            does = "leaves" if wanted.startswith("^") else "names"
+            reason = f"{variable}={wanted} {does} no interface of this host, which has {has}"
+            return Choice(nic=wanted.removeprefix("="), reason=reason, address=route, usable=False)
+        # NCCL passes over those without an address, of which an exclusion leaves many
+        first = next((nic for nic in found if nic.addresses and nic.up is not False), found[0])
+        return _of(first, f"{variable}={wanted}", route, route_to)
     if backend == "gloo":
         return _of_hostname(nics, route, route_to)
     usable = [nic for nic in nics if nic.addresses and nic.up]

@@ -16,6 +16,7 @@ from checklist.probes.cloud import place
 from checklist.probes.pairs import summary
 from checklist.probes.progress import Progress
 from checklist.probes.sockets import Sink, deliver
+from decorators.backends import tables
 from tests.checklist import runs
 
 HOST = (
@@ -39,6 +40,23 @@ HOST = (
 def test_nccls_interface_variable_is_read_as_nccl_reads_it(wanted: str, taken: str) -> None:
     choice = nics.choose("nccl", HOST, "10.0.0.1", {"NCCL_SOCKET_IFNAME": wanted})
     assert (choice.nic, choice.usable) == (taken, True)
+
+
+def test_an_exclusion_passes_over_interfaces_that_nccl_can_not_use() -> None:
+    """As the containers of several nodes on AWS Batch have them, with the variable that they get there."""
+    host = (
+        Nic(name="dummy0", addresses=(), up=True),
+        Nic(name="ecs-eth0", addresses=("169.254.172.2",), up=True),
+        Nic(name="eth0", addresses=("10.0.0.5",), up=True),
+        Nic(name="lo", addresses=("127.0.0.1",), up=True),
+    )
+    [variable] = [row for row in tables.variables() if row.name == "NCCL_SOCKET_IFNAME"]
+    choice = nics.choose("nccl", host, "10.0.0.1", {variable.name: variable.value})
+    assert (choice.nic, choice.address, choice.usable) == ("eth0", "10.0.0.5", True)
+    assert nics.choose("nccl", host, "10.0.0.1", {}).nic == "ecs-eth0"  # which is what the variable is for
+    left = nics.choose("nccl", host, "10.0.0.1", {variable.name: "^eth,ecs,lo,dummy"})
+    assert not left.usable
+    assert "leaves no interface of this host" in left.reason
 
 
 def test_without_a_variable_nccl_takes_neither_docker_nor_loopback() -> None:
