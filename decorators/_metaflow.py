@@ -666,6 +666,8 @@ def push_card(manager: Any, ending: threading.Event | None = None) -> None:
     Starts two processes of the flow's ``card create`` command, one after the other: the page, and the
     token by which an open page knows that it is outdated. A page that isn't made in a minute is given up.
     """
+    if _given_up:
+        return
     manager._render_seq += 1
     manager._last_layout_change = manager.components.layout_last_changed_on
     manager._card_proc("render_runtime")
@@ -724,6 +726,7 @@ S3_LIMITS = (
 _S3_ATTEMPTS = {"total_max_attempts": 3, "mode": "adaptive"}  # boto3's, of each of Metaflow's
 _S3_SOCKETS = {"connect_timeout": 20, "read_timeout": 40}  # seconds
 _limited = False
+_given_up = False
 
 
 def datastore_away_s() -> float:
@@ -769,6 +772,16 @@ def limit_datastore() -> None:
         metaflow_config.S3_CLIENT_RETRY_CONFIG = dict(_S3_ATTEMPTS)
     if "METAFLOW_DATATOOLS_CLIENT_PARAMS" not in own:
         metaflow_config.DATATOOLS_CLIENT_PARAMS.setdefault("config", dict(_S3_SOCKETS))
+
+
+def give_datastore_up() -> None:
+    """From now on Metaflow asks S3 once, in this process and in those that it starts."""
+    global _given_up
+    from metaflow.plugins.datatools.s3 import s3, s3util
+
+    _given_up = True
+    s3.S3_RETRY_COUNT = s3util.S3_RETRY_COUNT = s3.S3_TRANSIENT_RETRY_COUNT = 0
+    os.environ |= dict.fromkeys(S3_LIMITS[:2], "0")
 
 
 def datastore_variables() -> dict[str, str]:

@@ -81,6 +81,8 @@ class Patience:
 
     away_s: float
     answered: bool = False
+    last_words: bool = True
+    """Whether to say the end, too: a task that can't store its results shows that error instead of ours."""
     say: Callable[[str], None] = _metaflow.say
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -100,17 +102,24 @@ class Patience:
                 waited = self.clock() - began
                 limit = self._limit(trouble)
                 if waited >= limit:
-                    self._over = True
-                    raise trouble.error(where, waited) from None
+                    raise self._end(trouble.error(where, waited)) from None
             else:
                 self.answered = True
                 return found
             if trouble.text != said:
                 said = trouble.text
-                self.say(f"The datastore {where} {said}; asking on for {(limit - waited) / 60:.2g} minutes.")
+                self.say(f"The datastore {where} {said}; asking on for {limit / 60:.2g} minutes.")
             self.sleep(min(PAUSE_S, limit - waited))
             if trouble.expired:
                 renew()
+
+    def _end(self, error: UserError) -> UserError:
+        if self.last_words and self.answered and not self._over:
+            self.say(error.problem)
+            self.say(error.advice)
+            _metaflow.give_datastore_up()
+        self._over = True
+        return error
 
     def _limit(self, trouble: Trouble) -> float:
         if self._over:

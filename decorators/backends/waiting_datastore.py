@@ -65,7 +65,7 @@ def watch(end: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
         look=lambda: look(root),
         end=end,
         # It has answered when the code package was stored
-        patience=Patience(away_s=_metaflow.datastore_away_s(), answered=True),
+        patience=Patience(away_s=_metaflow.datastore_away_s(), answered=True, last_words=False),
     )
 
 

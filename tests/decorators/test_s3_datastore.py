@@ -57,7 +57,12 @@ class Clock:
 
     def patience(self, *, away_s: float = AWAY_S, answered: bool = False) -> Patience:
         return Patience(
-            away_s=away_s, answered=answered, say=self.said.append, clock=lambda: self.now, sleep=self.sleep
+            away_s=away_s,
+            answered=answered,
+            last_words=False,
+            say=self.said.append,
+            clock=lambda: self.now,
+            sleep=self.sleep,
         )
 
 
