@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from checklist.control import Event, Hub, Limits
 from checklist.measurements import Hang, PhaseName
@@ -19,7 +19,16 @@ from checklist.probes import flight
 
 _STOPPED = "tTDZX"  # states in which a process can't do its part: stopped, waiting for a device, dead
 _CLOCK_ROUNDS = 5
-_NOBODY = -1
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """Why a rank can't answer any more."""
+
+    why: str
+    kind: Literal["died", "lost"]
+    at: list[Any] | None = None
+    """Where it was then, if that is known."""
 
 
 @dataclass
@@ -51,6 +60,7 @@ class Requests:
         self.hub = hub
         self.stopped = threading.Event()
         self._asked: set[int] = set()  # ranks that have yet to answer
+        self._operation = ""  # what they were asked for
         self._ids = 0
 
     @property
@@ -76,10 +86,8 @@ class Requests:
         begin = time.monotonic()
         deadline = min(begin + limit_s, self.phase_ends)
         outcome, pending = Outcome(), set(arguments)
-        self._asked = pending
-        died: dict[int, list[Any]] = {
-            rank: ["its supervisor is gone", None] for rank in pending - set(self.ranks)
-        }
+        self._asked, self._operation = pending, operation or what
+        died = {rank: _Gone("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
         for rank in arguments:
             self.send([rank], what, arguments[rank], operation)
         while pending - set(died) and time.monotonic() < deadline:
@@ -94,20 +102,20 @@ class Requests:
         if pending:
             waited = time.monotonic() - begin
             patient = bool(died) or bool(outcome.errors) or waited >= 0.9 * limit_s
-            self._blame(set(pending), died, operation or what, waited, outcome, patient=patient)
+            self._blame(set(pending), died, self._operation, waited, outcome, patient=patient)
         self._asked = set()
         return outcome
 
-    def _note(self, event: Event, outcome: Outcome, pending: set[int], died: dict[int, list[Any]]) -> bool:
+    def _note(self, event: Event, outcome: Outcome, pending: set[int], died: dict[int, _Gone]) -> bool:
         """Take in what a supervisor has said; whether somebody has failed."""
         if event.lost is not None:
             gone = pending.intersection(event.peer.ranks)
-            died.update({rank: [event.lost, None] for rank in gone})
+            died.update(dict.fromkeys(gone, _Gone(event.lost, "lost")))
             return bool(gone)
         message = event.message or {}
         rank = message.get("rank")
         if message.get("kind") == "ended" and rank in pending:
-            died[rank] = [message["why"], message["at"]]
+            died[rank] = _Gone(message["why"], "died", message["at"])
             return True
         said = message.get("message", {}) if message.get("kind") == "from" else {}
         if rank not in pending or said.get("id") != self._ids:
@@ -122,7 +130,7 @@ class Requests:
     def _blame(
         self,
         pending: set[int],
-        died: dict[int, list[Any]],
+        died: dict[int, _Gone],
         what: str,
         waited_s: float,
         outcome: Outcome,
@@ -132,9 +140,9 @@ class Requests:
         """Say who is at fault, and start the workers of all that did not finish anew."""
         outcome.unfinished = tuple(sorted(pending))
         alive = sorted(pending - set(died))
-        for rank, (why, at) in died.items():
-            sequence = at[1] if at else None
-            self._hang(rank, what, sequence, waited_s, "died", alive, why)
+        for rank, gone in died.items():
+            sequence = gone.at[1] if gone.at else None
+            self._hang(rank, what, sequence, waited_s, gone.kind, alive, gone.why)
         behind: list[int] = []
         if not patient:  # the phase's time was over: whoever is merely slow is not to blame
             outcome.why = f"the time for the phase was over in {what}"
@@ -151,7 +159,7 @@ class Requests:
             if not behind and patient:
                 outcome.why = f"{what}: all of ranks {_some(alive)} wait in it, none is behind"
         if outcome.why is None and died:
-            outcome.why = f"rank {_some(sorted(died))} died in {what}"
+            outcome.why = f"rank {_some(sorted(died))} was lost or died in {what}"
         elif outcome.why is None:
             outcome.why = f"{what} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
         self._restart(outcome.unfinished)
@@ -265,8 +273,12 @@ class Requests:
             told = f"Node {event.peer.node} ({event.peer.host}) was lost: {event.lost}."
             self.notes.append(told)
             for rank in set(event.peer.ranks) - self._asked:
-                self._hang(rank, "nothing", None, 0.0, "died", [], event.lost)
+                self._hang(rank, "nothing", None, 0.0, "lost", [], event.lost)
+            self.lost(event)
         return event
+
+    def lost(self, event: Event) -> None:
+        """A node has just been lost; for whoever has something to save then."""
 
 
 def _behind(at: Mapping[int, list[Any]], alive: list[int], others_failed: bool) -> list[int]:

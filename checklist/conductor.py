@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checklist import phases
 from checklist.asking import Requests
-from checklist.control import Hub, Limits, Message
+from checklist.control import Event, Hub, Limits, Message
 from checklist.measurements import (
     Collective,
     Counters,
     Facts,
     GpuHealth,
+    Hang,
     Local,
     Measurements,
     Pair,
@@ -48,11 +50,19 @@ class Collected:
 
 
 class Conductor(Requests):
-    """One run, from rank 0's supervisor."""
+    """One run, from rank 0's supervisor. ``seen`` gets all that there is whenever that may be the last."""
 
-    def __init__(self, options: Options, rendezvous: Rendezvous, hub: Hub, limits: Limits) -> None:
+    def __init__(
+        self,
+        options: Options,
+        rendezvous: Rendezvous,
+        hub: Hub,
+        limits: Limits,
+        seen: Callable[[Measurements], None] | None = None,
+    ) -> None:
         super().__init__(hub, limits)
         self.options, self.rendezvous = options, rendezvous
+        self._seen = seen
         self.got = Collected()
         self.addresses: dict[int, str] = {}  # by rank: where others reach its host
         self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
@@ -78,6 +88,7 @@ class Conductor(Requests):
             self._gather()
             for name in phases.PHASES:
                 self._phase(name)
+                self._show("the run was broken off")
             end: Message = {"kind": "end", "measurements": to_dict(self.measurements())}
         except UserError as error:
             end = {"kind": "end", "error": error.problem, "advice": error.advice}
@@ -115,6 +126,39 @@ class Conductor(Requests):
             environment={key: value for key, value in sorted(os.environ.items()) if key.startswith(_TOLD)},
             notes=tuple(self.notes),
         )
+
+    def lost(self, event: Event) -> None:
+        """Show what there is: with one node's pod a cluster may end all of them, this one within seconds."""
+        asked = tuple(rank for rank in event.peer.ranks if rank in self._asked)  # others are noted already
+        hangs = [
+            Hang(
+                rank=rank,
+                node=event.peer.node,
+                phase=self.phase,
+                op=self._operation,
+                sequence=None,
+                waited_s=0.0,
+                kind="lost",
+                detail=event.lost,
+            )
+            for rank in asked
+        ]
+        self._show(f"node {event.peer.node} ({event.peer.host}) was lost", hangs)
+
+    def _show(self, why: str, hangs: list[Hang] | None = None) -> None:
+        """What is known if no more comes, and why it didn't."""
+        if self._seen is None:
+            return
+        known = self.measurements()
+        done = {phase.name for phase in known.phases}
+        left = tuple(
+            Phase(name=name, status="failed", reason=f"it had not ended when {why}")
+            if name in self.options.phases
+            else Phase(name=name, status="skipped", reason="not asked for")
+            for name in phases.PHASES
+            if name not in done
+        )
+        self._seen(replace(known, phases=(*known.phases, *left), hangs=(*known.hangs, *(hangs or ()))))
 
     # -- phases ----------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from checklist.bottleneck import TAU
 from checklist.case import Answer, Case, answer, no_verdict, skipped
 from checklist.diagnosis import Diagnosis, Fault, diagnose
 from checklist.judge_speed import hold
-from checklist.measurements import PHASES
+from checklist.measurements import PHASES, Hang
 from checklist.result import Finding
 from checklist.thresholds import PAIR
 
@@ -199,17 +199,18 @@ def _crowded(case: Case, diagnosis: Diagnosis) -> list[Finding]:
 def hangs(case: Case) -> Answer:
     found = []
     for hang in case.measurements.hangs:
-        name = case.name_of_rank(hang.rank)
-        where = f"{hang.op} of phase {hang.phase}"
-        if hang.kind == "died":
-            title = f"Rank {hang.rank} ({name}) died in {where}" + (
-                f": {hang.detail}." if hang.detail else "."
+        if hang.kind != "taken":
+            name, title = case.name_of_rank(hang.rank), _hang_title(case, hang)
+            found.append(
+                finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], op=hang.op)
             )
-        else:
-            step = "" if hang.sequence is None else f" after {hang.sequence} operations"
-            title = f"Rank {hang.rank} ({name}) hung in {where}{step}; waited for {hang.waited_s:.0f} s"
-            title += f": {hang.detail}." if hang.detail else "."
-        found.append(finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], op=hang.op))
+    taken = [hang for hang in case.measurements.hangs if hang.kind == "taken"]
+    if taken and not found:
+        names = ", ".join(dict.fromkeys(case.name_of_rank(hang.rank) for hang in taken))
+        where = f"{taken[0].op} of phase {taken[0].phase}"
+        return no_verdict(
+            "hangs", f"{names} was lost in {where}, and its step with it: the cluster's events tell why."
+        )
     failed = [phase for phase in case.measurements.phases if phase.status == "failed"]
     if failed and not found:
         told = "; ".join(f"{phase.name}: {phase.reason or 'no reason known'}" for phase in failed)
@@ -219,3 +220,12 @@ def hangs(case: Case) -> Answer:
     # A run that leaves out phases can't clear a hang in one of them: it covers nobody
     whole = {phase.name for phase in case.measurements.phases if phase.status == "done"} == set(PHASES)
     return answer("hangs", "Every phase ended in time.", found, nodes=case.all_names if whole else ())
+
+
+def _hang_title(case: Case, hang: Hang) -> str:
+    name, where = case.name_of_rank(hang.rank), f"{hang.op} of phase {hang.phase}"
+    detail = f": {hang.detail}." if hang.detail else "."
+    if hang.kind in ("died", "lost"):
+        return f"Rank {hang.rank} ({name}) {'died' if hang.kind == 'died' else 'was lost'} in {where}{detail}"
+    step = "" if hang.sequence is None else f" after {hang.sequence} operations"
+    return f"Rank {hang.rank} ({name}) hung in {where}{step}; waited for {hang.waited_s:.0f} s{detail}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ from estimator.errors import UserError
 _ROOT = Path(__file__).resolve().parent.parent
 _JOB = "CHECKLIST_LOCAL_NODE"
 _END_S = 10.0  # for the other nodes to end by themselves after node 0
+_LOOK_S = 0.5  # between looks at what there is so far
+_SO_FAR = "so-far.json"  # in the work folder of node 0's process: measurements
 _LAST_S = 60.0  # for a node's process to start and end, beyond the run's own limits
 
 
@@ -65,8 +70,16 @@ def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
     return decided, shares if on_gpus else [()] * options.nodes
 
 
-def run_node(options: Options, place: Rendezvous, uuids: tuple[str, ...], directory: Path) -> Measurements:
+def run_node(
+    options: Options,
+    place: Rendezvous,
+    uuids: tuple[str, ...],
+    directory: Path,
+    seen: Callable[[Measurements], None] = lambda _: None,
+) -> Measurements:
     """One node's part of a run in a process of its own, so that whoever waits here outlives it.
+
+    ``seen`` is called on node 0 with what has been measured so far, within seconds.
 
     Raises UserError where the process has failed, or was killed, or did not end in time.
     """
@@ -75,14 +88,14 @@ def run_node(options: Options, place: Rendezvous, uuids: tuple[str, ...], direct
     limit = limits.rendezvous + limits.run + _LAST_S
     process = _start(options, place, uuids, directory, answer)
     try:
-        status = process.wait(timeout=limit)
-    except subprocess.TimeoutExpired:
+        status = _wait(process, limit, directory / _SO_FAR, seen)
+    finally:
+        _end(process)
+    if status is None:
         raise UserError(
             f"The checklist's process of node {place.node} did not end within {limit:.0f} s.",
             "Look at that node: something there blocks even what no collective can block.",
-        ) from None
-    finally:
-        _end(process)
+        )
     if not answer.exists():
         how = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
         raise UserError(
@@ -93,6 +106,21 @@ def run_node(options: Options, place: Rendezvous, uuids: tuple[str, ...], direct
     if "problem" in said:
         raise UserError(said["problem"], said["advice"])
     return measurements.record(Measurements, said["measurements"])
+
+
+def _wait(
+    process: subprocess.Popen[bytes], limit_s: float, file: Path, seen: Callable[[Measurements], None]
+) -> int | None:
+    """The exit status; None: it did not end in time. Meanwhile whatever is new in the file is handed on."""
+    deadline, known = time.monotonic() + limit_s, None
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=_LOOK_S)
+        changed = file.stat().st_mtime_ns if file.exists() else None
+        if changed != known:
+            known = changed
+            seen(measurements.from_json(file.read_text()))
+    return None
 
 
 def _place(node: int, nodes: int, processes: int, port: int, token: str) -> Rendezvous:
@@ -161,20 +189,32 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
     job = json.loads(os.environ[_JOB])
     said: dict[str, Any]
+    answer = Path(job["answer"]) if job["answer"] else None
+
+    def seen(found: Measurements) -> None:
+        if answer is not None:
+            _write(answer.with_name(_SO_FAR), measurements.to_json(found))
+
     try:
         measured = run(
             _options(job["options"]),
             Rendezvous.from_dict(job["rendezvous"]),
             directory=Path(job["directory"]) if job["directory"] else None,
+            seen=seen,
         )
         said = {"measurements": measurements.to_dict(measured)}
     except UserError as error:
         said = {"problem": error.problem, "advice": error.advice}
-    if job["answer"]:
-        part = Path(job["answer"] + ".part")
-        part.write_text(json.dumps(said))
-        part.replace(job["answer"])
+    if answer is not None:
+        _write(answer, json.dumps(said))
     return 2 if "problem" in said else 0  # else node 0 tells what there is to tell
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text)
+    part.replace(file)
 
 
 if __name__ == "__main__":

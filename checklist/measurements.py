@@ -17,6 +17,7 @@ from estimator.errors import UserError
 SCHEMA_VERSION = 1
 PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
 PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
+NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
 R = TypeVar("R")
 STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
@@ -228,7 +229,9 @@ class Hang:
     sequence: int | None
     """How many operations this rank had begun in the phase; others were further."""
     waited_s: float
-    kind: Literal["hang", "died"] = "hang"
+    kind: Literal["hang", "died", "lost", "taken"] = "hang"
+    """"died": the process ended. "lost": no more is heard of its node. "taken": the same, and the cluster
+    ended the whole step with it, so that it may be no fault of the node's."""
     waiting: tuple[int, ...] = ()
     """Ranks that waited for it."""
     detail: str | None = None

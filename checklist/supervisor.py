@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -31,7 +31,13 @@ from estimator.errors import UserError
 _END_S = 15.0  # for the last results to come, after the run's own limit
 
 
-def run(options: Options, rendezvous: Rendezvous, *, directory: Path | None = None) -> Measurements:
+def run(
+    options: Options,
+    rendezvous: Rendezvous,
+    *,
+    directory: Path | None = None,
+    seen: Callable[[Measurements], None] | None = None,
+) -> Measurements:
     """Take part in one run of the checklist; returns on every node with what all have measured.
 
     It ends in bounded time whatever hangs or dies, and leaves no process behind.
@@ -44,6 +50,9 @@ def run(options: Options, rendezvous: Rendezvous, *, directory: Path | None = No
         Which ranks this process looks after, and where rank 0 can be met.
     directory:
         Where logs and journals are kept. None: a temporary one, which is removed.
+    seen:
+        Where rank 0 is, called in another thread with what has been measured so far: after each phase, and
+        when a node is lost.
 
     Raises
     ------
@@ -55,7 +64,7 @@ def run(options: Options, rendezvous: Rendezvous, *, directory: Path | None = No
     place.mkdir(parents=True, exist_ok=True)
     limits = limits_of(options)
     hub = Hub(rendezvous, limits) if rendezvous.leads else None
-    conductor = Conductor(options, rendezvous, hub, limits) if hub is not None else None
+    conductor = Conductor(options, rendezvous, hub, limits, seen) if hub is not None else None
     try:
         if conductor is not None:
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()

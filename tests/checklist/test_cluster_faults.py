@@ -232,4 +232,6 @@ def test_a_host_that_is_gone_is_named_and_the_others_end_in_time(tmp_path: Path)
 
     assert codes[:2] == [1, 1], job.output()
     assert time.monotonic() - begin < 40
-    assert {(hang.node, hang.kind) for hang in job.result.measurements.hangs} == {(2, "died")}
+    hangs = job.result.measurements.hangs
+    assert {hang.node for hang in hangs} == {2}
+    assert {hang.kind for hang in hangs} <= {"lost", "died"}, "its worker may be the first that is killed"

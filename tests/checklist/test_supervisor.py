@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import secrets
 import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from checklist.asking import Requests, _behind
+from checklist.conductor import Conductor
 from checklist.control import Hub, Limits, Link
 from checklist.measurements import Measurements
 from checklist.options import Options
@@ -148,6 +151,32 @@ def test_a_request_to_nobody_ends_at_once() -> None:
         outcome = Requests(hub, SHORT).ask("facts", {0: {}}, limit_s=30)
         assert outcome.unfinished == (0,)
         assert time.monotonic() - begin < 5
+    finally:
+        hub.close()
+
+
+def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
+    here = place(0)
+    hub = Hub(here, SHORT)
+    try:
+        first = Link.connect(here, SHORT)
+        second = Link.connect(replace(here, ranks=(1,), node=1), SHORT)
+        seen: list[Measurements] = []
+        conductor = Conductor(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
+        conductor.phase = "mesh"
+        threading.Timer(0.3, second.line.close).start()
+        conductor.ask("local", {0: {}, 1: {}}, limit_s=2.0, operation="probe")
+        (known,) = seen
+        assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known.hangs] == [
+            (1, 1, "lost", "probe")
+        ]
+        phases = {phase.name: (phase.status, phase.reason) for phase in known.phases}
+        assert phases["pairs"] == ("skipped", "not asked for")
+        status, reason = phases["mesh"]
+        assert status == "failed"
+        assert re.fullmatch(r"it had not ended when node 1 \(\S+\) was lost", reason or "")
+        assert [(hang.rank, hang.kind) for hang in conductor.hangs if hang.rank == 1] == [(1, "lost")]
+        first.line.close()
     finally:
         hub.close()
 
