@@ -11,7 +11,7 @@ from checklist.advice import finding
 from checklist.case import Answer, Case, Records, answer, no_verdict, skipped
 from checklist.checks import LOCALS
 from checklist.history import Past
-from checklist.measurements import Local
+from checklist.measurements import NO_FOLDER, Local
 from checklist.result import Figure, Finding
 from checklist.thresholds import Threshold
 
@@ -143,22 +143,8 @@ def _node_check(case: Case, check: str) -> Answer:
         if check == "datastore" and case.ran("node"):
             return no_verdict(check, "Not measured: no datastore was named (--datastore).")
         return skipped(check, why) if why else case.unmeasured(check, "node")
-    stores = check in ("storage", "datastore")  # a file system is shared: a failure may be nobody's own
-    code = "storage-failed" if stores else "local-failed"
-    found = [
-        finding(
-            check,
-            code,
-            "FAIL",
-            f"{local.what} could not be measured by rank {local.rank} ({case.name_of_rank(local.rank)}): "
-            f"{local.error or 'no reason known'}.",
-            nodes=() if stores else [case.name_of_rank(local.rank)],
-            suspects=[case.name_of_rank(local.rank)] if stores else (),
-            ranks=[local.rank],
-        )
-        for local in mine
-        if local.value is None
-    ]
+    stores = check in ("storage", "datastore")
+    found = _failed(case, check, [local for local in mine if local.value is None], stores=stores)
     figures: list[Figure] = []
     records: Records = []
     for kind in kinds:
@@ -189,6 +175,29 @@ def _node_check(case: Case, check: str) -> Answer:
         figures=figures,
         records=records,
     )
+
+
+def _failed(case: Case, check: str, failed: list[Local], *, stores: bool) -> list[Finding]:
+    """What could not be measured. ``stores`` are shared: their failure may be nobody's own."""
+    found: list[Finding] = []
+    missing: dict[str, list[Local]] = {}
+    for local in failed:
+        if (local.error or "").startswith(NO_FOLDER):
+            missing.setdefault((local.error or "").removeprefix(NO_FOLDER).strip(), []).append(local)
+            continue
+        name = case.name_of_rank(local.rank)
+        title = (
+            f"{local.what} could not be measured by rank {local.rank} ({name}): "
+            f"{local.error or 'no reason known'}."
+        )
+        code, blamed, suspects = ("storage-failed", [], [name]) if stores else ("local-failed", [name], [])
+        found.append(finding(check, code, "FAIL", title, nodes=blamed, suspects=suspects, ranks=[local.rank]))
+    for folder, without in missing.items():
+        names = list(dict.fromkeys(case.name_of_rank(local.rank) for local in without))
+        title = f"The folder {folder} ({check}) is not there on {', '.join(names)}."
+        ranks = [local.rank for local in without]
+        found.append(finding(check, "no-folder", "FAIL", title, suspects=names, ranks=ranks, folder=folder))
+    return found
 
 
 def _does_not_apply(case: Case, check: str) -> str | None:

@@ -45,7 +45,8 @@ def measure(
             values, note = sampled()
         except (RuntimeError, OSError) as error:
             first = (str(error).splitlines() or [""])[0]
-            values, problem = [], f"{type(error).__name__}: {first}"
+            ours = type(error) is OSError  # a store's own words; others are told by their names too
+            values, problem = [], first if ours else f"{type(error).__name__}: {first}"
         found.append(
             Local(
                 rank=worker.rank,

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from checklist.measurements import NO_FOLDER
+
 if TYPE_CHECKING:
     from checklist.probes.worker import Worker
 
@@ -81,6 +83,8 @@ class File:
 
     def write(self, size: int) -> Sampled:
         """GB/s until the file has arrived on the disk."""
+        if not self._path.parent.is_dir():
+            raise OSError(f"{NO_FOLDER} {self._path.parent}")
         block = os.urandom(1 << 20)  # a compressing file system can't make it smaller
         begin = time.perf_counter()
         with self._path.open("wb") as file:

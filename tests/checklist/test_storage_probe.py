@@ -96,11 +96,6 @@ def test_a_directory_in_memory_is_measured_with_a_note_that_it_is_no_disk() -> N
     assert not Path("/dev/shm/it").exists()
 
 
-def test_a_folder_that_is_not_there_is_a_failed_figure_with_the_reason(tmp_path: Path) -> None:
-    found = figures(directory=str(tmp_path / "gone"))
-    assert found == {"storage_write": (None, f"[Errno 2] No such file or directory: '{tmp_path}/gone/it'")}
-
-
 def test_a_disk_that_is_full_in_the_middle_leaves_no_part_of_the_file(tmp_path: Path) -> None:
     kept, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, old[1]))
@@ -216,6 +211,23 @@ def test_a_datastore_that_can_not_be_written_is_a_failure_of_nobody() -> None:
     assert [(fault.check, fault.code, fault.nodes) for fault in result.findings] == [
         ("datastore", "storage-failed", ())
     ]
+
+
+def test_a_folder_that_is_not_there_is_told_with_its_node_and_what_to_do(tmp_path: Path) -> None:
+    missing = tmp_path / "mnt" / "data"
+    probed = figures(datastore=str(missing), directory=str(missing))
+    words = (None, f"there is no folder {missing}")
+    assert probed == {"storage_write": words, "datastore_write": words}
+    failed = [
+        Local(rank=rank, what="datastore_write", value=None, unit="GB/s", error=probed["datastore_write"][1])
+        for rank in (0, 8)
+    ]
+    result = judge(gpu_run(locals=(*gpu_run().locals, *failed)))
+    (fault,) = result.findings
+    assert fault.title == f"The folder {missing} (datastore) is not there on host-0, host-1."
+    assert fault.advice[0].startswith("Mount it or create it there")
+    assert fault.command == f"df {missing} || mkdir -p {missing}"
+    assert result.bad_nodes == ()
 
 
 @pytest.mark.parametrize(
