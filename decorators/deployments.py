@@ -9,7 +9,7 @@ _SINGLE = {"step-functions": "Step Functions", "airflow": "Airflow"}  # that Met
 
 
 def check_deployable(step: StepView) -> None:
-    """Raise FinetuneError where the flow is deployed to a scheduler that has no ``@parallel``."""
+    """Raise FinetuneError where the flow's scheduler has no ``@parallel``, or AWS is to be asked nowhere."""
     name = deployer()
     gangs = [other.name for other in step.steps() if other.has("parallel")]
     if name in _SINGLE and gangs:
@@ -18,6 +18,20 @@ def check_deployable(step: StepView) -> None:
             "Deploy to Argo Workflows (argo-workflows create), or deploy a flow for one node: "
             "flows/finetune_linear_flow.py; for the checklist, see docs/checklist.md.",
         )
+    if name == "step-functions" and not _has_region():
+        raise FinetuneError(
+            "Step Functions and AWS Batch need an AWS region, and none is configured here.",
+            "Set AWS_DEFAULT_REGION, or a region in the profile: aws configure set region us-east-1.",
+        )
+
+
+def _has_region() -> bool:
+    """Whether boto3 finds one; yes where boto3 is missing, which Metaflow names itself."""
+    try:
+        import boto3
+    except ImportError:
+        return True
+    return bool(boto3.session.Session().region_name)
 
 
 def check_nodes(step: StepView, plan: Plan) -> None:

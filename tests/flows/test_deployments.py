@@ -72,7 +72,7 @@ def jobset_of(template: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int) -> None:
+def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int) -> str | None:
     """All that a training pod asks for."""
     container = pod["containers"][0]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
@@ -89,7 +89,7 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int) -> None:
     assert memory["emptyDir"]["sizeLimit"] == f"{request.shared_memory_mib}Mi"
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert unpack(variables["FINETUNE_PLAN"]) == plan
-    assert variables.get("FI_PROVIDER") == ("efa" if efa else None)
+    return variables.get("FI_PROVIDER")
 
 
 @pytest.mark.parametrize(("model", "gpu"), ARGO)
@@ -107,9 +107,11 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
 
     for job in jobset_of(steps["train-nodes"])["spec"]["replicatedJobs"]:
-        check_pod(job["template"]["spec"]["template"]["spec"], plan, cores, efa)
+        fabric = check_pod(job["template"]["spec"]["template"]["spec"], plan, cores, efa)
+        assert fabric == ("efa" if efa else None)
     alone = steps["train"]
-    check_pod({**alone, "containers": [alone["container"]], "volumes": alone["volumes"]}, plan, cores, efa)
+    pod = {**alone, "containers": [alone["container"]], "volumes": alone["volumes"]}
+    assert check_pod(pod, plan, cores, efa) is None  # one node needs no fabric
     for name in ("start", "prepare", "gather", "export"):
         asked = steps[name]["container"]["resources"]
         assert "nvidia.com/gpu" not in asked.get("limits", {})
@@ -147,6 +149,25 @@ def test_step_functions_refuse_several_nodes_before_aws_is_asked(home: Home) -> 
     assert done.returncode == 1
     assert "Step Functions can't run step train_nodes: Metaflow has no @parallel there." in said
     assert "argo-workflows create" in said
+    assert "Traceback" not in said
+
+
+def test_step_functions_without_a_region_are_refused_before_aws_is_asked(home: Home) -> None:
+    done = home.python(
+        str(FLOWS / "finetune_linear_flow.py"),
+        "step-functions",
+        "create",
+        METAFLOW_DEFAULT_DATASTORE="s3",
+        METAFLOW_DATASTORE_SYSROOT_S3="s3://nobody/there",
+        AWS_CONFIG_FILE=str(home.path / "none"),
+        AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+        **SFN,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "need an AWS region, and none is configured here." in said
+    assert "AWS_DEFAULT_REGION" in said
     assert "Traceback" not in said
 
 
