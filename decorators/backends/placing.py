@@ -215,7 +215,7 @@ def _look_at_batch(request: Request, step: BatchStep, least: Least | None) -> No
 
 def _remember(step: StepView, variables: dict[str, str]) -> None:
     os.environ |= remembered_with(step, variables)
-    add_variables(step, variables)
+    add_variables(step, _remembered().get(step.name, {}))
 
 
 def add_variables(step: StepView, variables: Mapping[str, str]) -> None:
@@ -226,8 +226,12 @@ def add_variables(step: StepView, variables: Mapping[str, str]) -> None:
 
 
 def remembered_with(step: StepView, variables: dict[str, str]) -> dict[str, str]:
-    """The variable that carries all steps' own, with other ones for this step."""
-    known = {**_remembered(), step.name: variables}
+    """The variable that carries all steps' own, with other ones for this step.
+
+    A step that isn't ``@parallel`` has none, whatever the plan: nothing of it crosses a network, and a
+    container by itself may have the host's interfaces, with other names.
+    """
+    known = {**_remembered(), step.name: variables if step.has("parallel") else {}}
     return {ENVIRONMENT_VARIABLE: json.dumps({k: v for k, v in known.items() if v}, sort_keys=True)}
 
 

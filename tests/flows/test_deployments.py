@@ -72,7 +72,7 @@ def jobset_of(template: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int) -> str | None:
+def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: str | None) -> None:
     """All that a training pod asks for."""
     container = pod["containers"][0]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
@@ -89,7 +89,7 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int) -> str | No
     assert memory["emptyDir"]["sizeLimit"] == f"{request.shared_memory_mib}Mi"
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert unpack(variables["FINETUNE_PLAN"]) == plan
-    return variables.get("FI_PROVIDER")
+    assert variables.get("FI_PROVIDER") == provider
 
 
 @pytest.mark.parametrize(("model", "gpu"), ARGO)
@@ -107,11 +107,10 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
 
     for job in jobset_of(steps["train-nodes"])["spec"]["replicatedJobs"]:
-        fabric = check_pod(job["template"]["spec"]["template"]["spec"], plan, cores, efa)
-        assert fabric == ("efa" if efa else None)
+        check_pod(job["template"]["spec"]["template"]["spec"], plan, cores, efa, "efa" if efa else None)
     alone = steps["train"]
     pod = {**alone, "containers": [alone["container"]], "volumes": alone["volumes"]}
-    assert check_pod(pod, plan, cores, efa) is None  # one node needs no fabric
+    check_pod(pod, plan, cores, efa, None)  # one node needs no variables of a fabric
     for name in ("start", "prepare", "gather", "export"):
         asked = steps[name]["container"]["resources"]
         assert "nvidia.com/gpu" not in asked.get("limits", {})

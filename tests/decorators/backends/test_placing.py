@@ -27,10 +27,10 @@ QUIET = Options(preflight=False, pending_timeout=7)
 class _Step:
     """What a mutator sees of a step, kept in a dict."""
 
-    def __init__(self, backend: Backend, **values: Any) -> None:
+    def __init__(self, backend: Backend, *, parallel: bool = True, **values: Any) -> None:
         self.name = "train"
         self._backend = backend
-        self.set: dict[str, dict[str, Any]] = {backend: values}
+        self.set: dict[str, dict[str, Any]] = {backend: values, **({"parallel": {}} if parallel else {})}
 
     def backend(self) -> Backend:
         return self._backend
@@ -88,6 +88,16 @@ def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None
     assert waiting.environment == {"FI_PROVIDER": "efa"}
 
 
+def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() -> None:
+    """A single container on Batch has the host's interfaces: gloo would not find its own."""
+    alone = _Step("kubernetes", parallel=False)
+    placing.place(cast("StepView", alone), REQUEST, QUIET, {})
+    assert alone.environment == {}
+    os.environ.pop(pending.TIMEOUT_VARIABLE)
+    placing.carry_on(cast("StepView", alone))
+    assert alone.environment == {}
+
+
 def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_process_that_waits() -> None:
     own = {"vars": {"FI_PROVIDER": "tcp", "HF_HOME": "/cache"}}
     step = _Step("kubernetes")
@@ -137,7 +147,7 @@ def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: 
 
 def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
     step = _place("local", Options())
-    assert set(step.set) == {"local", "resources"}
+    assert set(step.set) == {"local", "parallel", "resources"}
     assert pending.TIMEOUT_VARIABLE not in os.environ
 
 
