@@ -20,6 +20,7 @@ from decorators import _metaflow, clusters
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
 from decorators.backends import batch, batch_guard, kubernetes
 from decorators.backends.options import Options
+from decorators.backends.placing import add_variables
 from decorators.requested import merge_given
 from estimator.errors import UserError
 from estimator.plan import Request
@@ -84,8 +85,8 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         if step.backend() != "local":
             carried = (LAUNCH_VARIABLE, clusters.CLUSTER_VARIABLE)
             step.add_environment({name: os.environ[name] for name in carried if name in os.environ})
-            if self.role == "node":
-                step.add_environment(json.loads(os.environ.get(_EXTRA_VARIABLE, "{}")))
+            if self.role == "node" and step.has("parallel"):
+                add_variables(step, json.loads(os.environ.get(_EXTRA_VARIABLE, "{}")))
 
     def _ask(self, step: StepView) -> None:
         lead = _lead(step)
