@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,20 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "infra" / "kubernetes"
 Json = dict[str, Any]
 
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+
+def missing() -> str | None:
+    """Why kubectl can't render here, in words; None: it can."""
+    if shutil.which("kubectl") is None:
+        return "no kubectl on this machine"
+    command = ["kubectl", "version", "--client", "--output", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    version = json.loads(done.stdout)["clientVersion"]
+    if (int(version["major"]), int(version["minor"].rstrip("+"))) < (1, 21):
+        return f"kubectl {version['gitVersion']} is too old for Kustomize's components"
+    return None
+
+
+needs_kubectl = pytest.mark.skipif(bool(missing()), reason=missing() or "")
 
 
 @cache

@@ -162,12 +162,8 @@ def test_the_workflow_builds_every_target(workflow: dict[str, Any]) -> None:
     assert build["target"] == "${{ matrix.target }}"
 
 
-def test_the_workflow_uses_actions_at_a_commit_and_pushes_nothing_of_a_pull_request(
-    workflow: dict[str, Any],
-) -> None:
+def test_the_workflow_pushes_nothing_of_a_pull_request(workflow: dict[str, Any]) -> None:
     steps = workflow["jobs"]["build"]["steps"]
-    for step in steps:
-        assert "uses" not in step or re.search(r"@[0-9a-f]{40}$", step["uses"]), step
     only_tags = "startsWith(github.ref, 'refs/tags/v')"
     (login,) = [step for step in steps if "login-action" in step.get("uses", "")]
     assert login["if"] == only_tags

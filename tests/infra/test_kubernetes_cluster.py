@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.infra.manifests import KUBERNETES, everything, render
+from tests.infra.manifests import KUBERNETES, everything, needs_kubectl, render
 from tests.lab.api import Api
 from tests.lab.control_plane import ControlPlane, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_kubectl]
 DEFINED = [
     ("kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", "Cluster"),
     ("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", "Cluster"),

@@ -1,0 +1,53 @@
+"""The GitHub workflows: what is run there is what CONTRIBUTING.md says, by actions that can't change."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it there
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def jobs(file: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(file.read_text())["jobs"])
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_a_workflow_uses_actions_at_a_commit_and_has_a_limit(file: Path) -> None:
+    for job in jobs(file).values():
+        assert job["timeout-minutes"] <= 90
+        for step in job["steps"]:
+            assert "uses" not in step or re.search(r"@[0-9a-f]{40}$", step["uses"]), step
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_a_workflow_may_only_read_unless_a_job_says_more(file: Path) -> None:
+    assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
+
+
+def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() -> None:
+    ci = jobs(ROOT / ".github" / "workflows" / "ci.yml")
+    assert ci["test"]["steps"][-1] == {"run": "bash .ci/run"}
+    script = (ROOT / ".ci" / "run").read_text()
+    (command,) = re.findall(r"^(python3 -m venv .* pytest)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert command in script
+
+
+def test_every_version_of_python_that_the_project_allows_is_tested() -> None:
+    ci = jobs(ROOT / ".github" / "workflows" / "ci.yml")
+    tested = {*ci["python"]["strategy"]["matrix"]["version"], ci["test"]["container"]["image"][7:11]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    allowed = SpecifierSet(project["requires-python"])
+    assert tested == {f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed}
