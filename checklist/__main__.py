@@ -94,10 +94,7 @@ def checklist(
     context: Annotated[str | None, typer.Option(help="Of the kubeconfig. (default: the current)")] = None,
 ) -> None:
     """Is this cluster fit to train on, and if not, which node, link, direction or GPU is at fault?"""
-    from checklist.earlier import Earlier
     from checklist.outputs.publish import Outputs
-    from checklist.thresholds import table
-    from checklist.verdict import judge
 
     try:
         place = from_environment()
@@ -128,23 +125,40 @@ def checklist(
             context=context,
             cluster=cluster,
         )
-        limits = table(options.thresholds)
-        past = _before(outputs, json, history) if leads else Earlier()
-        measured = _measure(options, place, keep, node_name)
+        conclude = _Conclude(options, _before(outputs, json, history)) if leads else None
+        status = _measure(options, place, keep, node_name, conclude)
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(COULD_NOT_RUN) from None
-    result = judge(
-        measured,
-        checks=options.checks,
-        thresholds=limits,
-        history=past.records,
-        open_failures=past.open_failures,
-        system=options.system,
-    )
-    if leads:
-        _after(replace(result, notes=(*result.notes, *past.problems)), outputs, json, history)
-    raise typer.Exit(result.exit_code)
+    if conclude is not None:
+        _after(conclude.result, outputs, json, history)
+    raise typer.Exit(status)
+
+
+class _Conclude:
+    """Judges, where rank 0 is: nobody else knows the past. Raises UserError for unreadable thresholds."""
+
+    result: Result
+
+    def __init__(self, options: Options, past: Earlier) -> None:
+        from checklist.thresholds import table
+
+        self._options, self._past, self._table = options, past, table(options.thresholds)
+
+    def __call__(self, measured: Measurements) -> int:
+        """The exit status."""
+        from checklist.verdict import judge
+
+        result = judge(
+            measured,
+            checks=self._options.checks,
+            thresholds=self._table,
+            history=self._past.records,
+            open_failures=self._past.open_failures,
+            system=self._options.system,
+        )
+        self.result = replace(result, notes=(*result.notes, *self._past.problems))
+        return result.exit_code
 
 
 def _before(outputs: Outputs, json: Path | None, history: Path | None) -> Earlier:
@@ -163,8 +177,13 @@ def _before(outputs: Outputs, json: Path | None, history: Path | None) -> Earlie
 
 
 def _measure(
-    options: Options, place: Rendezvous | None, keep: Path | None, node_name: str | None
-) -> Measurements:
+    options: Options,
+    place: Rendezvous | None,
+    keep: Path | None,
+    node_name: str | None,
+    conclude: _Conclude | None,
+) -> int:
+    """The exit status, rank 0's on every rank."""
     if place is None:
         from checklist.local import run_local
 
@@ -173,12 +192,14 @@ def _measure(
                 "--node-name names one host, and all nodes of this run are local.",
                 "Leave it out, or use a launcher.",
             )
-        return run_local(options, directory=keep)
-    from checklist.supervisor import run
+        measured = run_local(options, directory=keep)
+        return COULD_NOT_RUN if conclude is None else conclude(measured)
+    from checklist.supervisor import take_part
 
     if node_name is not None:
         os.environ[NODE_NAME] = node_name
-    return run(_with_gpus(options, place), place, directory=keep)
+    end = take_part(_with_gpus(options, place), place, directory=keep, conclude=conclude)
+    return COULD_NOT_RUN if end.status is None else end.status
 
 
 def _with_gpus(options: Options, place: Rendezvous) -> Options:

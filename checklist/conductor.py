@@ -50,7 +50,10 @@ class Collected:
 
 
 class Conductor(Requests):
-    """One run, from rank 0's supervisor. ``seen`` gets all that there is whenever that may be the last."""
+    """One run, from rank 0's supervisor.
+
+    ``seen`` gets all that there is whenever that may be the last; ``conclude`` makes the exit status of it.
+    """
 
     def __init__(
         self,
@@ -59,10 +62,11 @@ class Conductor(Requests):
         hub: Hub,
         limits: Limits,
         seen: Callable[[Measurements], None] | None = None,
+        conclude: Callable[[Measurements], int] | None = None,
     ) -> None:
         super().__init__(hub, limits)
         self.options, self.rendezvous = options, rendezvous
-        self._seen = seen
+        self._seen, self._conclude = seen, conclude
         self.got = Collected()
         self.addresses: dict[int, str] = {}  # by rank: where others reach its host
         self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
@@ -89,7 +93,9 @@ class Conductor(Requests):
             for name in phases.PHASES:
                 self._phase(name)
                 self._show("the run was broken off")
-            end: Message = {"kind": "end", "measurements": to_dict(self.measurements())}
+            measured = self.measurements()
+            status = None if self._conclude is None else self._conclude(measured)
+            end: Message = {"kind": "end", "measurements": to_dict(measured), "status": status}
         except UserError as error:
             end = {"kind": "end", "error": error.problem, "advice": error.advice}
         except Exception as error:  # noqa: BLE001 - others wait to be told, whatever it is

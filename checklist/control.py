@@ -6,7 +6,7 @@ listens (:class:`Hub`), every supervisor connects (:class:`Link`), rank 0's too:
     supervisor -> hub   hello {token, ranks, node, world, host}
     hub -> supervisor   welcome | refused {why}
     hub -> supervisor   do {rank, id, what, arguments} | restart {ranks} | clock {at} | trace {ranks}
-                        | end {measurements or null, error} | beat
+                        | end {measurements, status} | end {error, advice} | beat
     supervisor -> hub   from {rank, message}              what a worker has said
                         ended {rank, why}                 a worker has ended by itself
                         clock {at, now} | beat {ranks: {rank: [operation, sequence, state]}}

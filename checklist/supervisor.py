@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +32,15 @@ from estimator.errors import UserError
 _END_S = 15.0  # for the last results to come, after the run's own limit
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a run has ended, the same on every node."""
+
+    measurements: Measurements
+    status: int | None
+    """The exit status that rank 0 has settled on; None: it was not asked to."""
+
+
 def run(
     options: Options,
     rendezvous: Rendezvous,
@@ -38,6 +48,18 @@ def run(
     directory: Path | None = None,
     seen: Callable[[Measurements], None] | None = None,
 ) -> Measurements:
+    """:func:`take_part`, for who wants the measurements only."""
+    return take_part(options, rendezvous, directory=directory, seen=seen).measurements
+
+
+def take_part(
+    options: Options,
+    rendezvous: Rendezvous,
+    *,
+    directory: Path | None = None,
+    seen: Callable[[Measurements], None] | None = None,
+    conclude: Callable[[Measurements], int] | None = None,
+) -> End:
     """Take part in one run of the checklist; returns on every node with what all have measured.
 
     It ends in bounded time whatever hangs or dies, and leaves no process behind.
@@ -53,6 +75,9 @@ def run(
     seen:
         Where rank 0 is, called in another thread with what has been measured so far: after each phase, and
         when a node is lost.
+    conclude:
+        Where rank 0 is, called in another thread at the end: makes every node's exit status of what all have
+        measured.
 
     Raises
     ------
@@ -64,7 +89,7 @@ def run(
     place.mkdir(parents=True, exist_ok=True)
     limits = limits_of(options)
     hub = Hub(rendezvous, limits) if rendezvous.leads else None
-    conductor = Conductor(options, rendezvous, hub, limits, seen) if hub is not None else None
+    conductor = Conductor(options, rendezvous, hub, limits, seen, conclude) if hub is not None else None
     try:
         if conductor is not None:
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
@@ -100,7 +125,7 @@ class _Supervisor:
             self._close()
             raise
 
-    def serve(self) -> Measurements:
+    def serve(self) -> End:
         """Do what rank 0 says until it says that all is over."""
         deadline = time.monotonic() + self._limits.rendezvous + self._limits.run + _END_S
         threading.Thread(target=self._listen, name="checklist-link", daemon=True).start()
@@ -155,10 +180,11 @@ class _Supervisor:
         self._line.close()
 
 
-def _result(message: Message) -> Measurements:
+def _result(message: Message) -> End:
     if message.get("error"):
         raise UserError(message["error"], message.get("advice", ""))
-    return measurements.record(Measurements, message["measurements"])
+    measured = measurements.record(Measurements, message["measurements"])
+    return End(measurements=measured, status=message["status"])
 
 
 def _environment(rendezvous: Rendezvous) -> dict[str, str]:

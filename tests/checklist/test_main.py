@@ -20,7 +20,7 @@ from checklist.probes import gpus
 from checklist.result import read
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import gpu_run, with_pairs
+from tests.checklist.runs import collective, gpu_run, with_pairs
 from tests.checklist.servers import SECRET, Api, hook, kubeconfig, nodes_api
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,6 +108,35 @@ def test_under_torchrun_each_process_takes_part_in_one_job_and_one_of_them_publi
     assert (result.measurements.nodes, result.nodes) == ((0,), ("rack-7",))
     assert [message["text"][:26] for message in received] == ["Checklist of prod: PASS. 3"]
     assert len(history.read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_every_rank_ends_with_the_status_of_rank_0_who_alone_knows_the_past(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    broken = collective("all_reduce", 1024, 1.0, 16, 2, error="it broke")
+    earlier.keep(judge(gpu_run(collectives=(broken,))), history)  # of no node, so that it concerns any
+    port = str(20_000 + os.getpid() % 9_000)
+    command = [sys.executable, "-m", "checklist", "--only", "ranks", "--device", "cpu", "--history"]
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(history) if rank == 0 else "/only/where/rank/0/is.jsonl"],
+            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo", **job),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert "Still open from an earlier run" in said[0]
+    assert said[1] == ""
 
 
 @pytest.mark.slow
