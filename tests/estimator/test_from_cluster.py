@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +20,7 @@ from estimator.errors import UserError
 from estimator.hardware import cluster_nodes
 from estimator.hardware.from_cluster import Cluster, read_cluster
 from estimator.plan import GIB, MIB
+from tests.http_server import serving
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +177,7 @@ class Api:
 
 
 @contextmanager
-def serving(api: Api) -> Iterator[str]:
+def serving_api(api: Api) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             api.requests.append(self.path)
@@ -192,20 +192,15 @@ def serving(api: Api) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url
 
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
     """The server of the context "training", which is the current one; "away" leads nowhere."""
     served = Api()
-    with serving(served) as url:
+    with serving_api(served) as url:
         write_kubeconfig(tmp_path, training=url, away="http://127.0.0.1:9")
         yield served
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.estimator.test_from_cluster import CPU_NODE, Api, eks_p5, gke_l4, serving, write_kubeconfig
+from tests.estimator.test_from_cluster import CPU_NODE, Api, eks_p5, gke_l4, serving_api, write_kubeconfig
 
 
 def run(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def run(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def plans(home: Path, nodes: list[dict[str, Any]], *words: str) -> list[dict[str, Any]]:
-    with serving(Api(nodes=nodes)) as url:
+    with serving_api(Api(nodes=nodes)) as url:
         done = run(home, url, *words, "--json")
     assert done.returncode == 0, done.stderr
     return [plan["request"] for plan in json.loads(done.stdout)["plans"]]
@@ -42,7 +42,7 @@ def test_no_plan_asks_for_more_nodes_or_other_machines_than_the_cluster_has(tmp_
 
 
 def test_what_the_cluster_can_not_hold_is_one_clear_answer(tmp_path: Path) -> None:
-    with serving(Api(nodes=[gke_l4(1)])) as url:
+    with serving_api(Api(nodes=[gke_l4(1)])) as url:
         done = run(tmp_path, url, "--model", "llama-70b", "--method", "full")
     assert done.returncode == 1
     assert "llama-70b" in done.stderr
@@ -50,7 +50,7 @@ def test_what_the_cluster_can_not_hold_is_one_clear_answer(tmp_path: Path) -> No
 
 
 def test_a_cluster_without_gpus_is_told(tmp_path: Path) -> None:
-    with serving(Api(nodes=[CPU_NODE])) as url:
+    with serving_api(Api(nodes=[CPU_NODE])) as url:
         done = run(tmp_path, url, "--model", "llama-8b")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -6,13 +6,11 @@ import csv
 import io
 import json
 import sys
-import threading
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import pytest
 from estimator import hardware
 from estimator.hardware import price_cache, refresh, refresh_aws, refresh_gpuhunt
 from estimator.hardware.refresh_learned import Learned
+from tests.http_server import serving
 
 TODAY = date(2026, 11, 20)
 CLOSED = "http://127.0.0.1:9"  # the discard port: nothing listens
@@ -45,17 +44,6 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-
-
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def offer(name: str, price: str, unit: str = "Hrs") -> str:

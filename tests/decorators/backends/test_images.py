@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from decorators.backends import images
 from decorators.backends.findings import Clock, Findings
+from tests.http_server import serving
 
 
 class _Registry(BaseHTTPRequestHandler):
@@ -45,11 +45,8 @@ class _Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def registry() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Registry)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serving(_Registry) as url:
+        yield url.removeprefix("http://")
 
 
 def _state(image: str | None, gpus: bool = False) -> tuple[str, str]:
