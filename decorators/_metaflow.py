@@ -497,18 +497,31 @@ def on_batch_client(prepare: Callable[[Any], None]) -> None:
     BatchClient.__init__ = prepared
 
 
-def put_batch_in_words(words: Callable[[Exception, str], UserError]) -> None:
-    """The same as :func:`put_in_words` for AWS Batch; ``words`` is given the id of a job that is left."""
+def waited_attempt() -> tuple[str, str, int]:
+    """Run, step and attempt of the task that this process (Metaflow's ``kubernetes step``) waits for."""
+    asked = click.get_current_context().params
+    return str(asked["run_id"]), str(asked["step_name"]), int(asked["retry_count"] or 0)
+
+
+def put_batch_in_words(
+    words: Callable[[Exception, str], UserError], ended: Callable[[WaitedJob], None]
+) -> None:
+    """The same as :func:`put_in_words` for AWS Batch; ``words`` is given the id of a job that is left.
+
+    ``ended`` hears of a step that has failed.
+    """
     from metaflow.plugins.aws.batch.batch import Batch
 
     if (_words() or [""])[0] != "batch" or hasattr(Batch.wait, "__wrapped__"):
         return
-    Batch.launch_job = _batch_in_words(Batch.launch_job, words)
-    Batch.wait = _batch_in_words(Batch.wait, words)
+    Batch.launch_job = _batch_in_words(Batch.launch_job, words, ended)
+    Batch.wait = _batch_in_words(Batch.wait, words, ended)
 
 
 def _batch_in_words(
-    own: Callable[..., None], words: Callable[[Exception, str], UserError]
+    own: Callable[..., None],
+    words: Callable[[Exception, str], UserError],
+    ended: Callable[[WaitedJob], None],
 ) -> Callable[..., None]:
     @functools.wraps(own)
     def clean(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -518,6 +531,7 @@ def _batch_in_words(
             # Taken from Metaflow, whose own end would ask for it once more and print another traceback
             job = self.__dict__.pop("job", None)
             if isinstance(error, MetaflowException) and job is not None:
+                ended(_batch_job(job))
                 raise  # a step that has failed: Metaflow says how in a line
             found = words(error, job.id if job is not None and not _terminated(job) else "")
             say(found.problem)

@@ -6,6 +6,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from metaflow import current
+
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.measured import Measured
 from decorators.storage import MetaflowStorage
@@ -16,7 +18,7 @@ from launchers.bundles import put_bundle
 from launchers.control import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.metrics import Metrics
-from launchers.replanning import plans_of
+from launchers.replanning import Replanning, plans_of
 from launchers.settings import Settings
 from launchers.training import NodeInputs, train
 
@@ -73,6 +75,7 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
     profile = current_profile()
     data = Prepared(local_copy(store, inputs.data, work / "data"))
     profile.expect(total_steps=data.info.total_steps)
+    plans = Replanning(storage=store, prefix=plans_of(inputs.run_id))
     logs = f"logs/{inputs.run_id}/attempt-{inputs.attempt}/node-{address.node}"
     trained = train(
         NodeInputs(
@@ -85,10 +88,11 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
             checkpoints=f"checkpoints/{inputs.run_id}",
             origins=tuple(f"checkpoints/{run}" for run in inputs.origin_run_ids),
             logs=logs,
-            plans=plans_of(inputs.run_id),
+            plans=plans.prefix,
             granted=current_plan(),
             # A deployed flow's steps were sized once and for all
             other_machines=not inputs.run_id.startswith(DEPLOYED),
+            killed=plans.kill_of(current.step_name, inputs.attempt - 1) if inputs.attempt else None,
         ),
         address,
         store,

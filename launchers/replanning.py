@@ -1,7 +1,8 @@
 """After an attempt that ran out of memory the next one takes another plan, kept in the run's store.
 
 In the store: ``PREFIX/attempt-N.json``, what follows after attempt N. Without it attempt N did not end for
-want of memory, and what it was told to do still holds.
+want of memory, and what it was told to do still holds. An attempt whose container was ended as a whole can't
+write it: then ``PREFIX/STEP-attempt-N.killed`` is there, from whoever has waited for it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,24 @@ class Replanning:
         """Written by any node: all come to the same."""
         values = {**dataclasses.asdict(following), "plan": following.plan.to_json()}
         self.storage.put_bytes(self._key(attempt), json.dumps(values).encode())
+
+    def has_after(self, attempt: int) -> bool:
+        """Whether this very attempt has left a plan."""
+        return self.storage.size(self._key(attempt)) is not None
+
+    def note_kill(self, step: str, attempt: int, what: str) -> None:
+        """Note that an attempt's container (``what``) was ended as a whole for want of memory."""
+        self.storage.put_bytes(self._kill_key(step, attempt), what.encode())
+
+    def kill_of(self, step: str, attempt: int) -> str | None:
+        """What was ended so; None: nothing that is known."""
+        try:
+            return self.storage.get_bytes(self._kill_key(step, attempt)).decode()
+        except FileNotFoundError:
+            return None
+
+    def _kill_key(self, step: str, attempt: int) -> str:
+        return f"{self.prefix}/{step}-attempt-{attempt}.killed"
 
     def _key(self, attempt: int) -> str:
         return f"{self.prefix}/attempt-{attempt}.json"
@@ -99,3 +118,25 @@ def out_of_memory(
         return "out of memory, and no plan needs less: take a larger GPU or shorter sequences"
     plans.keep(attempt, following)
     return f"out of memory: a retry goes on with {following.change}"
+
+
+def after_kill(
+    plans: Replanning,
+    attempt: int,
+    launched: Plan,
+    settings: Settings,
+    model_dir: Path,
+    *,
+    killed: str,
+    granted: Plan | None = None,
+) -> str:
+    """Find and keep what follows on the attempt before this one, which was ``killed`` as a whole; in words.
+
+    The machines of this attempt are asked for already, so it can't be another GPU.
+    """
+    failed = attempt - 1
+    if plans.has_after(failed):  # by another node of this attempt, or the failed one did get to it
+        return f"{killed} ran out of memory"
+    plan = plan_of(plans, failed, launched, granted=granted)
+    found = out_of_memory(plans, failed, plan, settings, model_dir, other_machines=False)
+    return f"{killed}: {found}"

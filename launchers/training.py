@@ -17,7 +17,7 @@ from launchers.failures import GangFailed
 from launchers.gang import run_node
 from launchers.job import TrainJob
 from launchers.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
-from launchers.replanning import Replanning, out_of_memory, plan_of
+from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
 from launchers.settings import Settings
 from launchers.telemetry import DistInfo, Event, Memory, Phase
 from launchers.trackers import Trackers
@@ -39,6 +39,7 @@ class NodeInputs:
     plans: str | None = None  # key below which attempts leave plans for later ones; None: all have the same
     granted: Plan | None = None  # by which this attempt's machines were asked for; None: by ``plan``
     other_machines: bool = False  # whether a later attempt can be given another GPU
+    killed: str | None = None  # what of the attempt before was ended as a whole for want of memory, if known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,7 @@ def train(
     plans = Replanning(storage=store, prefix=inputs.plans) if inputs.plans is not None else None
     if plans is not None:
         say = print if address.node == 0 else _quiet
-        plan = plan_of(plans, inputs.attempt, launched, granted=inputs.granted, say=say)
-        inputs = replace(inputs, plan=plan)
+        inputs = replace(inputs, plan=_plan(plans, inputs, say))
         on_plan(inputs.plan)
     total_steps = inputs.data.info.total_steps
     listener = _Listener(inputs, total_steps, tokens_of_steps(inputs.data), on_event)
@@ -141,6 +141,23 @@ def train(
         listener.close()
         _keep_logs(store, inputs.logs, job.logs_dir)
     return Trained(job=job, metrics=tuple(listener.metrics), memory_peak_bytes=listener.memory_peak_bytes)
+
+
+def _plan(plans: Replanning, inputs: NodeInputs, say: Callable[[str], None]) -> Plan:
+    """The plan of this attempt."""
+    if inputs.killed is not None:
+        say(
+            after_kill(
+                plans,
+                inputs.attempt,
+                inputs.plan,
+                inputs.settings,
+                inputs.model_dir,
+                killed=inputs.killed,
+                granted=inputs.granted,
+            )
+        )
+    return plan_of(plans, inputs.attempt, inputs.plan, granted=inputs.granted, say=say)
 
 
 def _quiet(_: str) -> None:

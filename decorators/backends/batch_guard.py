@@ -16,7 +16,7 @@ from typing import Any
 
 from decorators import _metaflow
 from decorators._metaflow import Backend
-from decorators.backends import refusals_batch
+from decorators.backends import kills, refusals_batch
 from estimator.errors import UserError
 
 _INDEX = "$AWS_BATCH_JOB_NODE_INDEX"  # for the node's own shell
@@ -36,7 +36,7 @@ def install() -> None:
     _metaflow.on_batch_client(
         lambda client: client.meta.events.register("provide-client-params.batch.SubmitJob", correct)
     )
-    _metaflow.put_batch_in_words(refusals_batch.words)
+    _metaflow.put_batch_in_words(refusals_batch.words, lambda job: kills.note(kills.in_batch_job(job)))
 
 
 def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
+from decorators.backends import kills
 from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
 from decorators.backends.waiting_kubernetes import pods_of
 from estimator.errors import UserError
@@ -20,12 +21,16 @@ def install() -> None:
 
 
 def endings(job: WaitedJob) -> list[str]:
-    """A line for each pod that has failed: where, and why; none where the API doesn't tell."""
+    """A line for each pod that has failed: where, and why; none where the API doesn't tell.
+
+    A pod that has run out of memory is also noted for the step's next attempt.
+    """
     try:
         with ClusterApi() as api:
             failed = [pod for pod in pods_of(api, job) if pod.get("status", {}).get("phase") == "Failed"]
     except (ApiRefusedError, UnreachableError, UserError):
         return []
+    kills.note(kills.in_pods(failed))
     return [f"pod {pod['metadata']['name']} on {_node(pod)} has failed: {_end_of(pod)}" for pod in failed]
 
 

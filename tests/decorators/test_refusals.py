@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from urllib3.exceptions import MaxRetryError, NewConnectionError
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
-from decorators.backends import refusals
+from decorators.backends import kills, refusals
+from launchers.bundles import LocalStorage
+from launchers.replanning import Replanning, plans_of
 
 FORBIDDEN = 'jobs.batch is forbidden: User "ann" cannot create resource "jobs" in API group "batch"'
 QUOTA = 'jobsets "js-1" is forbidden: exceeded quota: small, requested: count/jobsets=1, used: 1, limited: 1'
@@ -111,6 +114,77 @@ def test_each_pod_that_has_failed_says_where_and_why(monkeypatch: pytest.MonkeyP
         "pod w-0 on node-a has failed: Evicted: The node was low on resource: memory.",
         "pod w-1 on node-a has failed: Error (exit code 1): ModuleNotFoundError: No module named 'torch'",
     ]
+
+
+@pytest.fixture
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
+    """What the attempts of run 7 leave; this process waits for its step train's attempt 1."""
+    storage = LocalStorage(tmp_path)
+    monkeypatch.setattr(kills, "datastore", lambda: storage)
+    monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))
+    return Replanning(storage=storage, prefix=plans_of("7"))
+
+
+def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_next_attempt(
+    plans: Replanning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(name: str, reason: str, code: int) -> dict[str, Any]:
+        state = {"terminated": {"reason": reason, "exitCode": code}}
+        return pod(name, phase="Failed", containerStatuses=[{"state": state}])
+
+    job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
+    monkeypatch.setattr(refusals, "ClusterApi", lambda: Pods(ended("w-0", "Error", 137)))
+    refusals.endings(job)
+    assert plans.kill_of("train", 1) is None
+    both = Pods(ended("w-0", "Error", 1), ended("w-1", "OOMKilled", 137))
+    monkeypatch.setattr(refusals, "ClusterApi", lambda: both)
+    assert refusals.endings(job)[1] == "pod w-1 on node-a has failed: OOMKilled (exit code 137)"
+    assert plans.kill_of("train", 1) == "pod w-1"
+    assert plans.kill_of("train", 0) is None
+
+
+class Jobs:
+    """Stands where boto3's Batch client does."""
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = reasons
+
+    def describe_jobs(self, jobs: list[str]) -> dict[str, Any]:
+        records = zip(jobs, self.reasons, strict=True)
+        return {"jobs": [{"jobId": name, "container": {"reason": reason}} for name, reason in records]}
+
+
+KILLED = "OutOfMemoryError: Container killed due to memory usage"
+
+
+@pytest.mark.parametrize(
+    ("info", "client", "what"),
+    [
+        ({"container": {"reason": KILLED}}, Jobs(), "batch job b-1"),
+        ({"container": {"exitCode": 1}, "attempts": [{"container": {"exitCode": 1}}]}, Jobs(), None),
+        ({"attempts": [{"container": {"reason": KILLED}}]}, Jobs(), "batch job b-1"),
+        ({"nodeProperties": {"numNodes": 2}}, Jobs("", KILLED), "batch job b-1#1"),
+        ({"nodeProperties": {"numNodes": 2}}, Jobs("", ""), None),
+    ],
+)
+def test_a_container_of_batch_that_is_killed_for_want_of_memory_is_found_on_any_node(
+    info: dict[str, Any], client: Jobs, what: str | None
+) -> None:
+    job = WaitedJob(
+        backend="batch", kind="batch job", name="b-1", client=client, info={"jobId": "b-1", **info}
+    )
+    assert kills.in_batch_job(job) == what
+
+
+def test_a_note_that_cannot_be_kept_hides_nothing(
+    plans: Replanning, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise OSError("no datastore")
+
+    monkeypatch.setattr(kills, "datastore", broken)
+    kills.note("pod w-1")
+    assert "pod w-1 ran out of memory" in capsys.readouterr().err
 
 
 class Asked:

@@ -132,6 +132,13 @@ class Kubelet(Agent):
             }
             self._api.patch(f"{_path(pod)}/status", {"status": status})
 
+    def kill_for_memory(self, name: str) -> None:
+        """End a pod's container as the kernel does, with all its processes, when it is over its limit."""
+        for pod in self._api.items("/api/v1/pods", fieldSelector=f"metadata.name={name}"):
+            terminated = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": _now()}
+            status = {"phase": "Failed", **_container(pod, {"terminated": terminated}, ready=False)}
+            self._api.patch(f"{_path(pod)}/status", {"status": status}, "strategic-merge")
+
     def lose(self) -> None:
         """The machine is gone, and sends nothing any more, no end of a connection either."""
         self.stop()

@@ -15,7 +15,7 @@ from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from launchers.bundles import LocalStorage
 from launchers.cgroups import oom_kills
 from launchers.failures import Failure
-from launchers.replanning import Replanning, out_of_memory, plan_of
+from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
 from launchers.settings import Settings
 from launchers.tiny_llama import make
 
@@ -88,6 +88,30 @@ def test_a_failed_attempt_says_what_the_next_will_do(
     text = out_of_memory(plans, 0, tiny, settings, model, other_machines=True)
     assert text.startswith(f"out of memory: a retry goes on with micro batch {tiny.layout.micro_batch} -> ")
     assert plan_of(plans, 1, tiny).layout.micro_batch < tiny.layout.micro_batch
+
+
+def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner_plans(
+    plans: Replanning, tmp_path: Path
+) -> None:
+    model = make(tmp_path / "model")
+    tiny = plan(
+        Job(model=find("tiny-llama"), seq_len=256, global_batch=8, micro_batch=4),
+        Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
+    )
+    settings = Settings(model="tiny-llama", batch_size=8, seq_len=256)
+    assert plans.kill_of("train", 0) is None
+    used = [tiny.layout.micro_batch]
+    for attempt in (1, 2):
+        plans.note_kill("train", attempt - 1, f"pod t-{attempt}")
+        assert plans.kill_of("evaluate", attempt - 1) is None, "another step's attempts are its own"
+        for _node in range(2):  # each node of the attempt comes to the same
+            killed = plans.kill_of("train", attempt - 1)
+            assert killed == f"pod t-{attempt}"
+            said = after_kill(plans, attempt, tiny, settings, model, killed=killed)
+            assert said.startswith(f"pod t-{attempt}")
+            assert "out of memory" in said
+        used.append(plan_of(plans, attempt, tiny).layout.micro_batch)
+    assert used == [4, 2, 1]
 
 
 @pytest.mark.parametrize(
