@@ -18,6 +18,8 @@ from estimator.hardware.cluster_nodes import PAGE, RULE, Node, node_of
 from estimator.plan import GIB, Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
+OTHER_GPUS = "finetune gpus --from-cluster shows what it has; plan for that with --gpu and --gpus"
+LESS = "Add a node with that room, or ask for less: --with kubernetes:disk=MB,memory=MB,cpu=N"
 INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
 
 
@@ -139,11 +141,7 @@ def _too_few(seen: Look, found: Fit) -> None:
         seen.findings.no("device plugin", has, DEVICE_PLUGIN)
     else:
         others = f"; {growth.why}" if growth.why else ""
-        seen.findings.no(
-            "nodes",
-            has + others,
-            "finetune gpus --from-cluster shows what it has; plan for that with --gpu and --gpus",
-        )
+        seen.findings.no("nodes", has + others, OTHER_GPUS if request.gpus_per_node else LESS)
 
 
 def _zones(seen: Look, found: Fit) -> None:
