@@ -55,6 +55,8 @@ class Retrying:
         try:
             if self.options.preflight:
                 facts = placing.look(self.backend, request, self.options, self.step, self.least(plan))
+            elif self.backend == "batch" and not self.options.queue_for(request.gpu):
+                raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu}=QUEUE")
         except UserError as error:
             say(f"The next attempt has the same GPUs, as {request.gpu} can't be had: {error.problem}")
             return {}
