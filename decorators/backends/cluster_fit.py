@@ -45,23 +45,42 @@ class _Candidate:
     tolerations: tuple[Toleration, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What every node is judged by."""
+
+    request: Request
+    options: Options
+    least: Least
+    daemons: Room
+    own: tuple[Toleration, ...]
+
+
 def fit(
     nodes: Iterable[Node],
     request: Request,
     options: Options,
     least: Least | None = None,
+    *,
     daemons: Room | None = None,
+    own: tuple[Toleration, ...] = (),
 ) -> Fit:
     """Judge each node by itself, before the pods that run there now.
 
-    ``daemons``: what a node's daemon pods ask for; None: what the table says.
+    ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations.
     """
-    every, kept_for = tuple(nodes), daemons or tables.daemons()
-    needed = least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB)
+    every = tuple(nodes)
+    asked = _Asked(
+        request=request,
+        options=options,
+        least=least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
+        daemons=daemons or tables.daemons(),
+        own=own,
+    )
     found: list[_Candidate] = []
     lacks: Counter[str] = Counter()
     for node in every:
-        judged = _judge(node, request, options, needed, kept_for)
+        judged = _judge(node, asked)
         if isinstance(judged, _Candidate):
             found.append(judged)
         else:
@@ -72,7 +91,7 @@ def fit(
     inside = [item for item in kept if together in (None, item.node.labels.get(ZONE_LABEL))]
     return Fit(
         names=tuple(item.node.name for item in kept),
-        facts=_facts(inside, labels, together, kept_for) if inside else ClusterFacts(),
+        facts=_facts(inside, labels, together, asked.daemons) if inside else ClusterFacts(),
         lacks=tuple(lacks.most_common()),
         zones=tuple(zones.most_common()),
         clouds=frozenset(
@@ -85,16 +104,28 @@ def fit(
 
 def tolerated(taint: str) -> Toleration | None:
     """The toleration of a taint that marks nodes with GPUs, by the table; None for any other fence."""
-    pair, _, effect = taint.rpartition(":")
-    key, _, value = pair.partition("=")
+    key, value, effect = _parts(taint)
     for key_pattern, value_pattern in tables.gpu_taints():
         if re.fullmatch(key_pattern, key) and re.fullmatch(value_pattern, value):
             return Toleration(key=key, effect=effect, value=value or None)
     return None
 
 
-def _judge(node: Node, request: Request, options: Options, least: Least, daemons: Room) -> _Candidate | str:
+def is_of_table(toleration: Toleration) -> bool:
+    """Whether the table of taints would tolerate the same."""
+    return tolerated(f"{toleration.key}={toleration.value or ''}:{toleration.effect}") is not None
+
+
+def _parts(taint: str) -> tuple[str, str, str]:
+    """(key, value, effect) of key=value:effect; the value may be left out."""
+    pair, _, effect = taint.rpartition(":")
+    key, _, value = pair.partition("=")
+    return key, value, effect
+
+
+def _judge(node: Node, asked: _Asked) -> _Candidate | str:
     """The node as a candidate, or what is wrong with it."""
+    request, zone = asked.request, asked.options.zone
     if not node.ready:
         return "not Ready"
     if node.unschedulable:
@@ -102,8 +133,8 @@ def _judge(node: Node, request: Request, options: Options, least: Least, daemons
     missing = [f"{k}={v}" for k, v in request.node_labels if node.labels.get(k) != v]
     if missing:
         return f"without the label {missing[0]}"
-    if options.zone and node.labels.get(ZONE_LABEL) != options.zone:
-        return f"not in zone {options.zone}"
+    if zone and node.labels.get(ZONE_LABEL) != zone:
+        return f"not in zone {zone}"
     one: ClusterNodes | None = None
     if request.gpus_per_node:
         cluster = group("", [node], hardware.current())
@@ -114,13 +145,11 @@ def _judge(node: Node, request: Request, options: Options, least: Least, daemons
             return f"with {one.instance.gpu_count} {one.gpu.name}"
         if one.instance.gpu_count < request.gpus_per_node:
             return f"with only {one.instance.gpu_count} of {request.gpus_per_node} GPUs"
-    return _sized(node, one, request, least, daemons)
+    return _sized(node, one, asked)
 
 
-def _sized(
-    node: Node, one: ClusterNodes | None, request: Request, least: Least, daemons: Room
-) -> _Candidate | str:
-    room = _room(node, daemons)
+def _sized(node: Node, one: ClusterNodes | None, asked: _Asked) -> _Candidate | str:
+    room, least, request = _room(node, asked.daemons), asked.least, asked.request
     if room.cpu < least.cpu:
         return f"with {room.cpu:g} of {least.cpu:g} CPUs"
     if room.memory_bytes < least.memory_bytes:
@@ -130,7 +159,8 @@ def _sized(
         return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
     allowed: list[Toleration] = []
     for taint in node.taints:
-        if taint.rpartition(":")[2] not in BLOCKING:
+        key, value, effect = _parts(taint)
+        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in asked.own):
             continue
         toleration = tolerated(taint) if request.gpus_per_node else None
         if toleration is None:

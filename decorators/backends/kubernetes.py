@@ -33,11 +33,21 @@ MB = 10**6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toleration:
-    """One taint that the pod may stand on."""
+    """A taint that the pod may stand on."""
 
-    key: str
-    effect: str  # "NoSchedule" or "NoExecute"
+    key: str  # empty: any
+    effect: str  # "NoSchedule" or "NoExecute"; empty: any
     value: str | None = None  # None: any
+
+    @classmethod
+    def of(cls, item: Mapping[str, str]) -> Toleration:
+        """From a pod's specification."""
+        value = None if item.get("operator") == "Exists" else item.get("value") or ""
+        return cls(key=item.get("key") or "", effect=item.get("effect") or "", value=value)
+
+    def covers(self, key: str, value: str, effect: str) -> bool:
+        """Whether it is about that taint."""
+        return self.key in ("", key) and self.effect in ("", effect) and self.value in (None, value)
 
     def to_dict(self) -> dict[str, str]:
         made = {

@@ -25,8 +25,8 @@ from decorators.backends import (
     preflight_kubernetes,
     refusals,
 )
-from decorators.backends.cluster_fit import Least
-from decorators.backends.kubernetes import ClusterFacts
+from decorators.backends.cluster_fit import Least, is_of_table
+from decorators.backends.kubernetes import ClusterFacts, Toleration
 from decorators.backends.options import Options
 from decorators.backends.preflight_batch import BatchStep
 from decorators.backends.preflight_nodes import Step
@@ -61,7 +61,7 @@ def place(
     facts = facts_of(backend, largest, options, lead or step, least)
     asked = values_of(step, request, backend, options, given, facts)
     if request != largest and backend == "kubernetes" and _looks(options):
-        _look_beside(step.name, _as_asked(request, asked["resources"]), options, _step_of(step))
+        _look_beside(step.name, _as_asked(request, asked["resources"]), options, _step_of(step, request))
     for decorator, values in asked.items():
         if decorator == "environment":
             _remember(step, values)
@@ -175,16 +175,24 @@ def look(
     """What the target's nodes or queue tell. Raises UserError where it could never take the request."""
     values = lead.values(backend)
     if backend == "kubernetes":
-        return _look_at_kubernetes(request, options, _step_of(lead), least)
+        return _look_at_kubernetes(request, options, _step_of(lead, request), least)
     queue = values.get("queue") if "queue" in lead.given("batch") else options.queue_for(request.gpu)
     _look_at_batch(request, BatchStep.from_values({**values, "queue": queue or values.get("queue")}), least)
     return ClusterFacts()
 
 
-def _step_of(step: StepView) -> Step:
-    own = step.given("kubernetes").get("node_selector")
-    selector = own.value if own is not None and isinstance(own.value, dict) else {}
-    return Step.from_values(step.values("kubernetes"), selector, submits=deployer() is None)
+def _step_of(step: StepView, request: Request) -> Step:
+    """The step as it is before it is placed, also where it has been."""
+    own, values = step.given("kubernetes").get("node_selector"), step.values("kubernetes")
+    tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
+    if request.gpus_per_node:  # of what the table knows some may be ours
+        tolerations = tuple(item for item in tolerations if not is_of_table(item))
+    return Step.from_values(
+        values,
+        own.value if own is not None and isinstance(own.value, dict) else {},
+        tolerations=tolerations,
+        submits=deployer() is None,
+    )
 
 
 @lru_cache(maxsize=4)  # one look for each process, however many steps ask

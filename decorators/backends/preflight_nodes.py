@@ -11,7 +11,7 @@ from decorators.backends.autoscalers import could_grow
 from decorators.backends.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 from decorators.backends.cluster_fit import Fit, Least, fit
 from decorators.backends.findings import Clock, Findings
-from decorators.backends.kubernetes import ClusterFacts
+from decorators.backends.kubernetes import ClusterFacts, Toleration
 from decorators.backends.options import Options
 from decorators.backends.tables import Room
 from estimator.hardware.cluster_nodes import PAGE, RULE, Node, node_of
@@ -32,6 +32,7 @@ class Step:
     image: str | None = None
     pull_secrets: tuple[str, ...] = ()
     node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
+    tolerations: tuple[Toleration, ...] = ()  # beside those that the request gets by the table of taints
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
@@ -40,6 +41,7 @@ class Step:
         values: Mapping[str, Any],
         own_selector: Mapping[str, str] | None = None,
         *,
+        tolerations: tuple[Toleration, ...] = (),
         submits: bool = True,
     ) -> Step:
         """From the values of a step's ``@kubernetes``."""
@@ -49,6 +51,7 @@ class Step:
             image=values.get("image"),
             pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple((own_selector or {}).items()),
+            tolerations=tolerations,
             submits=submits,
         )
 
@@ -85,10 +88,11 @@ def check_nodes(seen: Look) -> ClusterFacts:
         seen.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
     nodes = [node for node in nodes if _has(node, seen.step.node_selector)]
-    found = fit(nodes, seen.request, seen.options, seen.least)
+    own = seen.step.tolerations
+    found = fit(nodes, seen.request, seen.options, seen.least, own=own)
     daemons, beside = _daemons(seen, found)
     if daemons is not None:
-        found = fit(nodes, seen.request, seen.options, seen.least, daemons)
+        found = fit(nodes, seen.request, seen.options, seen.least, daemons=daemons, own=own)
     if len(found.names) >= seen.request.nodes:
         seen.findings.ok("nodes", f"{len(found.names)} could take it, {seen.request.nodes} needed; {beside}")
         _zones(seen, found)
@@ -102,9 +106,9 @@ def _daemons(seen: Look, found: Fit) -> tuple[Room | None, str]:
     """What the nodes' daemon pods ask for, None where that is not told; and in words."""
     try:
         told = daemon_pods.most_of(seen.get, found.names)
-        assumed = " (assumed: they have none yet)"
+        assumed = " (assumed, as they have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
-        told, assumed = None, f" (assumed: their own pods are not told: {error})"
+        told, assumed = None, f" (assumed, as what they ask for is not told: {error})"
     kept = told or tables.daemons()
     left = f"{kept.cpu:g} CPUs and {kept.memory_bytes / GIB:.1f} GiB are left to daemon pods"
     return told, left + ("" if told else assumed)

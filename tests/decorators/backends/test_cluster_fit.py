@@ -99,9 +99,10 @@ def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
 
 def test_daemon_pods_that_were_asked_go_before_the_table() -> None:
     daemons = Room(cpu=3.5, memory_bytes=6 * GIB)
-    found = fit([node("a")], _request(nodes=1), Options(), LEAST, daemons)
+    found = fit([node("a")], _request(nodes=1), Options(), LEAST, daemons=daemons)
     assert found.facts.room == Room(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
-    assert fit([node("a")], _request(nodes=1), Options(), LEAST, Room(cpu=190, memory_bytes=0)).names == ()
+    most = Room(cpu=190, memory_bytes=0)
+    assert fit([node("a")], _request(nodes=1), Options(), LEAST, daemons=most).names == ()
 
 
 def test_no_zone_is_chosen_where_none_has_all_the_nodes() -> None:
@@ -141,6 +142,24 @@ def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
 )
 def test_only_taints_that_speak_of_gpus_are_tolerated(taint: str, expected: Toleration | None) -> None:
     assert tolerated(taint) == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "covered"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "team", "operator": "Exists"}, True),
+        ({"key": "team", "operator": "Equal", "value": "b", "effect": "NoSchedule"}, True),
+        ({"key": "team", "value": "b"}, True),
+        ({"key": "team", "value": "c"}, False),
+        ({"key": "team", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+    ],
+)
+def test_a_fence_that_the_users_own_tolerations_open_is_none(item: dict[str, str], covered: bool) -> None:
+    fenced = node("a", taints=[{"key": "team", "value": "b", "effect": "NoSchedule"}])
+    own = (Toleration.of(item),)
+    assert bool(fit([fenced], _request(nodes=1), Options(), LEAST, own=own).names) is covered
 
 
 def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:

@@ -13,7 +13,7 @@ from decorators._metaflow import Backend, Given, StepView
 from decorators.backends import pending, placing, preflight_batch, preflight_kubernetes
 from decorators.backends.cluster_api import ClusterApi
 from decorators.backends.findings import Findings
-from decorators.backends.kubernetes import ClusterFacts
+from decorators.backends.kubernetes import ClusterFacts, Toleration
 from decorators.backends.options import Options
 from decorators.requested import for_data
 from estimator.errors import UserError
@@ -143,6 +143,17 @@ def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: 
     assert request.disk_mib * MIB == pytest.approx(2000000e6, rel=1e-6)
     placing.place(step, plan.request, Options(), {}, main=plan.request)
     assert len(seen) == 1
+
+
+def test_a_step_is_looked_at_the_same_before_and_after_it_is_placed() -> None:
+    """Else the cluster would be asked again for each step of a run."""
+    own = {"key": "team", "operator": "Exists"}
+    step = _Step("kubernetes", tolerations=[own])
+    before = placing._step_of(cast("StepView", step), REQUEST)
+    assert before.tolerations == (Toleration(key="team", effect="", value=None),)
+    placing.place(cast("StepView", step), REQUEST, QUIET, {})
+    assert len(step.set["kubernetes"]["tolerations"]) == 2
+    assert placing._step_of(cast("StepView", step), REQUEST).tolerations == before.tolerations
 
 
 def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
