@@ -738,7 +738,7 @@ S3_LIMITS = (
     "METAFLOW_S3_CLIENT_RETRY_CONFIG",
 )
 _S3_ATTEMPTS = {"total_max_attempts": 3, "mode": "adaptive"}  # boto3's, of each of Metaflow's
-_S3_SOCKETS = {"connect_timeout": 20, "read_timeout": 40}  # seconds
+_S3_SOCKETS = {"connect_timeout": 20, "read_timeout": 30}  # seconds
 _limited = False
 _given_up = False
 
