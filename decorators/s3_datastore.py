@@ -88,9 +88,18 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
     _over: bool = False
 
-    def ask(self, where: str, operation: Callable[[], T], renew: Callable[[], None] = lambda: None) -> T:
-        """What ``operation`` returns; ``renew`` reads the credentials anew. Raises UserError."""
-        began, said = self.clock(), ""
+    def ask(
+        self,
+        where: str,
+        operation: Callable[[], T],
+        renew: Callable[[], None] = lambda: None,
+        since: float | None = None,
+    ) -> T:
+        """What ``operation`` returns; ``renew`` reads the credentials anew. Raises UserError.
+
+        ``since``: when the datastore last answered, by the clock; None: it may have done so just now.
+        """
+        began, said = self.clock() if since is None else since, ""
         while True:
             try:
                 found = operation()

@@ -38,20 +38,22 @@ class DatastoreWatch:
     end: Callable[[WaitedJob], None]
     patience: Patience
     clock: Callable[[], float] = time.monotonic
-    _next: float = 0.0
+    _answered_at: float | None = None
     _over: bool = False
 
     def __call__(self, job: WaitedJob) -> None:
         """Raises UserError when the datastore has been away for too long; the job is removed by then."""
-        if self._over or self.clock() < self._next:
+        now, last = self.clock(), self._answered_at
+        if self._over or (last is not None and now - last < LOOK_EVERY_S):
             return
         try:
-            self.patience.ask(self.root, self.look)
+            # Metaflow may have asked in vain for the step's log since then
+            self.patience.ask(self.root, self.look, since=last)
         except UserError as error:
             self._over = True
             self.end(job)
             raise UserError(f"{error.problem.rstrip('.')}; {job.what} is ended.", error.advice) from None
-        self._next = self.clock() + LOOK_EVERY_S
+        self._answered_at = self.clock()
 
 
 def watch(end: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
