@@ -97,9 +97,12 @@ class Patience:
     ) -> T:
         """What ``operation`` returns; ``renew`` reads the credentials anew. Raises UserError.
 
-        ``since``: when the datastore last answered, by the clock; None: it may have done so just now.
+        ``since``: when the datastore last answered, by the clock; None: it may have done so just now. However
+        long ago that is, it is asked for some seconds more.
         """
-        began, said = self.clock() if since is None else since, ""
+        began, said = self.clock(), ""
+        if since is not None:
+            began = max(since, began - self.away_s + min(FIRST_S, self.away_s / 2))
         while True:
             try:
                 found = operation()

@@ -160,6 +160,20 @@ def test_a_datastore_that_has_never_answered_is_soon_given_up(
     assert clock.now == waited
 
 
+def test_a_silence_counts_from_the_last_answer_but_nobody_gives_up_at_the_first_question(
+    storage: S3Storage, faults: Faults, clock: Clock
+) -> None:
+    waits = clock.patience(answered=True)
+    goes(faults)
+    clock.now = 10_000.0
+    with pytest.raises(UserError):
+        waits.ask(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=clock.now - 100)
+    assert clock.now == 10_000.0 + AWAY_S - 100
+    clock.then[clock.now + FIRST_S / 2] = lambda: comes(faults)
+    other = clock.patience(answered=True)
+    assert other.ask(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=0.0)
+
+
 def test_what_s3_refuses_for_good_is_not_asked_again(storage: S3Storage, clock: Clock) -> None:
     other = S3Storage("s3://no-such-bucket/metaflow", clock.patience())
     with pytest.raises(Exception, match="NoSuchBucket"):
