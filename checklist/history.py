@@ -9,10 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from checklist.measurements import STRICT, Measurements, record
-from estimator.errors import UserError
+from checklist.measurements import STRICT, Measurements
 
 SCHEMA_VERSION = 1
 LAST = 10  # runs that are looked back on
@@ -28,7 +27,7 @@ class Setting:
 
     __pydantic_config__ = STRICT
     hardware: str
-    """Machine type and GPUs (on CPUs the processor) of the nodes."""
+    """Machine type and GPUs of the nodes; "CPU" where there is neither."""
     driver: str | None
     library: str
     """NCCL's version; on CPUs torch's, which brings gloo."""
@@ -73,7 +72,7 @@ def setting_of(measurements: Measurements) -> Setting:
     versions: Mapping[str, str | None] = facts[0].versions if facts else {}
     nccl = measurements.backend == "nccl"
     return Setting(
-        hardware="; ".join(kind for kind in kinds if kind) or str(versions.get("processor") or "CPU"),
+        hardware="; ".join(kind for kind in kinds if kind) or "CPU",
         driver=versions.get("driver"),
         library=f"nccl {versions.get('nccl')}" if nccl else f"torch {versions.get('torch')}",
         image=versions.get("image"),
@@ -117,28 +116,3 @@ def judge(
     if outside and -change > WARN_SHARE:
         verdict = "FAIL" if -change > FAIL_SHARE else "WARN"
     return Past(median=median, runs=len(past), change=change, verdict=verdict)
-
-
-def read(values: Iterable[Any]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
-    """Records from plain values (as JSON gives them), and a line for each kind of those that can't be used.
-
-    Records of another schema version are left out: their figures may mean something else.
-    """
-    records: list[Record] = []
-    refused: dict[str, int] = {}
-    for item in values:
-        version = item.get("version") if isinstance(item, Mapping) else None
-        if version != SCHEMA_VERSION:
-            reason = f"of schema version {version!r}; this program reads {SCHEMA_VERSION}"
-            refused[reason] = refused.get(reason, 0) + 1
-            continue
-        try:
-            records.append(record(Record, item))
-        except UserError as error:
-            refused[f"unreadable: {error.problem}"] = refused.get(f"unreadable: {error.problem}", 0) + 1
-    return tuple(records), tuple(_refusal(count, reason) for reason, count in refused.items())
-
-
-def _refusal(count: int, reason: str) -> str:
-    what = "1 record of the history is" if count == 1 else f"{count} records of the history are"
-    return f"{what} ignored: {reason.rstrip('.')}."

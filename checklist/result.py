@@ -21,7 +21,6 @@ SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
 Verdict = Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT": 3}
-COULD_NOT_RUN = 2  # exit status where nothing was measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

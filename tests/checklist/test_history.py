@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checklist.history import LEAST, Record, Setting, judge, read, setting_of
+from checklist.history import LEAST, Record, Setting, judge, setting_of
 from checklist.measurements import Facts, Measurements
 
 HERE = Setting(
@@ -87,25 +87,6 @@ def test_only_the_last_ten_runs_are_looked_back_on() -> None:
 def test_what_has_always_varied_is_no_finding_when_it_varies() -> None:
     assert verdict(past(400, 480, 520, 430, 500), 420) == "PASS"
     assert verdict(past(400, 480, 520, 430, 500), 200) == "FAIL"
-
-
-def test_records_of_another_schema_version_are_refused_in_one_line_and_ignored() -> None:
-    good = [dataclasses.asdict(record) for record in past(480, 481)]
-    bad = [good[0] | {"version": 7}, good[1] | {"version": 7}, "text"]
-    records, lines = read([*good, *bad])
-    assert [record.value for record in records] == [480, 481]
-    assert lines == (
-        "2 records of the history are ignored: of schema version 7; this program reads 1.",
-        "1 record of the history is ignored: of schema version None; this program reads 1.",
-    )
-
-
-def test_a_broken_record_is_named_and_ignored() -> None:
-    broken = dataclasses.asdict(past(480)[0]) | {"value": "fast"}
-    records, lines = read([broken])
-    assert records == ()
-    assert len(lines) == 1
-    assert "Record.value is 'fast'" in lines[0]
 
 
 def test_the_setting_is_read_from_the_facts() -> None:
