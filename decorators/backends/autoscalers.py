@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decorators.backends.cluster_api import ApiRefusedError, Json, UnreachableError, found_at
+from decorators.backends.cluster_api import Json, found_at
 from decorators.backends.kubernetes import machine_of
 from decorators.backends.tables import labels_of
 from estimator.hardware import Instance
 from estimator.plan import Request
 
 KARPENTER = "karpenter.sh"
-STATUS = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"  # since 1.30 in YAML
+STATUS = {"namespace": "kube-system", "name": "cluster-autoscaler-status"}  # a ConfigMap
 _COMMANDS = {  # a node's providerID: what shows its node groups
     "aws": "eksctl get nodegroup --cluster NAME",
     "gce": "gcloud container node-pools list --cluster NAME",
@@ -42,14 +42,17 @@ class Growth:
     command: str = ""
 
 
-def could_grow(get: Callable[..., Json], request: Request, clouds: frozenset[str]) -> Growth:
-    """Ask the cluster. Raises what ``get`` raises, but for Karpenter not being there.
+def could_grow(
+    get: Callable[..., Json], may: Callable[..., bool], request: Request, clouds: frozenset[str]
+) -> Growth:
+    """Ask the cluster. Raises what ``get`` and ``may`` raise, but for what is not there.
 
-    ``clouds``: those of its present nodes, whose node groups may grow without the cluster knowing.
+    ``may``: whether this login has a right. ``clouds``: those of the present nodes, whose node groups may
+    grow without the cluster knowing.
     """
     found = found_at(get, f"/apis/{KARPENTER}")
     if found is None:
-        return _node_groups(get, clouds)
+        return _node_groups(get, may, clouds)
     version = found["preferredVersion"]["groupVersion"]
     pools = get(f"/apis/{version}/nodepools").get("items") or []
     refusals = {pool["metadata"]["name"]: refusal(pool, request) for pool in pools}
@@ -57,15 +60,14 @@ def could_grow(get: Callable[..., Json], request: Request, clouds: frozenset[str
     if taking:
         return Growth(possible=True, why=f"Karpenter's NodePool {taking[0]} may add them")
     said = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
-    grown = _node_groups(get, clouds)
-    if grown.possible and request.instance_type is None:
+    if request.instance_type is None and (grown := _node_groups(get, may, clouds)).possible:
         return grown
     return Growth(possible=False, why=f"no NodePool of Karpenter's would add one ({said})")
 
 
-def _node_groups(get: Callable[..., Json], clouds: frozenset[str]) -> Growth:
+def _node_groups(get: Callable[..., Json], may: Callable[..., bool], clouds: frozenset[str]) -> Growth:
     command = next((command for cloud, command in _COMMANDS.items() if cloud in clouds), "")
-    groups = _autoscaler_groups(get)
+    groups = _autoscaler_groups(get) if may("get", "configmaps", **STATUS) else []
     growing = [f"{name} ({now} of {most} nodes)" for name, now, most in groups if now < most]
     if growing:
         why = f"the cluster autoscaler may add nodes to {', '.join(growing[:4])}"
@@ -82,9 +84,9 @@ def _autoscaler_groups(get: Callable[..., Json]) -> list[tuple[str, int, int]]:
     import yaml
 
     try:
-        text = get(STATUS).get("data", {}).get("status", "")
-        read = yaml.safe_load(text)
-    except (ApiRefusedError, UnreachableError, yaml.YAMLError):  # before 1.30 it is a text for people
+        path = "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS)
+        read = yaml.safe_load((found_at(get, path) or {}).get("data", {}).get("status", ""))
+    except yaml.YAMLError:  # before 1.30 it is a text for people
         return []
     groups = read.get("nodeGroups") if isinstance(read, dict) else None
     found = []

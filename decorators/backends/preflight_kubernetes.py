@@ -154,14 +154,7 @@ def _permission(seen: Look) -> None:
 
 
 def _allowed(seen: Look, verb: str, resource: str, group: str) -> bool:
-    wanted = {"namespace": seen.step.namespace, "verb": verb, "resource": resource, "group": group}
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": wanted},
-    }
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    return bool(seen.api.post(path, body, seen.clock.left()).get("status", {}).get("allowed"))
+    return seen.may(verb, resource, group=group, namespace=seen.step.namespace)
 
 
 def _service_account(seen: Look) -> None:

@@ -75,6 +75,17 @@ class Look:
         """The same, or None where the cluster has nothing there."""
         return found_at(self.get, path)
 
+    def may(self, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = "") -> bool:
+        """Whether this login may, so that nothing is asked that is refused; no namespace: in all of them."""
+        wanted = {"verb": verb, "resource": resource, "group": group, "namespace": namespace, "name": name}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {key: value for key, value in wanted.items() if value}},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self.api.post(path, body, self.clock.left()).get("status", {}).get("allowed"))
+
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
         return f"{root}/namespaces/{self.step.namespace}/{kind}" + (f"/{name}" if name else "")
@@ -104,11 +115,13 @@ def check_nodes(seen: Look) -> ClusterFacts:
 
 def _daemons(seen: Look, found: Fit) -> tuple[Room | None, str]:
     """What the nodes' daemon pods ask for, None where that is not told; and in words."""
+    told, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
     try:
-        told = daemon_pods.most_of(seen.get, found.names)
-        assumed = " (assumed, as they have none yet)"
+        if seen.may("list", "pods"):
+            told = daemon_pods.most_of(seen.get, found.names)
+            assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
-        told, assumed = None, f" (assumed, as what they ask for is not told: {error})"
+        assumed = f" (assumed: {error})"
     kept = told or tables.daemons()
     left = f"{kept.cpu:g} CPUs and {kept.memory_bytes / GIB:.1f} GiB are left to daemon pods"
     return told, left + ("" if told else assumed)
@@ -135,7 +148,7 @@ def _too_few(seen: Look, found: Fit) -> None:
     lacks = ", ".join(f"{count} {what}" for what, count in found.lacks[:4]) or "there are none"
     has = f"{len(found.names)} of {request.nodes} nodes could take it; the others: {lacks}"
     try:
-        growth = could_grow(seen.get, request, found.clouds)
+        growth = could_grow(seen.get, seen.may, request, found.clouds)
     except (ApiRefusedError, UnreachableError) as error:
         seen.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
         return

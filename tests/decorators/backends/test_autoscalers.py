@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.autoscalers import STATUS, could_grow, refusal
+from decorators.backends.autoscalers import could_grow, refusal
 from decorators.backends.cluster_api import ApiRefusedError
 from tests.decorators.backends.plans import planned
 
@@ -56,9 +56,7 @@ def test_a_node_pools_limit_counts() -> None:
 
 def _cluster(pools: list[dict[str, Any]] | None, status: str | None = None) -> Any:
     def get(path: str, **query: str) -> dict[str, Any]:
-        if path == STATUS:
-            if status is None:
-                raise ApiRefusedError(403, "forbidden")
+        if path.endswith("/kube-system/configmaps/cluster-autoscaler-status") and status is not None:
             return {"data": {"status": status}}
         if pools is None:
             raise ApiRefusedError(404, "not found")
@@ -70,22 +68,30 @@ def _cluster(pools: list[dict[str, Any]] | None, status: str | None = None) -> A
     return get
 
 
+def _may(verb: str, resource: str, **where: str) -> bool:
+    return (verb, resource, where) == (
+        "get",
+        "configmaps",
+        {"namespace": "kube-system", "name": "cluster-autoscaler-status"},
+    )
+
+
 def test_a_cloud_without_karpenter_may_have_a_node_group_that_grows() -> None:
-    grown = could_grow(_cluster(None), REQUEST, frozenset({"gce"}))
+    grown = could_grow(_cluster(None), _may, REQUEST, frozenset({"gce"}))
     assert grown.possible
     assert grown.command.startswith("gcloud container node-pools list")
 
 
 def test_on_premises_nothing_grows() -> None:
-    assert not could_grow(_cluster(None), REQUEST, frozenset()).possible
+    assert not could_grow(_cluster(None), _may, REQUEST, frozenset()).possible
 
 
 def test_node_pools_that_all_refuse_are_the_answer() -> None:
     pools = [_pool(("kubernetes.io/arch", "In", ["arm64"]))]
-    grown = could_grow(_cluster(pools), REQUEST, frozenset({"aws"}))
+    grown = could_grow(_cluster(pools), _may, REQUEST, frozenset({"aws"}))
     assert not grown.possible
     assert "gpus: kubernetes.io/arch In arm64" in grown.why
-    assert could_grow(_cluster([*pools, _pool()]), REQUEST, frozenset()).why.endswith("may add them")
+    assert could_grow(_cluster([*pools, _pool()]), _may, REQUEST, frozenset()).why.endswith("may add them")
 
 
 # As cluster autoscalers since 1.30 write it; a target of 0 is left out
@@ -100,15 +106,15 @@ nodeGroups:
 
 
 def test_the_cluster_autoscaler_says_which_group_could_grow() -> None:
-    grown = could_grow(_cluster(None, GROUPS.format(most=4)), REQUEST, frozenset())
+    grown = could_grow(_cluster(None, GROUPS.format(most=4)), _may, REQUEST, frozenset())
     assert grown.possible  # on premises too
     assert grown.why == "the cluster autoscaler may add nodes to gke-gpus-grp (0 of 4 nodes)"
 
 
 def test_groups_of_their_largest_size_are_told_but_a_cloud_may_have_others() -> None:
     full = _cluster(None, GROUPS.format(most=0))
-    assert not could_grow(full, REQUEST, frozenset()).possible
-    grown = could_grow(full, REQUEST, frozenset({"gce"}))
+    assert not could_grow(full, _may, REQUEST, frozenset()).possible
+    grown = could_grow(full, _may, REQUEST, frozenset({"gce"}))
     assert grown.possible
     assert grown.why == "all node groups of the cluster autoscaler have their largest size"
 
@@ -124,5 +130,16 @@ def test_groups_of_their_largest_size_are_told_but_a_cloud_may_have_others() -> 
     ],
 )
 def test_a_status_that_can_not_be_read_says_nothing(status: str | None) -> None:
-    assert not could_grow(_cluster(None, status), REQUEST, frozenset()).possible
-    assert could_grow(_cluster(None, status), REQUEST, frozenset({"aws"})).why == "a node group may add them"
+    assert not could_grow(_cluster(None, status), _may, REQUEST, frozenset()).possible
+    assert (
+        could_grow(_cluster(None, status), _may, REQUEST, frozenset({"aws"})).why
+        == "a node group may add them"
+    )
+
+
+def test_a_status_that_this_login_may_not_read_is_not_asked_for() -> None:
+    def get(path: str, **_: str) -> dict[str, Any]:
+        assert "configmaps" not in path
+        raise ApiRefusedError(404, "not found")
+
+    assert not could_grow(get, lambda *_, **__: False, REQUEST, frozenset()).possible
