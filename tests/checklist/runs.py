@@ -122,7 +122,7 @@ def healthy_gpu(rank: int, gpus: int, when: Any) -> GpuHealth:
         ecc_uncorrected=0,
         remap_pending=False,
         remap_failed=False,
-        throttle_reasons=("sw_power_cap",),
+        throttle_reasons=("software power cap",),
         xids=(),
     )
 

@@ -10,8 +10,9 @@ from itertools import product
 import pytest
 import torch
 
+from checklist.judge_gpus import NORMAL_THROTTLING
 from checklist.measurements import Nic, Transport, record
-from checklist.probes import nics, operations, transport
+from checklist.probes import gpus, nics, operations, transport
 from checklist.probes.cloud import place
 from checklist.probes.pairs import summary
 from checklist.probes.progress import Progress
@@ -252,3 +253,8 @@ def test_nccls_log_is_judged_from_its_text_on(log: str, codes: dict[str, str]) -
     run = runs.gpu_run()
     said = record(Transport, transport.parse(log))
     assert runs.codes(dataclasses.replace(run, transport=said)) == codes
+
+
+def test_the_judge_calls_throttling_what_the_probe_calls_it() -> None:
+    assert set(NORMAL_THROTTLING) <= set(gpus._THROTTLES.values())
+    assert set(runs.healthy_gpu(0, 8, "after").throttle_reasons or ()) <= set(gpus._THROTTLES.values())

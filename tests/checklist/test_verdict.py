@@ -176,7 +176,7 @@ def test_ill_gpus_are_named_with_their_node() -> None:
         ({"xids": (9999,)}, "xid-monitor"),
         ({"xids_earlier": (13, 119)}, "xid-earlier"),
         ({"recovery_action": "GPU reset"}, "recovery"),
-        ({"throttle_reasons": ("hw_thermal_slowdown",)}, "throttled"),
+        ({"throttle_reasons": ("hardware thermal slowdown",)}, "throttled"),
     ):
         ill = dataclasses.replace(healthy_gpu(9, 8, "after"), **changes)
         result = judge(dataclasses.replace(run, health=(*run.health, ill)))
