@@ -18,6 +18,7 @@ from decorators.storage import MetaflowStorage, datastore
 from launchers import remote, weights
 from launchers.bundles import get_bundle, has_bundle, put_bundle, sha256_of
 from launchers.dataset import sources
+from launchers.model_files import check_complete
 from launchers.settings import Settings
 
 
@@ -43,7 +44,7 @@ def _stage(wanted: Settings, store: MetaflowStorage) -> dict[str, str]:
     ref = weights.resolve(wanted.model)
     if ref.kind == "local":
         folder = Path(ref.location)
-        weights.check_complete(folder)
+        check_complete(folder)
         staged[wanted.model] = key = f"staged/{_fingerprint(folder)}"
         put_bundle(store, key, folder)
     return staged

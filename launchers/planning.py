@@ -13,6 +13,7 @@ from estimator.models import ModelSpec
 from estimator.plan import GIB, Plan
 from launchers import engines, trackers, weights
 from launchers.dataset import prepare, rows, sources
+from launchers.model_files import check_complete
 from launchers.settings import Settings
 
 DEFAULT_SEQ_LEN = 2048
@@ -81,7 +82,7 @@ def check_files(wanted: Settings) -> None:
     """Raise UserError where a local model folder or held-out file can't be used."""
     ref = weights.resolve(wanted.model)
     if ref.kind == "local":
-        weights.check_complete(Path(ref.location))
+        check_complete(Path(ref.location))
     if wanted.evaluation.dataset and sources.kind_of(wanted.evaluation.dataset) == "path":
         rows.read(Path(wanted.evaluation.dataset).expanduser())
 

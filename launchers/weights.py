@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import fnmatch
 import json
 import re
 import shutil
@@ -24,17 +23,11 @@ from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import GIB
 from launchers import remote
+from launchers.model_files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted, read_config
 
 TINY = "tiny-llama"
 Kind = Literal["tiny", "table", "hub", "local", "s3"]
-
-# What is fetched: configuration, tokenizer, safetensors. Not other formats of the same weights, not folders.
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-NOT_PATTERNS = ("*/*", "consolidated*", "adapter_*")
-_INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_LFS_POINTER = b"version https://git-lfs"
 FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
 
 
@@ -79,7 +72,7 @@ def spec_of(ref: ModelRef) -> ModelSpec:
     if ref.kind in ("tiny", "table"):
         return models.find(ref.name)
     if ref.kind == "local":
-        return ModelSpec.from_hf_config(_read_config(Path(ref.location)), ref.name)
+        return ModelSpec.from_hf_config(read_config(Path(ref.location)), ref.name)
     if ref.kind == "s3":
         return ModelSpec.from_hf_config(_s3_config(ref.location), ref.name)
     if models.known(ref.location):  # no network needed; refuses what is no language model
@@ -106,143 +99,6 @@ def fetch(ref: ModelRef, folder: Path) -> Path:
             path = (_fetch_s3 if ref.kind == "s3" else _fetch_hub)(ref.location, folder)
     check_complete(path)
     return path
-
-
-def check_complete(folder: Path) -> None:
-    """Raise UserError unless config.json, a tokenizer and all weights are there, whole, of one shape.
-
-    Reads the headers of the safetensors files, not the weights.
-    """
-    if not folder.is_dir():
-        raise UserError(f"There is no model directory {folder}.")
-    config = _read_config(folder)
-    tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-    if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
-        raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in _weight_files(folder):
-        shapes |= _read_header(path)
-    _check_index(folder, shapes)
-    _check_embedding(folder, config, shapes)
-
-
-# Local files
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object.")
-    return config
-
-
-def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name by the index; empty where there is no index."""
-    path = folder / _INDEX
-    if not path.exists():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} can't be read.", "Fetch it again.") from None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    listed = sorted(set(_weight_map(folder).values()))
-    if listed:
-        missing = [name for name in listed if not (folder / name).is_file()]
-        if missing:
-            raise UserError(
-                f"{folder}: {len(missing)} of {len(listed)} weight files are missing, {missing[0]} first.",
-                f"They are listed in {_INDEX}; fetch them again.",
-            )
-        return [folder / name for name in listed]
-    found = sorted(path for path in folder.glob("*.safetensors") if _wanted(path.name))
-    if not found:
-        other = sorted([*folder.glob("adapter_model.*"), *folder.glob("*.bin"), *folder.glob("*.pth")])
-        advice = "*.safetensors belong there."
-        if other:
-            advice = f"It has {other[0].name}, but *.safetensors of the whole model are needed."
-        raise UserError(f"No weights in {folder}.", advice)
-    return found
-
-
-def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a safetensors file; raises UserError unless the file is as long as its header says.
-
-    The format: 8 bytes of header length, a JSON header, the data
-    (https://github.com/huggingface/safetensors#format).
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(max(8, len(_LFS_POINTER)))
-        if head.startswith(_LFS_POINTER):
-            raise UserError(f"{path} is a Git LFS pointer, not the weights.", "Run: git lfs pull")
-        length = int.from_bytes(head[:8], "little")
-        if 8 < size < 8 + length <= 8 + _MAX_HEADER_BYTES:
-            raise _truncated(path, size, f"at least {8 + length:,}")
-        try:
-            if size <= 8 or length > _MAX_HEADER_BYTES:
-                raise ValueError("no header")
-            file.seek(8)
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            expected = 8 + length + max((int(t["data_offsets"][1]) for t in header.values()), default=0)
-            shapes = {name: tuple(int(n) for n in tensor["shape"]) for name, tensor in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise UserError(f"{path} is not a safetensors file.", "Delete it and fetch it again.") from None
-    if size < expected:
-        raise _truncated(path, size, f"{expected:,}")
-    if size > expected:
-        raise UserError(
-            f"{path} is broken: {size:,} bytes, but its header says {expected:,}.",
-            "Delete it and fetch it again.",
-        )
-    return shapes
-
-
-def _truncated(path: Path, size: int, expected: str) -> UserError:
-    return UserError(
-        f"{path} is truncated: {size:,} of {expected} bytes.", "Delete it and fetch or copy it again."
-    )
-
-
-def _check_index(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    missing = [name for name in _weight_map(folder) if name not in shapes]
-    if missing:
-        raise UserError(
-            f"{folder}: {len(missing)} tensors of {_INDEX} are in none of the files, {missing[0]} first.",
-            "Index and files are of different versions; fetch them again.",
-        )
-
-
-def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), None)
-    if embedding is None:
-        raise UserError(
-            f"{folder}: the weights have no token embedding (embed_tokens.weight).",
-            "Give a whole model in Hugging Face's layout.",
-        )
-    text = config.get("text_config") or config
-    expected = (text.get("vocab_size"), text.get("hidden_size"))
-    if embedding != expected:
-        raise UserError(
-            f"{folder}: the weights' embedding is {list(embedding)}, config.json says vocab_size "
-            f"{expected[0]} and hidden_size {expected[1]}.",
-            "Weights and config.json are of different models.",
-        )
-
-
-def _wanted(name: str) -> bool:
-    return any(fnmatch.fnmatch(name, p) for p in PATTERNS) and not any(
-        fnmatch.fnmatch(name, p) for p in NOT_PATTERNS
-    )
 
 
 def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
@@ -273,7 +129,7 @@ def _hub_config(repo_id: str) -> dict[str, Any]:
             # Asked first because it fails at once without a network; the download would retry for 20 s.
             huggingface_hub.model_info(repo_id, token=remote.hub_token())
             cached = huggingface_hub.hf_hub_download(repo_id, "config.json", token=remote.hub_token())
-    return _read_config(Path(cached).parent)
+    return read_config(Path(cached).parent)
 
 
 def _fetch_hub(repo_id: str, folder: Path) -> Path:
@@ -286,7 +142,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         return cached
     with remote.hub_errors("model", repo_id):
         info = huggingface_hub.model_info(repo_id, files_metadata=True, token=remote.hub_token())
-        sizes = {s.rfilename: s.size or 0 for s in info.siblings or [] if _wanted(s.rfilename)}
+        sizes = {s.rfilename: s.size or 0 for s in info.siblings or [] if is_wanted(s.rfilename)}
         if not any(name.endswith(".safetensors") for name in sizes):
             raise UserError(f"Model {repo_id} has no *.safetensors on the Hugging Face Hub.")
         _remove_unfinished(folder)
@@ -393,7 +249,7 @@ def _fetch_s3(url: str, folder: Path) -> Path:
         sizes = {
             key: size
             for key, size in _s3_list(client, bucket, prefix.rstrip("/") + "/")
-            if _wanted(Path(key).name) and "/" not in key[len(prefix.rstrip("/")) + 1 :]
+            if is_wanted(Path(key).name) and "/" not in key[len(prefix.rstrip("/")) + 1 :]
         }
         if not sizes:
             raise UserError(f"{url}: there is no model.", "Look with: aws s3 ls")

@@ -22,7 +22,8 @@ from safetensors.numpy import load_file, save_file
 
 from estimator.errors import UserError
 from launchers import tiny_llama, weights
-from launchers.weights import check_complete, resolve, spec_of
+from launchers.model_files import check_complete
+from launchers.weights import resolve, spec_of
 
 
 @pytest.fixture(scope="module")
