@@ -650,7 +650,8 @@ def before_retry(step: StepView, backend: Backend, prepare: Callable[[str, int],
 
     def runtime_step_cli(cli_args: Any, retry_count: int, *others: Any) -> None:
         if retry_count > 0:
-            cli_args.env.update(prepare(str(cli_args.task.run_id), retry_count))
+            with user_errors():
+                cli_args.env.update(prepare(str(cli_args.task.run_id), retry_count))
         begin(cli_args, retry_count, *others)
 
     found.runtime_step_cli = runtime_step_cli
