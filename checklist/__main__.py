@@ -1,12 +1,13 @@
 """``python -m checklist`` (two local nodes), or the same under torchrun or srun (one process for each rank).
 
-Exit status: 0 pass or warn, 1 fail, 2 could not run, 3 no verdict. An output that fails after the run is told
-on standard error and does not change it.
+Exit status: 0 pass or warn, 1 fail, 2 could not run, 3 no verdict, 130 ended by Ctrl-C. An output that fails
+after the run is told on standard error and does not change it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from checklist.result import Result
 
 COULD_NOT_RUN = 2
+INTERRUPTED = 128 + signal.SIGINT  # as shells say it; typer would end with 1, which is FAIL here
 NODE_NAME = "NODE_NAME"  # where a pod's downward API puts the node's name; the probes read it
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -130,6 +132,9 @@ def checklist(
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(COULD_NOT_RUN) from None
+    except KeyboardInterrupt:
+        _say("Ended by Ctrl-C, without a verdict.")
+        raise typer.Exit(INTERRUPTED) from None
     if conclude is not None:
         _after(conclude.result, outputs, json, history)
     raise typer.Exit(status)

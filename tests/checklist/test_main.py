@@ -300,22 +300,27 @@ def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.Signals) -> None:
     marker = f"{how.name}-{os.getpid()}-{tmp_path.name}"
+    # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "checklist", "--keep", str(tmp_path)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "checklist", "--keep", str(tmp_path)],
+        command,
         env=environment(CHECKLIST_JOB=marker),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 60
     while len(of_this_run(marker)) < 4 and time.monotonic() < deadline:  # two nodes, two workers
         time.sleep(0.05)
     assert len(of_this_run(marker)) == 4
     process.send_signal(how)
-    process.wait(timeout=20)
+    _, said = process.communicate(timeout=20)
+    if how == signal.SIGINT:
+        assert (process.returncode, said) == (130, "Ended by Ctrl-C, without a verdict.\n")
 
     deadline = time.monotonic() + 15
     while of_this_run(marker) and time.monotonic() < deadline:
