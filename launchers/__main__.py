@@ -108,6 +108,8 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
         text = file.read_text()
     except OSError as error:
         raise UserError(f"--settings {file} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--settings {file} is not text in UTF-8.") from None
     return settings.build(settings.parse_yaml(text), overrides)
 
 

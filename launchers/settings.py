@@ -194,14 +194,14 @@ def build(
 
     Later ones win. Raises UserError with one line for each wrong key or value.
     """
-    merged: dict[str, Any] = json.loads(json.dumps(values))
+    merged: dict[str, Any] = json.loads(json.dumps(values, default=str))  # YAML has dates, settings have none
     for name, value in (flags or {}).items():
         _assign(merged, name.split("."), value)
     for override in overrides:
         name, separator, text = override.partition("=")
         if not separator:
             raise UserError(f"--set {override}: no `=` in it.", "Write --set optimizer.lr=2e-5")
-        _assign(merged, name.strip().split("."), _scalar(text))
+        _assign(merged, name.strip().split("."), _scalar(override, text))
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
@@ -240,8 +240,15 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _scalar(text: str) -> Any:
-    value = yaml.safe_load(text) if text.strip() else None
+def _scalar(override: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text) if text.strip() else None
+    except yaml.YAMLError as error:
+        what = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(
+            f"--set {override}: the value can't be read as YAML: {what}.",
+            "Close its brackets, or put quotes around a text.",
+        ) from None
     if isinstance(value, str):  # YAML 1.1 reads 2e-5 as text
         try:
             return float(value)

@@ -53,6 +53,7 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["optimizer.lr=-1"], "optimizer.lr = -1", ""),
         ({}, ["optimizer.lr"], "no `=`", "--set optimizer.lr=2e-5"),
         ({}, ["seed.x=1"], "seed", ""),
+        ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value can't be read", "quotes"),
         ({"resources": {"nodes": 0}}, [], "resources.nodes = 0", ""),
         ({"batch_size": 8, "micro_batch": 3}, [], "can't be divided", ""),
     ],
@@ -65,6 +66,10 @@ def test_a_wrong_setting_is_named_with_its_value(
     assert problem in caught.value.problem
     assert "\n" not in caught.value.problem
     assert advice in caught.value.advice
+
+
+def test_a_date_is_a_text_like_any_other() -> None:
+    assert settings.parse_yaml("model: 2026-11-21")["model"] == "2026-11-21"
 
 
 def test_a_broken_settings_file_says_where() -> None:
