@@ -49,7 +49,10 @@ def _of_task(task: Any) -> Finished | None:
     names = {artifact.id for artifact in task}
     if not {"plan", "measured"} <= names:
         return None
-    measured, plan = task["measured"].data, task["plan"].data
+    try:
+        measured, plan = task["measured"].data, task["plan"].data
+    except (AttributeError, ImportError, TypeError):
+        return None  # pickled by a version that had other classes
     if not isinstance(measured, Measured) or not isinstance(plan, Plan):
         return None
     if measured.step != task.parent.id or not plan.prediction.memory.formulas:

@@ -50,6 +50,7 @@ MODULES = tuple(
     """.split()  # noqa: SIM905
 )
 
+LIMIT_S = 600.0  # for reading them; it takes seconds
 MAX_ANSWER_CHARS = 600  # about 150 tokens: most rows stay whole at any usual sequence length
 _ENOUGH_CHARS = 160  # a first paragraph this long is an answer by itself
 _LEAST_CHARS = 20
@@ -79,8 +80,10 @@ def documented() -> list[Documented]:
     """Every public, documented name of MODULES, module by module, sorted by name within each."""
     # -I -S: the standard library alone, whatever is installed or set in the environment.
     command = [sys.executable, "-I", "-S", __file__]
-    output = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
-    return [Documented(**values) for values in json.loads(output)]
+    done = subprocess.run(
+        command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=LIMIT_S
+    )
+    return [Documented(**values) for values in json.loads(done.stdout)]
 
 
 def rows() -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,26 @@ def record(plan: Plan, measured: Measured) -> Finished | None:
 def with_memory(plan: Plan, **changes: Any) -> Plan:
     memory = dataclasses.replace(plan.prediction.memory, **changes)
     return dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, memory=memory))
+
+
+class OfAnotherVersion:
+    """A task's artifact whose class is there no more."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+
+    @property
+    def data(self) -> Any:
+        return pickle.loads(b"cdecorators.measured\nNoSuchClass\n.")  # noqa: S301
+
+
+def test_a_run_of_a_version_with_other_classes_is_left_out() -> None:
+    class Task(dict[str, OfAnotherVersion]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.values())
+
+    task = Task({name: OfAnotherVersion(name) for name in ("plan", "measured")})
+    assert finished_runs._of_task(task) is None
 
 
 def test_a_gpus_process_is_what_nvml_saw_beyond_what_was_there_before() -> None:
