@@ -49,6 +49,8 @@ def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_t
     first, second = run.jobs("work")
     assert first.describe(0)["container"]["reason"] == OUT_OF_MEMORY
     assert (first.status, second.status) == ("FAILED", "SUCCEEDED")
+    notes = lab.store.keys_below(f"metaflow/SmallFlow/finetune/plans/{run.run_id}/")
+    assert [key.rpartition("/")[2] for key in notes] == ["work-attempt-0.killed"]
     task = first.request["parameters"]["metaflow.task_id"]
     assert len(task) == 1, "the service is new"
     others = first.nodes[1].command[-1]
@@ -67,7 +69,6 @@ def test_ctrl_c_terminates_the_jobs_and_leaves_no_process(lab: Lab, tmp_path: Pa
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.lab
 def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:
     faults = faulty_proxy.Faults(busy_share=0.1, delay_s=0.05)
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:

@@ -20,7 +20,7 @@ from tests.conftest import write_sums
 from tests.flows.conftest import FLOW
 from tests.kubernetes.test_on_a_control_plane import READ_CARDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 STEPS, EVERY = 24, 3
 LIMIT_S = 1500  # two minutes on a machine that does nothing else
