@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -162,9 +163,20 @@ def test_the_workflow_builds_every_target(workflow: dict[str, Any]) -> None:
     assert build["target"] == "${{ matrix.target }}"
 
 
-def test_the_workflow_pushes_nothing_of_a_pull_request(workflow: dict[str, Any]) -> None:
+def test_the_workflow_pushes_nothing_of_a_pull_request_and_names_every_image(
+    workflow: dict[str, Any], tmp_path: Path
+) -> None:
     steps = workflow["jobs"]["build"]["steps"]
     only_tags = "startsWith(github.ref, 'refs/tags/v')"
+    (name,) = [step for step in steps if step.get("id") == "image"]
+    script = name["run"].replace("${{ matrix.target }}", "torchtune")
+    output = tmp_path / "output"
+    for tag in ("v0.1.0", "0" * 40):
+        given = {"TAG": tag, "GITHUB_REPOSITORY_OWNER": "Some-Owner", "GITHUB_OUTPUT": str(output)}
+        subprocess.run(["bash", "-euc", script], env={**os.environ, **given}, check=True, timeout=60)
+        assert re.fullmatch(r"name=ghcr\.io/[a-z0-9-]+/finetune-torchtune:[\w.-]+\n", output.read_text())
+        output.unlink()
+    assert name["env"]["TAG"] == f"${{{{ {only_tags} && github.ref_name || github.sha }}}}"
     (login,) = [step for step in steps if "login-action" in step.get("uses", "")]
     assert login["if"] == only_tags
     assert steps[-1]["with"]["push"] == f"${{{{ {only_tags} }}}}"
