@@ -192,6 +192,30 @@ def test_the_accounts_limit_on_vcpus_counts(
         assert "--quota-code L-417A185B --desired-value 768" in findings.impossible[0].fix
 
 
+@pytest.mark.parametrize(("own", "code"), [(True, "L-C4BD4855"), (False, "L-7212CCBC")])
+def test_p5_on_spot_has_a_limit_of_its_own_in_some_accounts(
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, own: bool, code: str
+) -> None:
+    def client(service: str) -> Any:
+        made = boto3.client(service)
+        if service == "service-quotas":
+            stub, asked = Stubber(made), {"ServiceCode": "ec2", "QuotaCode": "L-C4BD4855"}
+            if not own:
+                stub.add_client_error("get_service_quota", "NoSuchResourceException", expected_params=asked)
+            stub.add_response(
+                "get_service_quota",
+                {"Quota": {"Value": 96.0, "QuotaCode": code}},
+                {"ServiceCode": "ec2", "QuotaCode": code},
+            )
+            stub.activate()
+        return made
+
+    monkeypatch.setattr(preflight_batch, "_clients", lambda: client)
+    findings = _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
+    assert findings.state("quota") == "no"
+    assert f"--quota-code {code} --desired-value 192" in findings.impossible[0].fix
+
+
 def test_a_limit_that_may_not_be_asked_for_is_unknown(
     queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,10 @@ from decorators.backends.cluster_fit import Least
 from decorators.backends.findings import Clock, Findings
 from decorators.backends.kubernetes import INSTANCE_TYPE_LABEL, ClusterFacts
 from decorators.backends.options import Options
-from decorators.backends.preflight_kubernetes import look
+from decorators.backends.preflight_kubernetes import look, look_beside
 from decorators.backends.preflight_nodes import Step
+from decorators.backends.tables import Room
+from decorators.requested import for_data
 from estimator.errors import UserError
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node_object, planned
@@ -87,6 +89,82 @@ def test_a_cluster_that_can_run_it_says_how_its_nodes_are_found(
     ]
     assert (facts.efa, facts.zone) == (32, "us-east-1a")
     findings.settle()  # what is unknown stops nobody
+
+
+@pytest.fixture
+def daemons(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
+    """A DaemonSet of the real controller's, of 3 cores and 6 GiB."""
+    requests = {"cpu": "3", "memory": "6Gi"}
+    pod = {
+        "containers": [{"name": "agent", "image": "agent", "resources": {"requests": requests}}],
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 0,  # no kubelet would end it
+    }
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "agent", "namespace": namespace},
+        "spec": {
+            "selector": {"matchLabels": {"app": "agent"}},
+            "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod},
+        },
+    }
+    path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+    control_plane.api().create(path, body)
+    yield
+    control_plane.api().delete(f"{path}/agent")
+
+
+@pytest.mark.usefixtures("daemons")
+def test_daemon_pods_are_asked_how_much_they_keep(
+    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
+) -> None:
+    nodes("h100-a", "h100-b")
+
+    def told() -> str:
+        return str(_rows(ask()[0], "nodes"))
+
+    assert "2 needed; " in told()
+    wait_for(lambda: "3 CPUs and 6.0 GiB are left to daemon pods" in told(), 90, "they run", every=1)
+    assert ask()[1].room == Room(cpu=191.45 - 3, memory_bytes=1944 * GIB)
+    # Who may list nodes, but no pods of other namespaces
+    control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")
+    control_plane.kubectl("create", "clusterrolebinding", "b", "--clusterrole=sees-nodes", "--user=alice")
+    try:
+        wait_for(lambda: ask("alice")[0].state("nodes") == "ok", 60, "the role counts", every=1)
+        [(_, found, _)] = _rows(ask("alice")[0], "nodes")
+        assert "0.4 CPUs and 0.4 GiB are left to daemon pods (assumed: this login may not list" in found
+    finally:
+        control_plane.kubectl("delete", "clusterrolebinding/b", "clusterrole/sees-nodes")
+
+
+def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
+    ask: Asker, nodes: Callable[..., None], namespace: str
+) -> None:
+    """Nodes with GPUs are fenced off to it, and a small node's disk would keep it pending for ever."""
+    taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    request = for_data(planned("llama-70b", "full", "H100", 2)).request
+    bare = {"nvidia.com/gpu.product": None}
+    small = {"nvidia.com/gpu": None, "ephemeral-storage": "20Gi"}
+    nodes("h100-a", "h100-b", taints=[taint], provider="")
+    nodes("cpu-a", labels=bare, resources=small, provider="")
+    assert ask()[0].impossible == []  # the run's largest step has its nodes
+
+    def beside() -> Findings:
+        return look_beside(
+            "prepare", request, options=Options(), step=Step(namespace=namespace), clock=Clock(overall_s=90)
+        )
+
+    refused = beside()
+    [row] = refused.impossible
+    assert row.check == "nodes"
+    assert "1 with 20 of" in row.found
+    assert "GiB of disk" in row.found
+    with pytest.raises(UserError, match=r"For step prepare, .* lab can't run this: nodes") as caught:
+        refused.settle()
+    assert "--with kubernetes:disk=MB" in caught.value.advice
+    nodes("cpu-b", labels=bare, resources={**small, "ephemeral-storage": "4000Gi"}, provider="")
+    assert beside().impossible == []
 
 
 def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
@@ -214,8 +292,10 @@ def test_a_queue_is_looked_for_in_kueue(
     ask: Asker, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     options = Options(queue="gpus")
-    [(state, found, _)] = _rows(ask(options=options)[0], "queue")
+    [(state, found, fix)] = _rows(ask(options=options)[0], "queue")
     assert (state, found) == ("no", "'gpus' is a queue of Kueue, which is not installed")
+    assert "/kueue/releases/download/v" in fix
+    assert "infra/kubernetes/README.md" in fix
     definition = _permissive(
         "localqueues", "kueue.x-k8s.io", "v1beta1", "LocalQueue", "Namespaced", tmp_path / "crd"
     )
