@@ -25,27 +25,42 @@ locals {
     --==BOUNDARY==--
   EOT
 
-  # Compute environments by name
-  multi  = { for key, pool in var.gpu_pools : key => pool }
-  single = { for key, pool in var.gpu_pools : key => pool if pool.capacity_reservation_id == null }
-  spot   = { for key, pool in var.gpu_pools : key => pool if pool.spot }
+  # Compute environments of GPUs. POOL-multi takes runs on several nodes, the others do not.
+  environments = merge(
+    { for key, pool in var.gpu_pools : "${key}-multi" => {
+      pool    = pool
+      type    = "EC2"              # no spot: Batch starts runs on several nodes on none
+      subnets = [local.subnets[0]] # nodes of a run are in one zone
+    } },
+    { for key, pool in var.gpu_pools : "${key}-single" => {
+      pool    = pool
+      type    = "EC2"
+      subnets = local.subnets
+    } if pool.capacity_reservation_id == null },
+    { for key, pool in var.gpu_pools : "${key}-spot" => {
+      pool    = pool
+      type    = "SPOT"
+      subnets = local.subnets
+    } if pool.spot },
+  )
+  several_nodes = toset([for key in keys(var.gpu_pools) : "${key}-multi"])
 }
 
-resource "aws_placement_group" "multi" {
-  for_each = var.placement_groups ? local.multi : {}
+resource "aws_placement_group" "gpu" {
+  for_each = var.placement_groups ? local.several_nodes : toset([])
   name     = "${var.name}-${each.key}"
   strategy = "cluster"
 }
 
-resource "aws_launch_template" "multi" {
-  for_each               = local.multi
-  name_prefix            = "${var.name}-${each.key}-multi-"
+resource "aws_launch_template" "gpu" {
+  for_each               = local.environments
+  name_prefix            = "${var.name}-${each.key}-"
   user_data              = base64encode(local.unlimited_memlock)
   update_default_version = true
 
   # One EFA interface for each network card
   dynamic "network_interfaces" {
-    for_each = range(local.machines[each.value.instance_type].efa_interfaces)
+    for_each = range(contains(local.several_nodes, each.key) ? local.machines[each.value.pool.instance_type].efa_interfaces : 0)
     content {
       interface_type        = "efa"
       network_card_index    = network_interfaces.value
@@ -56,7 +71,7 @@ resource "aws_launch_template" "multi" {
   }
 
   dynamic "capacity_reservation_specification" {
-    for_each = each.value.capacity_reservation_id == null ? [] : [each.value.capacity_reservation_id]
+    for_each = each.value.pool.capacity_reservation_id == null ? [] : [each.value.pool.capacity_reservation_id]
     content {
       capacity_reservation_target {
         capacity_reservation_id = capacity_reservation_specification.value
@@ -65,7 +80,7 @@ resource "aws_launch_template" "multi" {
   }
 
   dynamic "instance_market_options" {
-    for_each = each.value.capacity_block ? ["capacity-block"] : []
+    for_each = each.value.pool.capacity_block ? ["capacity-block"] : []
     content {
       market_type = instance_market_options.value
     }
@@ -74,7 +89,7 @@ resource "aws_launch_template" "multi" {
   block_device_mappings {
     device_name = "/dev/xvda"
     ebs {
-      volume_size           = each.value.disk_gib
+      volume_size           = each.value.pool.disk_gib
       volume_type           = "gp3"
       encrypted             = true
       delete_on_termination = true
@@ -87,16 +102,44 @@ resource "aws_launch_template" "multi" {
   }
 }
 
-resource "aws_launch_template" "single" {
-  for_each               = local.single
-  name_prefix            = "${var.name}-${each.key}-single-"
-  user_data              = base64encode(local.unlimited_memlock)
+resource "aws_batch_compute_environment" "gpu" {
+  for_each                        = local.environments
+  compute_environment_name_prefix = "${var.name}-${each.key}-"
+  type                            = "MANAGED"
+  service_role                    = var.batch_service_role_arn
+  compute_resources {
+    type                = each.value.type
+    allocation_strategy = each.value.type == "SPOT" ? "SPOT_PRICE_CAPACITY_OPTIMIZED" : "BEST_FIT_PROGRESSIVE"
+    instance_type       = [each.value.pool.instance_type]
+    min_vcpus           = 0
+    max_vcpus           = each.value.pool.max_nodes * local.machines[each.value.pool.instance_type].vcpus
+    subnets             = each.value.subnets
+    security_group_ids  = [aws_security_group.nodes.id]
+    instance_role       = aws_iam_instance_profile.nodes.arn
+    placement_group     = try(aws_placement_group.gpu[each.key].name, null)
+    ec2_configuration {
+      image_type = var.gpu_image_type
+    }
+    launch_template {
+      launch_template_id = aws_launch_template.gpu[each.key].id
+      version            = aws_launch_template.gpu[each.key].latest_version
+    }
+  }
+  lifecycle {
+    create_before_destroy = true
+  }
+  depends_on = [aws_iam_role_policy_attachment.nodes]
+}
+
+# Weights and data are fetched here, so the disk is as large as a model.
+resource "aws_launch_template" "cpu" {
+  name_prefix            = "${var.name}-cpu-"
   update_default_version = true
 
   block_device_mappings {
     device_name = "/dev/xvda"
     ebs {
-      volume_size           = each.value.disk_gib
+      volume_size           = var.cpu_disk_gib
       volume_type           = "gp3"
       encrypted             = true
       delete_on_termination = true
@@ -107,91 +150,6 @@ resource "aws_launch_template" "single" {
     http_tokens                 = "required"
     http_put_response_hop_limit = 2
   }
-}
-
-resource "aws_batch_compute_environment" "multi" {
-  for_each                        = local.multi
-  compute_environment_name_prefix = "${var.name}-${each.key}-multi-"
-  type                            = "MANAGED"
-  service_role                    = var.batch_service_role_arn
-  compute_resources {
-    type                = "EC2" # no spot: Batch starts runs on several nodes on none
-    allocation_strategy = "BEST_FIT_PROGRESSIVE"
-    instance_type       = [each.value.instance_type]
-    min_vcpus           = 0
-    max_vcpus           = each.value.max_nodes * local.machines[each.value.instance_type].vcpus
-    subnets             = [local.subnets[0]] # nodes of a run are in one zone
-    security_group_ids  = [aws_security_group.nodes.id]
-    instance_role       = aws_iam_instance_profile.nodes.arn
-    placement_group     = var.placement_groups ? aws_placement_group.multi[each.key].name : null
-    ec2_configuration {
-      image_type = var.gpu_image_type
-    }
-    launch_template {
-      launch_template_id = aws_launch_template.multi[each.key].id
-      version            = aws_launch_template.multi[each.key].latest_version
-    }
-  }
-  lifecycle {
-    create_before_destroy = true
-  }
-  depends_on = [aws_iam_role_policy_attachment.nodes]
-}
-
-resource "aws_batch_compute_environment" "single" {
-  for_each                        = local.single
-  compute_environment_name_prefix = "${var.name}-${each.key}-single-"
-  type                            = "MANAGED"
-  service_role                    = var.batch_service_role_arn
-  compute_resources {
-    type                = "EC2"
-    allocation_strategy = "BEST_FIT_PROGRESSIVE"
-    instance_type       = [each.value.instance_type]
-    min_vcpus           = 0
-    max_vcpus           = each.value.max_nodes * local.machines[each.value.instance_type].vcpus
-    subnets             = local.subnets
-    security_group_ids  = [aws_security_group.nodes.id]
-    instance_role       = aws_iam_instance_profile.nodes.arn
-    ec2_configuration {
-      image_type = var.gpu_image_type
-    }
-    launch_template {
-      launch_template_id = aws_launch_template.single[each.key].id
-      version            = aws_launch_template.single[each.key].latest_version
-    }
-  }
-  lifecycle {
-    create_before_destroy = true
-  }
-  depends_on = [aws_iam_role_policy_attachment.nodes]
-}
-
-resource "aws_batch_compute_environment" "spot" {
-  for_each                        = local.spot
-  compute_environment_name_prefix = "${var.name}-${each.key}-spot-"
-  type                            = "MANAGED"
-  service_role                    = var.batch_service_role_arn
-  compute_resources {
-    type                = "SPOT"
-    allocation_strategy = "SPOT_PRICE_CAPACITY_OPTIMIZED"
-    instance_type       = [each.value.instance_type]
-    min_vcpus           = 0
-    max_vcpus           = each.value.max_nodes * local.machines[each.value.instance_type].vcpus
-    subnets             = local.subnets
-    security_group_ids  = [aws_security_group.nodes.id]
-    instance_role       = aws_iam_instance_profile.nodes.arn
-    ec2_configuration {
-      image_type = var.gpu_image_type
-    }
-    launch_template {
-      launch_template_id = aws_launch_template.single[each.key].id
-      version            = aws_launch_template.single[each.key].latest_version
-    }
-  }
-  lifecycle {
-    create_before_destroy = true
-  }
-  depends_on = [aws_iam_role_policy_attachment.nodes]
 }
 
 resource "aws_batch_compute_environment" "cpu" {
@@ -210,6 +168,10 @@ resource "aws_batch_compute_environment" "cpu" {
     ec2_configuration {
       image_type = "ECS_AL2023"
     }
+    launch_template {
+      launch_template_id = aws_launch_template.cpu.id
+      version            = aws_launch_template.cpu.latest_version
+    }
   }
   lifecycle {
     create_before_destroy = true
@@ -218,29 +180,26 @@ resource "aws_batch_compute_environment" "cpu" {
 }
 
 resource "aws_batch_job_queue" "multi" {
-  for_each = local.multi
+  for_each = var.gpu_pools
   name     = "${var.name}-${each.key}"
   state    = "ENABLED"
   priority = 10
   compute_environment_order {
     order               = 1
-    compute_environment = aws_batch_compute_environment.multi[each.key].arn
+    compute_environment = aws_batch_compute_environment.gpu["${each.key}-multi"].arn
   }
 }
 
 resource "aws_batch_job_queue" "single" {
-  for_each = local.single
+  for_each = { for key, pool in var.gpu_pools : key => pool if pool.capacity_reservation_id == null }
   name     = "${var.name}-${each.key}-single"
   state    = "ENABLED"
   priority = 10
   dynamic "compute_environment_order" {
-    for_each = concat(
-      each.value.spot ? [aws_batch_compute_environment.spot[each.key].arn] : [],
-      [aws_batch_compute_environment.single[each.key].arn],
-    )
+    for_each = each.value.spot ? ["spot", "single"] : ["single"]
     content {
       order               = compute_environment_order.key + 1
-      compute_environment = compute_environment_order.value
+      compute_environment = aws_batch_compute_environment.gpu["${each.key}-${compute_environment_order.value}"].arn
     }
   }
 }

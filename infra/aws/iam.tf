@@ -96,8 +96,6 @@ data "aws_iam_policy_document" "launcher" {
       "batch:DescribeJobs",
       "batch:ListJobs",
       "ec2:DescribeInstanceTypeOfferings",
-      "ec2:DescribeInstanceTypes",
-      "ecr:DescribeImages",
       "servicequotas:GetServiceQuota",
     ]
     resources = ["*"]

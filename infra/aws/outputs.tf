@@ -2,14 +2,13 @@ locals {
   # Metaflow's configuration, as its variables
   metaflow = merge(
     {
-      METAFLOW_DEFAULT_DATASTORE         = "s3"
-      METAFLOW_DATASTORE_SYSROOT_S3      = "s3://${aws_s3_bucket.datastore.id}/metaflow"
-      METAFLOW_DATATOOLS_S3ROOT          = "s3://${aws_s3_bucket.datastore.id}/data"
-      METAFLOW_BATCH_JOB_QUEUE           = aws_batch_job_queue.cpu.name
-      METAFLOW_ECS_S3_ACCESS_IAM_ROLE    = aws_iam_role.job.arn
-      METAFLOW_BATCH_CONTAINER_REGISTRY  = "${local.account}.dkr.ecr.${local.region}.amazonaws.com"
-      METAFLOW_DATASTORE_CARD_SYSROOT_S3 = "s3://${aws_s3_bucket.datastore.id}/metaflow/mf.cards"
-      FINETUNE_QUEUES                    = local.queues
+      METAFLOW_DEFAULT_DATASTORE        = "s3"
+      METAFLOW_DATASTORE_SYSROOT_S3     = "s3://${aws_s3_bucket.datastore.id}/metaflow"
+      METAFLOW_DATATOOLS_S3ROOT         = "s3://${aws_s3_bucket.datastore.id}/data"
+      METAFLOW_BATCH_JOB_QUEUE          = aws_batch_job_queue.cpu.name
+      METAFLOW_ECS_S3_ACCESS_IAM_ROLE   = aws_iam_role.job.arn
+      METAFLOW_BATCH_CONTAINER_REGISTRY = "${local.account}.dkr.ecr.${local.region}.amazonaws.com"
+      FINETUNE_QUEUES                   = local.queues
     },
     var.metadata_service_url == null ? {} : {
       METAFLOW_DEFAULT_METADATA     = "service"

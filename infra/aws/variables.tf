@@ -66,6 +66,10 @@ variable "gpu_pools" {
     error_message = "gpu_pools: a key is 1 to 20 lower-case letters, digits and dashes, such as h100."
   }
   validation {
+    condition     = alltrue([for key in keys(var.gpu_pools) : key != "cpu" && !endswith(key, "-single")])
+    error_message = "gpu_pools: a key is not cpu and does not end in -single, as queues of those names are there already."
+  }
+  validation {
     condition     = alltrue([for pool in values(var.gpu_pools) : contains(keys(local.machines), pool.instance_type)])
     error_message = "gpu_pools: not every instance_type is an AWS machine of estimator/data/instances.csv; `finetune gpus` lists them."
   }
@@ -94,6 +98,16 @@ variable "cpu_max_vcpus" {
   validation {
     condition     = var.cpu_max_vcpus >= 2
     error_message = "cpu_max_vcpus: at least 2."
+  }
+}
+
+variable "cpu_disk_gib" {
+  description = "Of a machine for steps without GPUs: one of them fetches the weights."
+  type        = number
+  default     = 500
+  validation {
+    condition     = var.cpu_disk_gib >= 50
+    error_message = "cpu_disk_gib: at least 50."
   }
 }
 
@@ -146,8 +160,8 @@ variable "nightly_check" {
     nodes    = optional(number, 2)
     profile  = optional(string, "standard")
     schedule = optional(string, "cron(0 3 * * ? *)")
-    image    = string # of infra/docker/launcher.Dockerfile: starts the flow
-    on_nodes = string # of infra/docker/torchtune.Dockerfile: what the nodes run
+    image    = string # target launcher of infra/docker/Dockerfile: starts the flow
+    on_nodes = string # target torchtune or deepspeed: what the nodes run
   })
   default = null
   validation {

@@ -97,25 +97,28 @@ def test_a_node_has_one_efa_interface_for_each_card_of_its_machine(
     planned: dict[str, dict[str, Any]],
 ) -> None:
     for pool, asked in VALUES["gpu_pools"].items():
-        cards = planned[f'aws_launch_template.multi["{pool}"]']["network_interfaces"]
+        cards = planned[f'aws_launch_template.gpu["{pool}-multi"]']["network_interfaces"]
         machine = hardware.current().find_instance(asked["instance_type"])
         assert len(cards) == tables.efa_interfaces(machine)
         for index, card in enumerate(cards):
             assert card["interface_type"] == "efa"
             assert card["network_card_index"] == index
             assert card["device_index"] == (0 if index == 0 else 1)
-    assert len(planned['aws_launch_template.multi["a100"]']["network_interfaces"]) == 4
+        assert not planned[f'aws_launch_template.gpu["{pool}-single"]']["network_interfaces"]
+    assert len(planned['aws_launch_template.gpu["a100-multi"]']["network_interfaces"]) == 4
 
 
 def test_several_nodes_are_on_demand_in_one_zone_and_one_placement_group(
     planned: dict[str, dict[str, Any]],
 ) -> None:
-    environment = planned['aws_batch_compute_environment.multi["a100"]']
+    environment = planned['aws_batch_compute_environment.gpu["a100-multi"]']
     (resources,) = environment["compute_resources"]
     assert environment["type"] == "MANAGED"
     assert resources["type"] == "EC2"
-    assert resources["placement_group"] == "finetune-a100"
-    assert planned['aws_placement_group.multi["a100"]']["strategy"] == "cluster"
+    assert resources["placement_group"] == "finetune-a100-multi"
+    assert planned['aws_placement_group.gpu["a100-multi"]']["strategy"] == "cluster"
+    (others,) = planned['aws_batch_compute_environment.gpu["a100-single"]']["compute_resources"]
+    assert not others["placement_group"]
     assert resources["instance_type"] == ["p4d.24xlarge"]
     assert (resources["min_vcpus"], resources["max_vcpus"]) == (0, 2 * 96)
     (queue,) = planned['aws_batch_job_queue.multi["a100"]']["compute_environment_order"]
@@ -125,8 +128,17 @@ def test_several_nodes_are_on_demand_in_one_zone_and_one_placement_group(
 def test_spot_comes_first_where_the_pool_has_it_and_only_for_one_node(
     planned: dict[str, dict[str, Any]],
 ) -> None:
-    assert planned['aws_batch_compute_environment.spot["a10g"]']["compute_resources"][0]["type"] == "SPOT"
-    assert 'aws_batch_compute_environment.spot["a100"]' not in planned
+    assert {
+        name.split('"')[1]: item["compute_resources"][0]["type"]
+        for name, item in planned.items()
+        if name.startswith("aws_batch_compute_environment.gpu[")
+    } == {
+        "a100-multi": "EC2",
+        "a100-single": "EC2",
+        "a10g-multi": "EC2",
+        "a10g-single": "EC2",
+        "a10g-spot": "SPOT",
+    }
     assert len(planned['aws_batch_job_queue.single["a10g"]']["compute_environment_order"]) == 2
     assert len(planned['aws_batch_job_queue.single["a100"]']["compute_environment_order"]) == 1
     assert len(planned['aws_batch_job_queue.multi["a10g"]']["compute_environment_order"]) == 1
@@ -139,8 +151,11 @@ def test_containers_may_pin_all_memory_as_efa_needs(
     planned: dict[str, dict[str, Any]], tmp_path: Path, before: str | None
 ) -> None:
     """The boothook is run, twice, on a node's file."""
-    data = base64.b64decode(planned['aws_launch_template.multi["a100"]']["user_data"]).decode()
-    assert data == base64.b64decode(planned['aws_launch_template.single["a10g"]']["user_data"]).decode()
+    (data,) = {
+        base64.b64decode(item["user_data"]).decode()
+        for name, item in planned.items()
+        if name.startswith("aws_launch_template.gpu[")
+    }
     script = data[data.index("#!/bin/bash") : data.rindex("--==BOUNDARY==--")]
     file = tmp_path / "docker"
     if before is not None:
@@ -151,6 +166,16 @@ def test_containers_may_pin_all_memory_as_efa_needs(
     (options,) = re.findall(r'^OPTIONS="(.*)"$', file.read_text(), re.MULTILINE)
     assert options.split().count("memlock=-1:-1") == 1
     assert ("nofile=32768:65536" in options) == ("nofile" in (before or ""))
+
+
+def test_the_disk_of_steps_that_fetch_weights_is_as_large_as_a_model(
+    planned: dict[str, dict[str, Any]],
+) -> None:
+    for name, item in planned.items():
+        if name.startswith("aws_launch_template."):
+            (disk,) = item["block_device_mappings"]
+            assert disk["ebs"][0]["volume_size"] == 500, name
+            assert disk["ebs"][0]["encrypted"] == "true", name
 
 
 def test_the_nodes_may_reach_each_other_and_https_and_nobody_may_reach_them(
@@ -186,6 +211,7 @@ BAD_POOLS = {
     "small": {**POOL, "disk_gib": 8},
     "block": {**POOL, "capacity_block": True},
     "both": {**POOL, "spot": True, "capacity_reservation_id": "cr-1"},
+    "cpu": POOL,
 }
 BAD_CHECK = {"pool": "h100", "profile": "all", "schedule": "cron(0 3 * * *)"}
 # Terraform tells at once all that is wrong, but for variables held against another one that is wrong itself.
@@ -195,6 +221,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"gpu_pools": BAD_POOLS, "nightly_check": None},
         [
             "gpu_pools: a key is 1 to 20 lower-case letters",
+            "gpu_pools: a key is not cpu and does not end in -single",
             "gpu_pools: not every instance_type is an AWS machine of estimator/data/instances.csv",
             "gpu_pools: max_nodes is a whole number from 1 up",
             "gpu_pools: disk_gib is at least 100",
@@ -213,6 +240,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "bucket_name": "My_Bucket",
             "kms_key_arn": "alias/key",
             "cpu_max_vcpus": 0,
+            "cpu_disk_gib": 8,
             "monthly_budget_usd": None,
         },
         [
@@ -225,6 +253,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "bucket_name: 3 to 63 lower-case letters",
             "kms_key_arn: the ARN of a KMS key",
             "cpu_max_vcpus: at least 2",
+            "cpu_disk_gib: at least 50",
         ],
     ),
     (
@@ -258,6 +287,12 @@ def test_an_impossible_value_is_refused_with_what_would_be_possible(
     done = stack.run("plan", "-input=false", "-refresh=false", values={**VALUES, **changed})
     assert done.status == 1
     assert [line for line in said if line not in done.errors] == []
+
+
+def test_the_example_of_the_variables_can_be_planned(stack: Stack) -> None:
+    example = f"-var-file={STACK / 'terraform.tfvars.example'}"
+    done = stack.run("plan", "-input=false", "-refresh=false", example, values={})
+    assert done.status == 0, done.errors
 
 
 # -- what is made ----------------------------------------------------------------------------------------
@@ -304,7 +339,6 @@ def test_what_is_printed_is_metaflows_configuration(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     known = {f"METAFLOW_{name}" for name in json.loads(done.stdout)}
-    known |= {"METAFLOW_SERVICE_URL", "METAFLOW_DATATOOLS_S3ROOT", "METAFLOW_DATASTORE_CARD_SYSROOT_S3"}
     assert set(config) <= known
     queues = {item["jobQueueName"] for item in client(stack, "batch").describe_job_queues()["jobQueues"]}
     assert config["METAFLOW_BATCH_JOB_QUEUE"] in queues
