@@ -37,7 +37,6 @@ def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", 
     return slurm.submit("--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **more)
 
 
-@pytest.mark.lab
 def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, shared: Path) -> None:
     (shared / "run.yaml").write_text("max_steps: 8\nevaluation: {generations: 1, max_new_tokens: 4}\n")
     data = ("--set", f"dataset={shared / 'sums.jsonl'}")
@@ -71,7 +70,6 @@ def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, sha
     assert f"holds a finished model already, of job {job}" in slurm.output(again)
 
 
-@pytest.mark.lab
 def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
     slurm: Lab, shared: Path
 ) -> None:
