@@ -18,7 +18,7 @@ from metaflow import StepMutator
 
 from decorators import _metaflow, clusters
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
-from decorators.backends import batch, batch_guard, kubernetes
+from decorators.backends import batch, batch_guard, kubernetes, pending, refusals
 from decorators.backends.options import Options
 from decorators.backends.placing import add_variables
 from decorators.requested import merge_given
@@ -73,12 +73,17 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         step = StepView(mutable_step)
         kind = _metaflow.command()
         launching = kind in ("run", "resume", "deploy")
+        if kind == "deploy":
+            # Argo would ask for the same nodes again, only to note on them that the step was lost
+            mutable_step.remove_decorator("catch")
         if launching:
             _metaflow.ensure_python()
             self._ask(step)
         elif kind != "trampoline":
             return
         else:
+            pending.install()
+            refusals.install()
             batch_guard.install()
         if self.role == "node" and step.backend() == "kubernetes":
             _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None)
@@ -101,6 +106,8 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         os.environ[LAUNCH_VARIABLE] = asked.launch
         if asked.priority_class:
             os.environ[PRIORITY_VARIABLE] = asked.priority_class
+        if asked.options is not None and backend != "local":
+            os.environ[pending.TIMEOUT_VARIABLE] = f"{asked.options.pending_timeout:g}"
         if self.role == "node" and backend != "local":
             extra = _request(step, asked, backend, given)
             os.environ[_EXTRA_VARIABLE] = json.dumps(extra)

@@ -17,13 +17,14 @@ from typing import Any
 from checklist import earlier, local, measurements
 from checklist import result as results
 from checklist.earlier import Earlier
-from checklist.measurements import PHASES, Measurements, Phase
+from checklist.measurements import PHASES, Hang, Measurements, Phase
 from checklist.outputs import publish
 from checklist.outputs.publish import Outputs
 from checklist.rendezvous import of_node
 from checklist.result import Result
 from checklist.verdict import judge
 from decorators._metaflow import in_container
+from decorators.storage import datastore
 from estimator.errors import UserError
 from flows.checklist_options import Settled, table_of
 from launchers.rank import die_with_parent
@@ -44,10 +45,13 @@ class Node:
     token: str
 
 
-def check_node(settled: Settled, place: Node, work: Path) -> tuple[dict[str, Any] | None, str | None]:
+def check_node(
+    settled: Settled, place: Node, work: Path, key: str
+) -> tuple[dict[str, Any] | None, str | None]:
     """Take part as one node: what all nodes have measured, as plain values, or why there is nothing.
 
-    A node that fails is told and not raised: the verdict is made of what the others have measured.
+    A node that fails is told and not raised: the verdict is made of what the others have measured. On node 0
+    what there is so far is kept in the datastore under ``key``, for when not even its own task ends.
     """
     if not in_container():
         die_with_parent(os.getppid(), signal.SIGTERM)
@@ -61,7 +65,11 @@ def check_node(settled: Settled, place: Node, work: Path) -> tuple[dict[str, Any
     )
     try:
         uuids = settled.shares[place.node]
-        measured = local.run_node(settled.options, replace(here, ports=place.ports), uuids, work)
+        measured = local.run_node(
+            settled.options, replace(here, ports=place.ports), uuids, work, lambda so_far: _keep(key, so_far)
+        )
+        if place.node == 0:
+            _keep(key, measured)
     except UserError as error:
         print(f"node {place.node}: {error.problem}\n{error.advice}", flush=True)
         return None, error.problem
@@ -71,17 +79,50 @@ def check_node(settled: Settled, place: Node, work: Path) -> tuple[dict[str, Any
     return measurements.to_dict(measured), None
 
 
+def _keep(key: str, measured: Measurements) -> None:
+    """A copy in the datastore, which nothing but a lost step reads: so it costs a line where that fails."""
+    try:
+        datastore().put_bytes(key, measurements.to_json(measured).encode())
+    except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with
+        print(f"What was measured so far can't be kept in the datastore: {type(error).__name__}: {error}")
+
+
+def kept_under(key: str) -> Measurements | None:
+    """What the nodes' tasks have kept under that key; None: nothing."""
+    try:
+        return measurements.from_json(datastore().get_bytes(key).decode())
+    except FileNotFoundError:
+        return None
+
+
 def together(
-    settled: Settled, nodes: Iterable[tuple[int, dict[str, Any] | None, str | None]]
+    settled: Settled,
+    nodes: Iterable[tuple[int, dict[str, Any] | None, str | None]],
+    *,
+    lost: bool = False,
+    kept: Measurements | None = None,
 ) -> Measurements:
-    """One run's measurements from (node, what it has got, its problem); node 0's, where it has any."""
+    """One run's measurements from (node, what it has got, its problem); node 0's, where it has any.
+
+    ``lost``: the nodes' step has failed as a whole, which is no task's own doing. Then there may be nothing
+    but what was ``kept``; and that a node was lost says nothing against it, as its pod may just have been
+    taken away, for more important work say.
+    """
     ordered = sorted(nodes, key=lambda item: item[0])
     problems = tuple(f"Node {node}: {problem}" for node, _, problem in ordered if problem)
     found = next((measured for _, measured, _ in ordered if measured is not None), None)
-    if found is not None:
-        made = measurements.record(Measurements, found)
-        return replace(made, notes=(*made.notes, *problems))
-    return _nothing(settled, problems)
+    made = kept if found is None else measurements.record(Measurements, found)
+    if lost and not problems:
+        problems = ("The nodes' step was lost: a pod or container of it did not come to its end.",)
+    if made is None:
+        return _nothing(settled, problems)
+    if lost and not settled.local:
+        made = replace(made, hangs=tuple(map(_taken, made.hangs)))
+    return replace(made, notes=(*made.notes, *problems))
+
+
+def _taken(hang: Hang) -> Hang:
+    return replace(hang, kind="taken") if hang.kind == "lost" else hang
 
 
 def _nothing(settled: Settled, problems: tuple[str, ...]) -> Measurements:
@@ -116,13 +157,20 @@ def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S)
 
     Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
     """
+    from metaflow import get_namespace, namespace
+
     runs: list[earlier.Run] = []
     problems: list[str] = []
     reader = threading.Thread(
         target=_read_past, args=(flow, cluster, run_id, runs, problems), name="history", daemon=True
     )
-    reader.start()
-    reader.join(limit_s)
+    before = get_namespace()
+    namespace(None)  # whoever launched them: a nightly run's namespace is its deployment's
+    try:
+        reader.start()
+        reader.join(limit_s)
+    finally:
+        namespace(before)
     notes = [f"Earlier runs were read for {limit_s:g} s, then no more."] if reader.is_alive() else []
     read, told = tuple(runs), tuple(problems)  # the thread may still add to its own
     kept = earlier.earlier(read, told)
@@ -135,10 +183,9 @@ def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S)
 
 
 def _read_past(flow: str, cluster: str, run_id: str, runs: list[earlier.Run], problems: list[str]) -> None:
-    from metaflow import Flow, namespace
+    from metaflow import Flow
     from metaflow.exception import MetaflowNotFound
 
-    namespace(None)  # whoever launched them: a nightly run's namespace is its deployment's
     try:
         for run in Flow(flow).runs():
             if run.id == run_id:

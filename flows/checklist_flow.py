@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, parallel, schedule, step
+from metaflow import Config, FlowSpec, Parameter, card, catch, config_expr, current, parallel, schedule, step
 
 from checklist.outputs.terminal import show
 from decorators._metaflow import NotFit, final, in_container, main, user_errors
@@ -73,6 +73,7 @@ class ChecklistFlow(FlowSpec):
         "instance_type", str, "The machine type to test, for its selector and its network."
     )
     queue = option("queue", str, "Batch job queue, or Kueue LocalQueue.")
+    pending_timeout = option("pending_timeout", float, "Minutes that a step may wait for its nodes.")
     priority_class = option("priority_class", str, "On Kubernetes; else the lowest that the cluster has.")
     webhook = switch("webhook", "Post the result to the address in $CHECKLIST_WEBHOOK_URL.")
     prometheus = option("prometheus", str, "A textfile for node_exporter, *.prom.")
@@ -95,6 +96,7 @@ class ChecklistFlow(FlowSpec):
                 for line in checklist_options.check_outputs(values):
                     print(line)
         self.cluster = current_cluster() or cluster_name("local")
+        self.key = f"runs/{current.run_id}/measured.json"  # of what is kept of it in the datastore
         self.topology = "many" if self.settled.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
 
@@ -105,15 +107,17 @@ class ChecklistFlow(FlowSpec):
         self.ports = choose_ports(local=not in_container())
         self.next(self.check_nodes, num_parallel=self.settled.options.nodes)
 
+    @catch(var="lost", print_exception=False)
     @node_request(asks=checklist_options.ask)
     @step
     def check(self) -> None:
         """Test one node."""
         ports = choose_ports(local=not in_container())
         self._check(node=0, nodes=1, main_host="127.0.0.1", ports=ports)
-        self.measured = checking.together(self.settled, [(0, self.part, self.problem)])
+        self.parts = [(self.node, self.part, self.problem)]
         self.next(self.verdict)
 
+    @catch(var="lost", print_exception=False)
     @node_request(asks=checklist_options.ask)
     @parallel
     @step
@@ -127,9 +131,9 @@ class ChecklistFlow(FlowSpec):
     @step
     def gather(self, inputs: Any) -> None:
         """Take what node 0 has collected; the others tell what went wrong."""
-        self.merge_artifacts(inputs, include=["settled", "cluster"])
-        parts = [(task.node, task.part, task.problem) for task in inputs]
-        self.measured = checking.together(self.settled, parts)
+        self.merge_artifacts(inputs, include=["settled", "cluster", "key"])
+        self.parts = [(task.node, task.part, task.problem) for task in inputs if hasattr(task, "problem")]
+        self.lost = next((task.lost for task in inputs if task.lost is not None), None)
         self.next(self.verdict)
 
     @card(type="blank", id=CARD_ID)
@@ -137,8 +141,12 @@ class ChecklistFlow(FlowSpec):
     @step
     def verdict(self) -> None:
         """Judge, with what earlier runs have left; say it here and on the card."""
+        lost = self.lost is not None
+        parts = getattr(self, "parts", [])  # none where @catch has taken the place of the step
+        kept = checking.kept_under(self.key) if lost else None
+        measured = checking.together(self.settled, parts, lost=lost, kept=kept)
         past = checking.past_of(current.flow_name, self.cluster, current.run_id)
-        judged = checking.judged(self.settled, self.measured, past)
+        judged = checking.judged(self.settled, measured, past)
         self.result = checking.plain(judged)
         self.healthy_nodes, self.bad_nodes = list(judged.healthy_nodes), list(judged.bad_nodes)
         self.kept = checking.kept_of(judged)
@@ -176,6 +184,7 @@ class ChecklistFlow(FlowSpec):
                     token=f"{current.run_id}/{current.step_name}/{current.retry_count}",
                 ),
                 work,
+                self.key,
             )
 
     def _values(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import difflib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -45,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "json": "",
     "instance_type": "",
     "queue": "",
+    "pending_timeout": Placement().pending_timeout,
     "priority_class": "",
     "webhook": False,
     "prometheus": "",
@@ -54,7 +56,15 @@ DEFAULTS: dict[str, Any] = {
     "apply": False,
     "most_share": taint.MOST_SHARE,
 }
-_NUMBERS = ("nodes", "gpus_per_node", "timeout", "op_timeout", "start_timeout", "most_share")
+_NUMBERS = (
+    "nodes",
+    "gpus_per_node",
+    "timeout",
+    "op_timeout",
+    "start_timeout",
+    "pending_timeout",
+    "most_share",
+)
 RESULT_FILE = "checklist-result.json"  # of a run on this machine, in the folder that it is started from
 REMOTE_START_S = 1200.0  # for machines and images to come; on this machine Options' own limit holds
 MOST_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
@@ -200,12 +210,14 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
             f"--thresholds {values['thresholds']} is too large to travel with a run on {backend}.",
             "Leave only the rows of this system in it, with shorter sources.",
         )
-    priority = _priority_class(values, backend)
+    wait = values["pending_timeout"]
+    if not (math.isfinite(wait) and wait > 0):
+        raise UserError(f"--pending-timeout {wait} is not possible.", "Give minutes above 0.")
     return Asked(
         request=_request(values, options, wanted),
         launch=launch,
-        priority_class=priority,
-        options=Placement(queue=values.get("queue") or None, priority=priority),
+        priority_class=_priority_class(values, backend),  # Kueue takes a job's priority from its pods
+        options=Placement(queue=values.get("queue") or None, pending_timeout=wait),
     )
 
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from checklist import result as results
+from checklist.measurements import Hang, Phase
 from checklist.probes.progress import Progress
 from checklist.verdict import judge
 from estimator.errors import UserError
@@ -30,6 +31,7 @@ from tests.flows.conftest import environment, left_behind
 
 FLOW = Path(__file__).parents[2] / "flows" / "checklist_flow.py"
 EARLIER = Path(__file__).parent / "flows" / "earlier_checks.py"
+KEPT = ".metaflow/ChecklistFlow/finetune/runs/*"  # what a run keeps while it measures
 BUSY_SECONDS = 480  # a run takes less than 60 on a machine that does nothing else
 FLOOR = "system,op,floor,source\nhere,gemm_fp32,1000000,no processor is that fast\n"
 _READ = """
@@ -43,8 +45,12 @@ sys.stdout.buffer.write(pickle.dumps(found | {"successful": run.successful}))
 """
 _READ_PAST = """
 import pickle, sys
+from metaflow import get_namespace, namespace
 from flows.checking import past_of
-sys.stdout.buffer.write(pickle.dumps(past_of("ChecklistFlow", sys.argv[1], "none")))
+namespace("user:somebody")
+past = past_of("ChecklistFlow", sys.argv[1], "none")
+assert get_namespace() == "user:somebody", get_namespace()
+sys.stdout.buffer.write(pickle.dumps(past))
 """
 
 
@@ -195,28 +201,82 @@ def test_a_failure_stands_until_the_same_check_passes(third: Run) -> None:
 
 @pytest.mark.slow
 def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(FLOW), "run", "--op-timeout", "20"],
-            cwd=tmp_path,
-            env=environment(tmp_path, AWS_EC2_METADATA_DISABLED="true"),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL)
-            status = process.wait(BUSY_SECONDS)
-        finally:
-            process.kill()
-            process.wait()
-    run = Run(home=tmp_path, status=status, output=(tmp_path / "log").read_text(), seconds=0)
-    assert left_behind(tmp_path) == []
+    run = _hurt(
+        tmp_path, lambda _: os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL), "--op-timeout", "20"
+    )
     assert run.status != 0
     found = run.artifacts()["result"]
     assert found["verdict"] == "FAIL", run.output
     assert found["bad_nodes"] == ["local1"], run.output
     assert any("was ended by signal 9" in note for note in found["notes"])
     assert "Traceback" not in run.output
+
+
+@pytest.mark.slow
+def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: Path) -> None:
+    kept: list[Path] = []
+
+    def hurt(_: subprocess.Popen[bytes]) -> None:
+        kept.append(_until(lambda: next(tmp_path.glob(f"{KEPT}/measured.json"), None)))
+        os.kill(psutil.Process(_supervisor(tmp_path, node=0)).ppid(), signal.SIGKILL)
+
+    run = _hurt(tmp_path, hurt)
+    assert run.status != 0
+    found = run.artifacts()["result"]
+    assert found["verdict"] == "NO-VERDICT", run.output
+    assert len(found["nodes"]) == 2, "the facts were measured by then"
+    assert "it had not ended when the run was broken off" in found["headline"]
+    assert json.loads(kept[0].read_text())["facts"] == found["measurements"]["facts"]
+    assert "Traceback" not in run.output
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_at_once_and_resume_goes_on(tmp_path: Path) -> None:
+    def interrupt(process: subprocess.Popen[bytes]) -> None:
+        _supervisor(tmp_path, node=0)
+        os.killpg(process.pid, signal.SIGINT)
+
+    run = _hurt(tmp_path, interrupt)
+    assert run.status != 0
+    assert "Workflow interrupted" in run.text
+    assert "Traceback" not in run.output
+    resumed = _flow(tmp_path, "resume", "--origin-run-id", run.run_id)
+    assert resumed.status == 0, resumed.output
+    assert resumed.artifacts()["result"]["verdict"] in ("PASS", "WARN")
+
+
+def _hurt(home: Path, hurt: Callable[[subprocess.Popen[bytes]], None], *options: str) -> Run:
+    """A run to which that is done; it ends, and leaves no process."""
+    # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one
+    command = ["env", "--default-signal=INT", sys.executable, str(FLOW), "run", *options]
+    began = time.monotonic()
+    with (home / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=home,
+            env=environment(home, AWS_EC2_METADATA_DISABLED="true"),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # as in a terminal of its own
+        )
+        try:
+            hurt(process)
+            status = process.wait(BUSY_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+    assert left_behind(home) == []
+    output, seconds = (home / "log").read_text(), time.monotonic() - began
+    return Run(home=home, status=status, output=output, seconds=seconds)
+
+
+def _until(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + BUSY_SECONDS / 2
+    while time.monotonic() < deadline:
+        if (value := found()) is not None:
+            return value
+        time.sleep(0.02)
+    raise AssertionError("it did not come")
 
 
 def _supervisor(home: Path, node: int) -> int:
@@ -288,6 +348,30 @@ def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
     assert refusal.problem.startswith("NO-VERDICT: ")
 
 
+def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_not_blamed() -> None:
+    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
+    settled = settle(_values(), launch, datastore="s3://bucket/root")
+    lost = Hang(
+        rank=8, node=1, phase="world", op="all_reduce", sequence=3, waited_s=1, kind="lost", detail="gone"
+    )
+    run = gpu_run(2)
+    phases = (*run.phases[:3], Phase(name="world", status="failed", reason="node 1 was lost"), run.phases[4])
+    kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
+
+    told = checking.judged(settled, checking.together(settled, [], kept=kept), checking.Past())
+    assert (told.verdict, told.bad_nodes) == ("FAIL", ("host-1",)), "a step that ended well: it is the node"
+
+    result = checking.judged(settled, checking.together(settled, [], lost=True, kept=kept), checking.Past())
+    assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
+    assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
+    assert any("did not come to its end" in note for note in result.notes)
+    assert checking.from_plain(checking.plain(result)) == result
+
+    nothing = checking.judged(settled, checking.together(settled, [], lost=True), checking.Past())
+    assert nothing.verdict == "NO-VERDICT"
+    assert "The nodes' step was lost" in nothing.headline
+
+
 # ---- what is refused, and what is asked for
 
 
@@ -313,6 +397,7 @@ def _settled(**given: Any) -> checklist_options.Settled:
         ({"start_timeout": -1.0}, ["-1.0 s", "the start"]),
         ({"thresholds": "missing.csv"}, ["missing.csv", "No such file"]),
         ({"most_share": 2.0}, ["2.0"]),
+        ({"pending_timeout": -1.0}, ["--pending-timeout -1.0"]),
         ({"json": "no/such/folder/result.json"}, ["no/such/folder", "--json"]),
         ({"apply": True}, ["--apply", "--taint"]),
         ({"taint": True, "label": True}, ["--taint", "--label"]),

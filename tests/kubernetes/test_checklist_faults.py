@@ -1,0 +1,56 @@
+"""The checklist on a cluster that takes a pod away: a verdict comes all the same and blames no node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.cluster import Cluster, Launched
+from tests.lab.api import Json
+from tests.lab.control_plane import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+LIMIT_S = 600
+
+
+def test_a_pod_that_is_evicted_is_named_and_what_was_measured_until_then_is_judged(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    options = ["--nodes=2", "--device=cpu", "--profile=standard", "--skip=storage,datastore"]
+    run = cluster.launch("checklist_flow", tmp_path, "run", "--with", "kubernetes", *options)
+    wait_for(lambda: _measured(cluster, run), LIMIT_S, "the first phase is over")
+    worker = _worker(cluster, run)
+    cluster.kubelet_of(worker).evict(worker["metadata"]["name"])
+
+    assert run.wait(LIMIT_S) != 0, run.story()
+    name, node = worker["metadata"]["name"], worker["spec"]["nodeName"]
+    assert f"pod {name} on {node} has failed: Evicted: The node was low on resource: memory." in run.log
+    assert "Traceback" not in run.log, run.log
+    found = run.artifacts("ChecklistFlow")
+    result = found["result"]
+    assert (result["verdict"], found["bad_nodes"], found["healthy_nodes"]) == ("NO-VERDICT", [], []), (
+        run.story()
+    )
+    assert len(result["nodes"]) == 2
+    assert any("did not come to its end" in note for note in result["notes"])
+    run.nothing_left()
+
+
+def _measured(cluster: Cluster, run: Launched) -> bool:
+    """Whether node 0 has kept something."""
+    assert run.process.poll() is None, run.story()
+    return (run.home / "run_id").exists() and bool(
+        cluster.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/")
+    )
+
+
+def _worker(cluster: Cluster, run: Launched) -> Json:
+    (found,) = (
+        pod
+        for pod in cluster.pods()
+        if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == run.run_id
+        and pod["metadata"]["labels"].get("jobset.sigs.k8s.io/replicatedjob-name") == "worker"
+    )
+    return found
