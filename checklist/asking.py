@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from checklist.control import Event, Hub, Limits
-from checklist.measurements import Hang, PhaseName
+from checklist.measurements import IDLE, Hang, PhaseName
 from checklist.probes import flight
 
 _STOPPED = "tTDZX"  # states in which a process can't do its part: stopped, waiting for a device, dead
@@ -273,7 +273,7 @@ class Requests:
             told = f"Node {event.peer.node} ({event.peer.host}) was lost: {event.lost}."
             self.notes.append(told)
             for rank in set(event.peer.ranks) - self._asked:
-                self._hang(rank, "nothing", None, 0.0, "lost", [], event.lost)
+                self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
         return event
 

@@ -9,7 +9,7 @@ from checklist.bottleneck import TAU
 from checklist.case import Answer, Case, answer, no_verdict, skipped
 from checklist.diagnosis import Diagnosis, Fault, diagnose
 from checklist.judge_speed import hold
-from checklist.measurements import PHASES, Hang
+from checklist.measurements import IDLE, PHASES, Hang
 from checklist.result import Finding
 from checklist.thresholds import PAIR
 
@@ -201,19 +201,21 @@ def hangs(case: Case) -> Answer:
     for hang in case.measurements.hangs:
         if hang.kind != "taken":
             name, title = case.name_of_rank(hang.rank), _hang_title(case, hang)
+            where = _where(hang)
             found.append(
-                finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], op=hang.op)
+                finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], where=where)
             )
     taken = [hang for hang in case.measurements.hangs if hang.kind == "taken"]
     if taken and not found:
         names = ", ".join(dict.fromkeys(case.name_of_rank(hang.rank) for hang in taken))
-        where = f"{taken[0].op} of phase {taken[0].phase}"
-        return no_verdict(
-            "hangs", f"{names} was lost in {where}, and its step with it: the cluster's events tell why."
-        )
+        told = f"{names} was lost in {_where(taken[0])}, and its step with it: the cluster's events tell why."
+        return no_verdict("hangs", told)
     failed = [phase for phase in case.measurements.phases if phase.status == "failed"]
     if failed and not found:
-        told = "; ".join(f"{phase.name}: {phase.reason or 'no reason known'}" for phase in failed)
+        reasons: dict[str, list[str]] = {}
+        for phase in failed:
+            reasons.setdefault(phase.reason or "no reason known", []).append(phase.name)
+        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
         return no_verdict("hangs", f"A phase ended early and nobody can be named: {told}.")
     if not case.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
@@ -223,9 +225,13 @@ def hangs(case: Case) -> Answer:
 
 
 def _hang_title(case: Case, hang: Hang) -> str:
-    name, where = case.name_of_rank(hang.rank), f"{hang.op} of phase {hang.phase}"
+    name, where = case.name_of_rank(hang.rank), _where(hang)
     detail = f": {hang.detail}." if hang.detail else "."
     if hang.kind in ("died", "lost"):
         return f"Rank {hang.rank} ({name}) {'died' if hang.kind == 'died' else 'was lost'} in {where}{detail}"
     step = "" if hang.sequence is None else f" after {hang.sequence} operations"
     return f"Rank {hang.rank} ({name}) hung in {where}{step}; waited for {hang.waited_s:.0f} s{detail}"
+
+
+def _where(hang: Hang) -> str:
+    return f"phase {hang.phase}" if hang.op == IDLE else f"{hang.op} of phase {hang.phase}"
