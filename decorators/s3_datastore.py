@@ -45,11 +45,15 @@ class Trouble:
                 f"{where}: the AWS credentials have expired.",
                 "Log in again: aws sso login, or give the tasks a role that is renewed; then: resume.",
             )
-        waited = f" for {waited_s / 60:.3g} minutes" if waited_s >= PAUSE_S else ""
+        waited = f" for {_minutes(waited_s)} minutes" if waited_s >= PAUSE_S else ""
         return UserError(
             f"The datastore {where} has not answered{waited} ({self.name}).",
             "Look at METAFLOW_S3_ENDPOINT_URL, the network and S3 itself; then: resume.",
         )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{round(seconds / 60, 1):g}"
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
@@ -120,7 +124,7 @@ class Patience:
                 return found
             if trouble.text != said:
                 said = trouble.text
-                self.say(f"The datastore {where} {said}; asking on for {limit / 60:.2g} minutes.")
+                self.say(f"The datastore {where} {said}; asking on for {_minutes(limit)} minutes.")
             self.sleep(min(PAUSE_S, limit - waited))
             if trouble.expired:
                 renew()

@@ -22,6 +22,7 @@ import pytest
 from tests.conftest import write_sums
 from tests.flows.faults import READ_OUTCOME
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
+from tests.lab import faulty_proxy
 from tests.lab.api import Json
 from tests.lab.control_plane import jobset_definition, wait_for
 from tests.lab.kubelet import Node
@@ -182,6 +183,33 @@ def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
         for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
+
+
+@pytest.mark.lab
+def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for_good_ends_the_run(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    faults = faulty_proxy.Faults()
+    hub = cluster.hub
+    with faulty_proxy.before(cluster.store.url, faults, address=hub.address, inside=hub.inside) as url:
+        run = _launch(
+            cluster,
+            tmp_path,
+            "--no-preflight",
+            METAFLOW_S3_ENDPOINT_URL=url,
+            FINETUNE_DATASTORE_TIMEOUT="0.5",
+        )
+        first = _training(cluster, run, attempt=0)
+        worker = first["worker"]
+        cluster.kubelet_of(worker).kill_for_memory(worker["metadata"]["name"])
+        _attempt_ends(cluster, first)
+        _says(run, rf"pod {worker['metadata']['name']} on \S+ has failed: OOMKilled \(exit code 137\)")
+        _says(run, r"another plan, as an earlier attempt ran out of memory: micro batch \d+ -> \d+")
+
+        _training(cluster, run, attempt=1)
+        faults.gone = True
+        _ends(run, r"The datastore s3://\S+ has not answered for 0\.5 minutes .*; jobset \S+ is ended")
+    assert "(retry)" not in run.log.rpartition("doesn't answer")[2]
 
 
 # -- what never starts -------------------------------------------------------------------------------------
