@@ -166,11 +166,10 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
     assert HF_TOKEN in (cluster.hub.pods[-1].folder / "start.sh").read_text()
 
 
-@pytest.mark.lab
 def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Its nodes are there and the scheduler places the pods; their containers never start."""
+    """Its nodes are there, but no container starts: so there is the control pod, and no worker's yet."""
     machines = [
         Node(
             name=f"gpu-{number}",
@@ -189,15 +188,13 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
         jobset = wait_for(lambda: _jobset(cluster, launched), LIMIT_S, "there is a JobSet", every=0.5)
         name = jobset["metadata"]["name"]
         plan = Plan.from_json(launched.read(READ_PLAN, f"FinetuneFlow/{launched.run_id}").decode())
-        pods = wait_for(
-            lambda: _placed(cluster, name, plan.request.nodes),
-            120,
-            "the scheduler places its pods",
-            every=0.5,
+        (pod,) = wait_for(
+            lambda: _placed(cluster, name), 120, "the scheduler places the control pod", every=0.5
         )
+        assert pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] == "control"
+        assert pod["spec"]["nodeName"] in {machine.name for machine in machines}
         check_jobset(jobset, plan)
         check_preparing_job(cluster, launched, plan)
-        assert len({pod["spec"]["nodeName"] for pod in pods}) == plan.request.nodes
         os.killpg(launched.process.pid, signal.SIGINT)
         launched.wait(120)
         wait_for(lambda: not _pods(cluster, name), 60, "no pod is left")
@@ -233,9 +230,8 @@ def _pods(cluster: Cluster, jobset: str) -> list[Json]:
     return cluster.api.items(path, labelSelector=f"jobset.sigs.k8s.io/jobset-name={jobset}")
 
 
-def _placed(cluster: Cluster, jobset: str, count: int) -> list[Json]:
-    placed = [pod for pod in _pods(cluster, jobset) if pod["spec"].get("nodeName")]
-    return placed if len(placed) == count else []
+def _placed(cluster: Cluster, jobset: str) -> list[Json]:
+    return [pod for pod in _pods(cluster, jobset) if pod["spec"].get("nodeName")]
 
 
 def check_jobset(jobset: Json, plan: Plan) -> None:
