@@ -1,4 +1,4 @@
-"""The run's datastore as a store of bundles: on this machine, in S3 (moto), and through Metaflow alone."""
+"""The run's datastore as a store of bundles: here, in S3 (moto), in Google's (emulated), elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def s3() -> Iterator[str]:
 
 
 class OtherKind(MetaflowLocal):  # type: ignore[misc]
-    """Stands for Google's and Azure's: Metaflow's interface, of which nothing but that is known."""
+    """Stands for Azure's and what may come: Metaflow's interface, of which nothing but that is known."""
 
     TYPE = "other"
 
@@ -75,10 +76,38 @@ def _s3_storage(address: str, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorag
     return MetaflowStorage(S3Kind(), f"Flow{os.getpid()}/finetune")
 
 
-@pytest.fixture(params=["local", "s3", "other"])
+@pytest.fixture(scope="module")
+def google() -> Iterator[Any]:
+    """A client of Google's storage, with a bucket, on this machine."""
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
+    cloud = pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
+    from google.auth.credentials import AnonymousCredentials
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    address = {"api_endpoint": f"http://127.0.0.1:{port}"}
+    try:
+        yield cloud.Client(credentials=AnonymousCredentials(), project="none", client_options=address)
+    finally:
+        server.stop()
+
+
+def _google_storage(client: Any, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorage:
+    from metaflow.plugins.datastores import gs_storage
+
+    monkeypatch.setattr(gs_storage, "get_gs_storage_client", lambda: client)  # else it asks Google who we are
+    return MetaflowStorage(gs_storage.GSStorage("gs://bucket/some/root"), f"Flow{uuid.uuid4()}/finetune")
+
+
+@pytest.fixture(params=["local", "s3", "gs", "other"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorage:
     if request.param == "s3":
         return _s3_storage(request.getfixturevalue("s3"), monkeypatch)
+    if request.param == "gs":
+        return _google_storage(request.getfixturevalue("google"), monkeypatch)
     kind = MetaflowLocal if request.param == "local" else OtherKind
     return MetaflowStorage(kind(str(tmp_path / "root")), "Flow/finetune")
 
@@ -122,7 +151,7 @@ def test_files_are_removed_where_that_is_possible_and_else_it_is_said_once(
     monkeypatch.setattr(storage_module._OtherStorage, "_said", False)
     store.put_bytes("old/a", b"1")
     removed = [store.delete(["old/a", "old/never-there"]), store.delete(["old/a"])]
-    if store.kind == "other":
+    if store.kind in ("gs", "other"):
         assert removed == [False, False]
         assert store.size("old/a") == 1
         assert capsys.readouterr().err.count("can't remove files") == 1
@@ -160,5 +189,6 @@ def test_a_finished_model_is_brought_from_the_configured_datastore(
 def test_an_address_names_the_place(store: MetaflowStorage, tmp_path: Path) -> None:
     address = store.describe("models/1")
     assert address.endswith("/finetune/models/1")
-    assert address.startswith("s3://bucket/some/root/" if store.kind == "s3" else str(tmp_path))
+    cloud = store.kind in ("s3", "gs")
+    assert address.startswith(f"{store.kind}://bucket/some/root/" if cloud else str(tmp_path))
     assert store.is_local == (store.kind == "local")
