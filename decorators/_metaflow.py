@@ -23,6 +23,7 @@ What is used, and why no public interface serves:
   for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
   ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
 * ``Kubernetes.launch_job``, ``Kubernetes.wait``: what the API server refuses is shown as a traceback.
+* ``CatchDecorator`` under another name: Kubernetes refuses ``@catch`` beside ``@parallel``, by its name.
 * A compute decorator's ``runtime_step_cli``: an attempt after one that ran out of memory may need another
   machine, and Metaflow asks no one before it starts a retry.
 * ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
@@ -54,9 +55,11 @@ from typing import Any, Literal
 
 from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
+from metaflow.decorators import _base_step_decorator
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
 from metaflow.plugins.cards.card_creator import CardProcessManager
+from metaflow.plugins.catch_decorator import CatchDecorator
 from metaflow.system_context import ExecutionPhase, system_context
 from metaflow.unbounded_foreach import UBF_TASK
 from metaflow.util import get_latest_run_id, get_username
@@ -637,6 +640,27 @@ def _patient(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 self._client._refresh_client()
 
     return patient
+
+
+class _Outlived(CatchDecorator):  # type: ignore[misc]
+    """``@catch`` for nodes' steps, those on several nodes of Kubernetes too.
+
+    Metaflow runs a failed step's fallback in the process's own place, where the run was launched; what it
+    misses of the pods' environment there is one more exception that is caught. A deployment has no such
+    place: Argo would ask for all the nodes once more, only to note on them that they were lost.
+    """
+
+    name = "outlived"
+
+    def step_task_retry_count(self) -> tuple[int, int]:
+        own, errors = super().step_task_retry_count()
+        return own, 0 if command() == "deploy" else errors
+
+
+def outlived(var: str) -> Callable[[Any], Any]:
+    """A step decorator: where the step fails the flow goes on, with the exception as artifact ``var``."""
+    wrapped: Callable[[Any], Any] = _base_step_decorator(_Outlived, var=var, print_exception=False)
+    return wrapped
 
 
 def before_retry(step: StepView, backend: Backend, prepare: Callable[[str, int], dict[str, str]]) -> None:

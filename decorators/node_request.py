@@ -73,9 +73,6 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         step = StepView(mutable_step)
         kind = _metaflow.command()
         launching = kind in ("run", "resume", "deploy")
-        if kind == "deploy":
-            # Argo would ask for the same nodes again, only to note on them that the step was lost
-            mutable_step.remove_decorator("catch")
         if launching:
             _metaflow.ensure_python()
             self._ask(step)

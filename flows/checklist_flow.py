@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from metaflow import Config, FlowSpec, Parameter, card, catch, config_expr, current, parallel, schedule, step
+from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, parallel, schedule, step
 
 from checklist.outputs.terminal import show
-from decorators._metaflow import NotFit, final, in_container, main, user_errors
+from decorators._metaflow import NotFit, final, in_container, main, outlived, user_errors
 from decorators.card_writer import write_blocks
 from decorators.clusters import cluster_name, current_cluster
 from decorators.node_request import node_request
@@ -107,7 +107,7 @@ class ChecklistFlow(FlowSpec):
         self.ports = choose_ports(local=not in_container())
         self.next(self.check_nodes, num_parallel=self.settled.options.nodes)
 
-    @catch(var="lost", print_exception=False)
+    @outlived("lost")
     @node_request(asks=checklist_options.ask)
     @step
     def check(self) -> None:
@@ -117,7 +117,7 @@ class ChecklistFlow(FlowSpec):
         self.parts = [(self.node, self.part, self.problem)]
         self.next(self.verdict)
 
-    @catch(var="lost", print_exception=False)
+    @outlived("lost")
     @node_request(asks=checklist_options.ask)
     @parallel
     @step
@@ -142,7 +142,7 @@ class ChecklistFlow(FlowSpec):
     def verdict(self) -> None:
         """Judge, with what earlier runs have left; say it here and on the card."""
         lost = self.lost is not None
-        parts = getattr(self, "parts", [])  # none where @catch has taken the place of the step
+        parts = getattr(self, "parts", [])  # none where the step was lost
         kept = checking.kept_under(self.key) if lost else None
         measured = checking.together(self.settled, parts, lost=lost, kept=kept)
         past = checking.past_of(current.flow_name, self.cluster, current.run_id)
