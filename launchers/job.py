@@ -6,6 +6,7 @@ The work folder of a node::
     engine/             what the engine generated from it (recipe YAML, DeepSpeed JSON)
     telemetry/          rank-00000.jsonl, one file a rank (launchers.telemetry)
     logs/               standard output and error of every rank
+    ranks/              rank-00000.json, a rank's pid; rank-00000.done, when it has trained to the end
     errors/             rank-00000.json {"rank", "at", "message", "traceback"}, written by a failing rank
     checkpoints/        step-00000010/ and in it, when a rank has finished its part, rank-00000.json
     output/             what the engine saved at the end

@@ -10,7 +10,7 @@ from launchers.job import TrainJob
 
 # The bucket of gradients that is reduced at once, in elements. DeepSpeed's default, 5e8, holds 1 GB in bf16
 # on every GPU (twice that with overlapping communication), also for a model that is smaller than it.
-# estimator/memory.py counts on it.
+# estimator/memory/buffers.py counts on it.
 LARGEST_BUCKET = 200_000_000
 
 
