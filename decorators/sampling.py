@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from decorators.process_tree import ProcessTree
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 OWN_CPU_BUDGET = 0.004  # of the step's time, for one core
 PSS_SECONDS = 10.0
@@ -130,79 +132,6 @@ def _words(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-class ProcessTree:
-    """This process and its descendants, without those that belong to another node's local task.
-
-    torch's elastic agent gives each rank a session of its own; they stay descendants all the same.
-    """
-
-    def __init__(self, foreign: tuple[str, ...] = ()) -> None:
-        self._root = psutil.Process()
-        self._foreign = foreign
-        self._is_foreign: dict[int, bool] = {}
-        self._cpu: dict[psutil.Process, float] = {}
-        self.cpu_seconds = 0.0  # of the tree since the first sample
-
-    def sample(self) -> int:
-        """Resident bytes of the whole tree; adds to :attr:`cpu_seconds`."""
-        rss = 0
-        first = not self._cpu
-        seen: dict[psutil.Process, float] = {}
-        for process in self.processes():
-            try:
-                with process.oneshot():
-                    times = process.cpu_times()
-                    rss += process.memory_info().rss
-            except psutil.Error:
-                continue
-            seen[process] = times.user + times.system
-            if not first:
-                self.cpu_seconds += max(0.0, seen[process] - self._cpu.get(process, 0.0))
-        self._cpu = seen
-        return rss
-
-    def pss(self) -> int | None:
-        """Proportional set size of the tree; None where the kernel doesn't tell."""
-        total = 0
-        for process in self.processes():
-            try:
-                text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            except OSError:
-                return None
-            total += sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
-        return total or None
-
-    def processes(self) -> list[psutil.Process]:
-        try:
-            children = self._root.children(recursive=True)
-        except psutil.Error:
-            return [self._root]
-        excluded: set[int] = set()
-        for child in children:  # parents come before their children
-            try:
-                parent = child.ppid()
-            except psutil.Error:
-                continue
-            if parent in excluded or (parent == self._root.pid and self._belongs_elsewhere(child)):
-                excluded.add(child.pid)
-        return [self._root, *(child for child in children if child.pid not in excluded)]
-
-    def _belongs_elsewhere(self, child: psutil.Process) -> bool:
-        if not self._foreign:
-            return False
-        if child.pid not in self._is_foreign:
-            try:
-                command = child.cmdline()
-            except psutil.Error:
-                return False
-            if command == self._root.cmdline():
-                return False  # between fork and exec
-            self._is_foreign[child.pid] = all(word in command for word in self._foreign)
-        return self._is_foreign[child.pid]
-
-
 @dataclass
 class Samples:
     """What the sampler has found so far; read it under the sampler's lock."""
@@ -225,8 +154,8 @@ class Samples:
         self.rss_peak = max(self.rss_peak, sample.rss_bytes)
         self.pss_peak = _most(self.pss_peak, sample.pss_bytes)
         self.shared_memory_peak = _most(self.shared_memory_peak, sample.shared_memory_bytes)
-        if sample.disk_free_bytes is not None:
-            self.disk_free_min = min(self.disk_free_min or sample.disk_free_bytes, sample.disk_free_bytes)
+        known = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
+        self.disk_free_min = min(known, default=None)
         self._add_gpus(sample.gpus, seconds)
         if self.count % self._stride == 0:
             self.kept.append(sample)

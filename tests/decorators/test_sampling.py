@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from decorators import sampling
+from decorators.process_tree import ProcessTree
 from decorators.profiler import Profile
-from decorators.sampling import Gpus, GpuSample, ProcessTree, Sample, Sampler, Samples
+from decorators.sampling import Gpus, GpuSample, Sample, Sampler, Samples
 from tests.decorators.conftest import wait_until
 
 MIB = 2**20
@@ -98,6 +100,13 @@ def test_peaks_survive_what_comes_later() -> None:
         samples.add(_sample(used), 1.0)
     assert samples.rss_peak == 30
     assert (samples.gpu_start, samples.gpu_peak) == ((10,), (30,))
+
+
+def test_a_disk_that_was_full_is_remembered_as_full() -> None:
+    samples = Samples()
+    for free in (None, 5, 0, 7):
+        samples.add(dataclasses.replace(_sample(1), disk_free_bytes=free), 1.0)
+    assert samples.disk_free_min == 0
 
 
 def test_a_long_run_keeps_few_samples_and_all_its_peaks() -> None:
