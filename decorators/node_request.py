@@ -87,6 +87,7 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         if step.backend() != "local":
             carried = (LAUNCH_VARIABLE, clusters.CLUSTER_VARIABLE)
             step.add_environment({name: os.environ[name] for name in carried if name in os.environ})
+            add_variables(step, _metaflow.datastore_variables())
             if self.role == "node" and step.has("parallel"):
                 add_variables(step, json.loads(os.environ.get(_EXTRA_VARIABLE, "{}")))
 

@@ -16,7 +16,6 @@ from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import waiting_batch, waiting_datastore, waiting_kubernetes
 from decorators.backends.waiting import State
-from decorators.backends.waiting_datastore import DatastoreWatch
 from estimator.errors import UserError
 
 TIMEOUT_VARIABLE = "FINETUNE_PENDING_TIMEOUT"  # minutes
@@ -91,22 +90,27 @@ _installed = False
 
 
 def install() -> None:
-    """Watch what this process waits for, once; for the process that Metaflow starts for a remote step."""
+    """Watch what this process waits for, once; for the process that Metaflow starts for a remote step.
+
+    The wait for nodes is watched where the launch has set a limit for it, the datastore in any case.
+    """
     global _installed
-    text = os.environ.get(TIMEOUT_VARIABLE)
-    if not text or _installed:
+    if _installed:
         return
     _installed = True
-    watches: dict[str, tuple[Watch, DatastoreWatch | None]] = {}
+    text = os.environ.get(TIMEOUT_VARIABLE)
+    watches: dict[str, list[Callable[[WaitedJob], None]]] = {}
 
     def seen(job: WaitedJob) -> None:
         if job.backend not in watches:
             module = waiting_kubernetes if job.backend == "kubernetes" else waiting_batch
-            start = Watch(timeout_s=float(text) * 60, look=module.look, end=module.end)
-            watches[job.backend] = start, waiting_datastore.watch(module.end)
-        start, datastore = watches[job.backend]
-        start(job)
-        if datastore is not None:
-            datastore(job)
+            watches[job.backend] = []
+            if text:
+                start = Watch(timeout_s=float(text) * 60, look=module.look, end=module.end)
+                watches[job.backend].append(start)
+            if (datastore := waiting_datastore.watch(module.end)) is not None:
+                watches[job.backend].append(datastore)
+        for watch in watches[job.backend]:
+            watch(job)
 
     _metaflow.watch_waiting(seen)
