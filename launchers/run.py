@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -151,12 +152,20 @@ def _train(asked: Run, place: Allocation, start: Start, work: Path) -> Trained:
 
 
 def _hand_over(asked: Run, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
-    """Node 0: collect and test the model, put it beside what made it; the model itself goes last."""
+    """Node 0: collect and test the model, put it beside what made it; the model itself goes last.
+
+    A model that could not be tested is handed over too, and metrics.json says why.
+    """
     plan, settings = trained.job.plan, trained.job.settings
     finished = asked.folder / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     engines.get(plan.engine).collect(trained.job, finished)
-    found = _evaluation(start, plan.layout.device, finished / "model", work / "evaluation")
+    found, failed = None, None
+    try:
+        found = _evaluation(start, plan.layout.device, finished / "model", work / "evaluation")
+    except UserError as error:  # the training is worth more than what is measured of it
+        failed = error.problem
+        print(error, file=sys.stderr, flush=True)
     summary = summarise(trained.metrics)
     facts = closing_facts(plan, summary, trained.memory_peak_bytes, found)
     # As the user gave them, but decided: a relative output would be another folder elsewhere
@@ -178,6 +187,7 @@ def _hand_over(asked: Run, place: Allocation, start: Start, trained: Trained, wo
             "mfu": summary.mfu,
         },
         "evaluation": found.to_dict() if found else None,
+        "evaluation_failed": failed,
         "steps": [metrics.to_dict() for metrics in trained.metrics],
     }
     (finished / "metrics.json").write_text(json.dumps(values, indent=1) + "\n")

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
-from launchers import run
+from launchers import engines, run, settings
+from launchers.job import TrainJob
+from launchers.preparing import Start
+from launchers.schedulers import node_address
+from launchers.training import Trained
+from tests.decorators.flows.plans import make_plan
+from tests.launchers.test_trackers import metrics
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--set", "batch_size=4", "--set", "seq_len=64", "--no-calibration"]
@@ -74,6 +80,45 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path, option: st
     assert "can't be written" in said
     assert f"Give {option} a folder" in said
     assert "Traceback" not in said
+
+
+def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, wanted = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
+
+    class Engine:
+        def collect(self, job: TrainJob, destination: Path) -> None:  # noqa: ARG002
+            (destination / "model").mkdir(parents=True)  # that transformers can't load
+
+    monkeypatch.setattr(engines, "get", lambda _: Engine())
+    asked = run.Run(settings=wanted, output=tmp_path / "out")
+    asked.folder.mkdir(parents=True)
+    start = Start(
+        secret="",
+        attempt=0,
+        key="k",
+        plan=plan,
+        settings=wanted,
+        model_dir=tmp_path / "none",
+        data_dir=tmp_path,
+    )
+    job = TrainJob(
+        plan=plan,
+        settings=wanted,
+        model_dir=tmp_path,
+        data_dir=tmp_path,
+        work_dir=tmp_path,
+        total_steps=1,
+        checkpoint_every=0,
+    )
+    trained = Trained(job=job, metrics=(metrics(1),), memory_peak_bytes=None)
+    run._hand_over(asked, node_address({}), start, trained, tmp_path / "work")
+    assert (tmp_path / "out" / "model" / "README.md").exists()
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert found["evaluation"] is None
+    assert found["evaluation_failed"].startswith("The evaluation of ")
+    assert found["evaluation_failed"] in capsys.readouterr().err
 
 
 def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
