@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from checklist.conductor import Conductor
 
 _PAIR_REPETITIONS = 5
+_SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as long as a connection may
 
 
 class Skipped(Exception):  # noqa: N818 - it is an answer
@@ -30,11 +31,7 @@ def mesh(run: Conductor) -> str | None:
         raise Skipped(f"it takes two nodes, and {len(leaders)} can be reached")
     limits = run.limits
     arguments = {
-        rank: {
-            "peers": {str(other): _sink(run, there) for other, there in leaders.items() if other != node},
-            "connect_s": limits.connect,
-            "bulk_s": limits.bulk,
-        }
+        rank: _reach(run, {other: there for other, there in leaders.items() if other != node})
         for node, rank in leaders.items()
     }
     waves = 1 + len(leaders) // 16
@@ -42,7 +39,54 @@ def mesh(run: Conductor) -> str | None:
     outcome = run.ask("reach", arguments, limit_s=limit)
     for reply in outcome.replies.values():
         run.got.probes += [record(Probe, probe) for probe in reply]
+    _second_look(run)
     return trouble(outcome)
+
+
+def _second_look(run: Conductor) -> None:
+    """Pairs that failed are tried again, few at a time: all of many nodes at once may just be too much.
+
+    Nobody waits for more than a few of them: where most pairs are cut, the first look has told enough.
+    """
+    left = [probe for probe in run.got.probes if not _reached(probe)]
+    ends = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
+    cleared: dict[tuple[int, int], Probe] = {}
+    while left and time.monotonic() < ends:
+        leaders = _with_sinks(run)
+        turn: dict[int, int] = {}  # destinations by source, each node once on either side
+        for probe in left:
+            if probe.src not in turn and probe.dst not in turn.values():
+                turn[probe.src] = probe.dst
+        left = [probe for probe in left if turn.get(probe.src) != probe.dst]
+        arguments = {
+            leaders[src]: _reach(run, {dst: leaders[dst]})
+            for src, dst in turn.items()
+            if src in leaders and dst in leaders
+        }
+        limits = run.limits
+        outcome = run.ask("reach", arguments, limit_s=limits.connect + limits.bulk + limits.operation)
+        for reply in outcome.replies.values():
+            again = record(Probe, reply[0])
+            if _reached(again):
+                cleared[again.src, again.dst] = again
+    if cleared:
+        run.got.probes = [cleared.get((probe.src, probe.dst), probe) for probe in run.got.probes]
+        run.notes.append(
+            f"Connections that did not come about in time beside others, but did alone: {len(cleared)}."
+        )
+
+
+def _reach(run: Conductor, peers: dict[int, int]) -> dict[str, Any]:
+    """What a node is told of those others: their first ranks by node."""
+    return {
+        "peers": {str(node): _sink(run, rank) for node, rank in peers.items()},
+        "connect_s": run.limits.connect,
+        "bulk_s": run.limits.bulk,
+    }
+
+
+def _reached(probe: Probe) -> bool:
+    return probe.connected and probe.bulk_ok is not False
 
 
 def pairs(run: Conductor) -> str | None:

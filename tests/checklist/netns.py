@@ -28,6 +28,8 @@ RATE = "200mbit"
 _TOOLS = ("ip", "tc", "iptables", "unshare")
 _BURST = ("burst", "64kb", "latency", "100ms")
 _NETNS = Path("/etc/netns")
+_SYN_BYTES = 60  # over IPv4, with the options that Linux sends
+_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")  # the most entries of the ARP table
 
 
 def missing() -> str | None:
@@ -89,7 +91,10 @@ class Bed:
         self._id = secrets.token_hex(3)
         self._bridge = f"ckb{self._id}"
         self._jobs: list[Job] = []
+        self._neighbours = _NEIGHBOURS.read_text()
         try:
+            if hosts * hosts > int(self._neighbours):  # all hosts share one kernel's table of neighbours
+                _NEIGHBOURS.write_text(str(2 * hosts * hosts))
             do("ip", "link", "add", self._bridge, "type", "bridge")
             do("ip", "link", "set", self._bridge, "up")
             for host in range(hosts):
@@ -154,6 +159,12 @@ class Bed:
         """Nothing gets from one to the other, and nothing says so."""
         for src, dst in ((a, b), (b, a)):
             self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), "-j", "DROP")
+
+    def cut_at_first(self, src: int, dst: int, packets: int = 2) -> None:
+        """So many packets that ask for a connection are lost, and then no more."""
+        asks = ("-p", "tcp", "--syn", "-d", self.address(dst))
+        few = ("-m", "quota", "--quota", str(packets * _SYN_BYTES))
+        self.on(src, "iptables", "-A", "OUTPUT", *asks, *few, "-j", "DROP")
 
     def lose(self, into: int, share: float, *, sender: int | None = None) -> None:
         """Of the packets for a host so large a share never arrives; all of them, or one sender's."""
@@ -263,6 +274,7 @@ class Bed:
         commands += [("ip", "netns", "del", self.name(host)) for host in range(self.hosts)]
         for command in [*commands, ("ip", "link", "del", self._bridge)]:
             subprocess.run(command, capture_output=True, check=False)
+        _NEIGHBOURS.write_text(self._neighbours)
         for host in range(self.hosts):
             shutil.rmtree(_NETNS / self.name(host), ignore_errors=True)
 

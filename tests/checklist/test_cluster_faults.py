@@ -135,6 +135,13 @@ def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_i
     assert "hang" in (world.reason or "")
 
 
+def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -> None:
+    result = measured(tmp_path, 4, lambda made: made.cut_at_first(1, 3), "--only", "mesh")
+
+    assert result.verdict == "PASS", result.headline
+    assert "Connections that did not come about in time beside others, but did alone: 1." in result.notes
+
+
 def test_an_mtu_black_hole_shows_as_a_pair_that_connects_and_moves_nothing(tmp_path: Path) -> None:
     result = measured(tmp_path, 3, lambda made: made.black_hole(1, 2), "--only", "mesh,correctness")
 
