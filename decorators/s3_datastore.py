@@ -159,6 +159,7 @@ class S3Storage:
     """Through boto3, with the client, credentials and endpoint that Metaflow is configured with."""
 
     def __init__(self, root: str, waits: Patience | None = None) -> None:
+        self._said = False
         address = urlparse(root)
         self._bucket, self._prefix = address.netloc, address.path.strip("/")
         self._root = root
@@ -229,10 +230,20 @@ class S3Storage:
 
     def delete(self, keys: Iterable[str]) -> bool:
         names = [{"Key": self._key(key)} for key in keys]
+        refused: list[dict[str, str]] = []  # S3 answers that all is well, with a list of what is not
         for first in range(0, len(names), 1000):  # S3's limit for one request
             some = {"Objects": names[first : first + 1000], "Quiet": True}
-            self._ask(lambda some=some: self._client.delete_objects(Bucket=self._bucket, Delete=some))  # type: ignore[misc]
-        return True
+            answer = self._ask(
+                lambda some=some: self._client.delete_objects(Bucket=self._bucket, Delete=some)  # type: ignore[misc]
+            )
+            refused += answer.get("Errors", ())
+        if refused and not self._said:
+            self._said = True
+            _metaflow.say(
+                f"S3 does not remove s3://{self._bucket}/{refused[0].get('Key')} ({refused[0].get('Code')}): "
+                "old checkpoints stay. The tasks' role needs s3:DeleteObject."
+            )
+        return not refused
 
     def describe(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._key(key)}"

@@ -163,12 +163,32 @@ def test_files_are_removed_where_that_is_possible_and_else_it_is_said_once(
 def test_more_than_a_thousand_files_can_be_removed_from_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = _s3_storage(s3, monkeypatch)
     asked: list[int] = []
+
+    def delete_objects(**words: Any) -> dict[str, Any]:
+        asked.append(len(words["Delete"]["Objects"]))
+        return {}
+
     client: Any = store._storage._client  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        client, "delete_objects", lambda **words: asked.append(len(words["Delete"]["Objects"]))
-    )
-    store.delete(f"many/{number}" for number in range(2001))
+    monkeypatch.setattr(client, "delete_objects", delete_objects)
+    assert store.delete(f"many/{number}" for number in range(2001))
     assert asked == [1000, 1000, 1]
+
+
+def test_a_role_that_may_not_remove_anything_from_s3_is_said_once(
+    s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from botocore.stub import ANY, Stubber
+
+    store = _s3_storage(s3, monkeypatch)
+    with Stubber(store._storage._client) as answers:  # type: ignore[attr-defined]
+        for _ in range(2):
+            answers.add_response(
+                "delete_objects",
+                {"Errors": [{"Key": "old/a", "Code": "AccessDenied"}]},
+                {"Bucket": "bucket", "Delete": ANY},
+            )
+        assert [store.delete(["old/a"]), store.delete(["old/a"])] == [False, False]
+    assert capsys.readouterr().err.count("S3 does not remove s3://bucket/old/a (AccessDenied)") == 1
 
 
 def test_a_finished_model_is_brought_from_the_configured_datastore(
