@@ -41,7 +41,7 @@ def test_a_trampoline_hands_the_plan_of_its_environment_to_the_container(
     text = pack(make_plan({}, "kubernetes"))
     monkeypatch.setenv(PLAN_VARIABLE, text)
     found = _decorators(monkeypatch, "trampoline")
-    assert found["environment"]["vars"] == {PLAN_VARIABLE: text}
+    assert found["environment"]["vars"] == {**_metaflow.datastore_variables(), PLAN_VARIABLE: text}
     assert "resources" not in found
 
 

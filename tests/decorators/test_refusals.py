@@ -14,7 +14,7 @@ from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJobException
 from urllib3.exceptions import MaxRetryError, NewConnectionError
 
 from decorators import _metaflow
-from decorators._metaflow import WaitedJob
+from decorators._metaflow import WaitedJob, patience
 from decorators.backends import kills, refusals
 from launchers.bundles import LocalStorage
 from launchers.replanning import Replanning, plans_of
@@ -209,9 +209,9 @@ GONE = MaxRetryError(None, "/apis")  # type: ignore[arg-type]
 def test_a_server_that_goes_comes_back_and_takes_a_while_to_know_its_users_is_asked_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_metaflow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
     asked = Asked("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
-    patient = _metaflow._patient(Asked.fetch)
+    patient = patience.with_patience(Asked.fetch)
     assert patient(asked) == "first"
     assert patient(asked) == "second"
     said = capsys.readouterr().err
@@ -219,19 +219,19 @@ def test_a_server_that_goes_comes_back_and_takes_a_while_to_know_its_users_is_as
 
 
 def test_a_login_is_read_anew_while_the_server_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_metaflow, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
     asked = Asked(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
-    assert _metaflow._patient(Asked.fetch)(asked) == "then"
+    assert patience.with_patience(Asked.fetch)(asked) == "then"
     assert asked.renewed == 2
 
 
 @pytest.mark.parametrize("error", [answer(403, FORBIDDEN), answer(404, "not found")])
 def test_what_is_refused_at_once_is_not_asked_again(error: ApiException) -> None:
     with pytest.raises(ApiException):
-        _metaflow._patient(Asked.fetch)(Asked(error))
+        patience.with_patience(Asked.fetch)(Asked(error))
 
 
 def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_metaflow, "_patience_s", 0.0)
+    monkeypatch.setattr(patience, "_patience_s", 0.0)
     with pytest.raises(MaxRetryError):
-        _metaflow._patient(Asked.fetch)(Asked(GONE))
+        patience.with_patience(Asked.fetch)(Asked(GONE))

@@ -85,7 +85,7 @@ def test_a_queue_that_may_not_be_looked_at_gives_no_reason(client: Any) -> None:
 
 def test_the_end_terminates_the_job(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with Stubber(client) as stub:
-        reason = "it has waited longer than --pending-timeout"
+        reason = "the process that waited for it has given up"
         stub.add_response("terminate_job", {}, {"jobId": "id-1", "reason": reason})
         waiting_batch.end(_job(client))
         stub.assert_no_pending_responses()

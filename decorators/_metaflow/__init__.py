@@ -1,0 +1,114 @@
+"""Everything that this project needs of Metaflow's internals, in one place.
+
+Read from and tried with Metaflow 2.19.39; a newer Metaflow needs this module's tests to pass first.
+What is used, and why no public interface serves:
+
+* ``metaflow.system_context.system_context.phase`` and the click context's ``saved_args``: which command
+  this process runs. A mutator runs in all of them, and must plan in some and stay silent in the others.
+* ``metaflow._vendor.click.get_current_context``: the parsed flow parameters. A mutator is given the
+  parameters' declarations, not the values of this run.
+* ``TaskDataStoreSet``/``FlowDataStore``/``get_latest_run_id``: the parameters of the run that ``resume``
+  starts from; its own command has none.
+* ``parameters.deploy_time_eval``: the defaults that a deployed flow will run with.
+* ``MutableStep._my_step`` with ``.decorators``, ``.config_decorators``, and a decorator's ``attributes``,
+  ``_user_defined_attributes``, ``statically_defined``: what the user gave explicitly, as against defaults;
+  and editing in place. ``add_decorator(..., OVERRIDE)`` would mark a decorator as inserted, and Metaflow
+  would then not hand a ``--with kubernetes:...`` on to the processes of the step.
+* ``CardComponentManager._card_proc`` and ``CardProcessManager``: the last state of a failed step must reach
+  its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
+  page must not cost a core.
+* ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``, ``ArgoWorkflows._container_templates``: a pod's
+  priority class and the name of its node, neither of which ``@kubernetes`` has an argument for.
+* ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
+  for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
+  ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
+* ``Kubernetes.launch_job``, ``Kubernetes.wait``: what the API server refuses is shown as a traceback.
+* ``CatchDecorator`` under another name: Kubernetes refuses ``@catch`` beside ``@parallel``, by its name.
+* A compute decorator's ``runtime_step_cli``: an attempt after one that ran out of memory may need another
+  machine, and Metaflow asks no one before it starts a retry.
+* ``unbounded_foreach.UBF_TASK``: how the command line of another node of a local run is known.
+* ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
+  scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
+  ``MetaflowInternalError.headline`` is put into words that fit.
+* ``metaflow_config``: the namespace and the queue that steps run in where the user names none.
+* ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
+  datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
+* ``metaflow_config``'s settings of S3, and their copies in ``datatools.s3``: for hours Metaflow asks again
+  what S3 doesn't answer. Its variables do in other processes; this one has read them before it can set them.
+"""
+
+from decorators._metaflow.attempts import before_retry, outlived
+from decorators._metaflow.cards import card, push_card
+from decorators._metaflow.commands import (
+    Backend,
+    command,
+    compiles_only,
+    configured_target,
+    deployer,
+    in_container,
+    local_node_command,
+    metadata_kind,
+)
+from decorators._metaflow.datastores import (
+    configured_storage,
+    datastore_away_s,
+    datastore_variables,
+    give_datastore_up,
+    limit_datastore,
+    s3_client,
+    storage,
+)
+from decorators._metaflow.endings import FinetuneError, NotFit, TrainingFailed, final, main, say, user_errors
+from decorators._metaflow.job_errors import put_batch_in_words, put_in_words
+from decorators._metaflow.jobs import (
+    WaitedJob,
+    on_batch_client,
+    waited_attempt,
+    watch_waiting,
+)
+from decorators._metaflow.pods import shape_pods
+from decorators._metaflow.steps import Given, StepView
+from decorators._metaflow.users import ensure_python, ensure_user, flow_name, origin_run_id, run_id
+
+__all__ = [
+    "Backend",
+    "FinetuneError",
+    "Given",
+    "NotFit",
+    "StepView",
+    "TrainingFailed",
+    "WaitedJob",
+    "before_retry",
+    "card",
+    "command",
+    "compiles_only",
+    "configured_storage",
+    "configured_target",
+    "datastore_away_s",
+    "datastore_variables",
+    "deployer",
+    "ensure_python",
+    "ensure_user",
+    "final",
+    "flow_name",
+    "give_datastore_up",
+    "in_container",
+    "limit_datastore",
+    "local_node_command",
+    "main",
+    "metadata_kind",
+    "on_batch_client",
+    "origin_run_id",
+    "outlived",
+    "push_card",
+    "put_batch_in_words",
+    "put_in_words",
+    "run_id",
+    "s3_client",
+    "say",
+    "shape_pods",
+    "storage",
+    "user_errors",
+    "waited_attempt",
+    "watch_waiting",
+]

@@ -1,0 +1,78 @@
+"""Which command this process runs, and where."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from metaflow._vendor import click
+from metaflow.system_context import ExecutionPhase, system_context
+from metaflow.unbounded_foreach import UBF_TASK
+
+Backend = Literal["local", "kubernetes", "batch"]
+Command = Literal["run", "resume", "deploy", "task", "trampoline", "other"]
+DEPLOYERS: dict[str, Backend] = {
+    "argo-workflows": "kubernetes",
+    "airflow": "kubernetes",
+    "step-functions": "batch",
+}
+
+
+def command() -> Command:
+    """What this process was started for."""
+    words = command_words()
+    if not words:
+        return "other"
+    if system_context.phase == ExecutionPhase.TASK:
+        return "task"
+    if system_context.phase == ExecutionPhase.TRAMPOLINE:
+        return "trampoline"
+    if words[0] == "run":
+        return "run"
+    if words[0] == "resume":
+        return "resume"
+    if words[0] in DEPLOYERS and "create" in words:
+        return "deploy"
+    return "other"
+
+
+def command_words() -> list[str]:
+    context = click.get_current_context(silent=True)
+    return list(getattr(context.find_root(), "saved_args", None) or []) if context else []
+
+
+def deployer() -> str | None:
+    """The scheduler that the flow is being deployed to, as Metaflow's command calls it; None: it is not."""
+    return command_words()[0] if command() == "deploy" else None
+
+
+def compiles_only() -> bool:
+    """Whether a deployment is only written out, for somebody else's cluster perhaps."""
+    return "--only-json" in command_words()
+
+
+def in_container() -> bool:
+    """Whether this task runs in a Kubernetes pod or a Batch job rather than beside its scheduler."""
+    return "METAFLOW_KUBERNETES_WORKLOAD" in os.environ or "AWS_BATCH_JOB_ID" in os.environ
+
+
+def configured_target(backend: Backend) -> dict[str, Any]:
+    """Where steps run by Metaflow's configuration, in the words of ``@kubernetes`` and ``@batch``."""
+    from metaflow.metaflow_config import BATCH_JOB_QUEUE, KUBERNETES_NAMESPACE
+
+    return {"kubernetes": {"namespace": KUBERNETES_NAMESPACE}, "batch": {"queue": BATCH_JOB_QUEUE}}.get(
+        backend, {}
+    )
+
+
+def metadata_kind() -> str:
+    """The metadata provider of the run that this process launches: "local" or "service"."""
+    return str(click.get_current_context().find_root().obj.metadata.TYPE)
+
+
+def local_node_command() -> tuple[str, str]:
+    """Two words by which the command line of another node's local task is known.
+
+    A local ``@parallel`` step runs its other nodes as children of the first one's task.
+    """
+    return "--ubf-context", UBF_TASK

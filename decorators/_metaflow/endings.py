@@ -1,0 +1,95 @@
+"""How a run ends that can't go on: in words, and without a retry that could help nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
+from metaflow.system_context import ExecutionPhase, system_context
+
+from decorators._metaflow.datastores import limit_datastore
+from decorators._metaflow.users import ensure_user
+from estimator.errors import UserError
+
+
+class FinetuneError(MetaflowException):  # type: ignore[misc]
+    """A user's mistake as Metaflow shows it: a headline and lines of text, no traceback, exit status 1."""
+
+    headline = "Can't go on"
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        # Metaflow takes asterisks for emphasis and drops them.
+        text = f"{problem}\n{advice}" if advice else problem
+        super().__init__(text.replace("*", "\N{ASTERISK OPERATOR}"))
+        self.problem = problem
+        self.advice = advice
+
+    def __reduce__(self) -> tuple[type[FinetuneError], tuple[str, str]]:
+        return type(self), (self.problem, self.advice)
+
+
+class TrainingFailed(FinetuneError):  # noqa: N818 - it says what has happened
+    """A gang's failure: its text holds the failing rank's own traceback, and Metaflow's adds nothing."""
+
+    headline = "Training failed"
+
+
+class NotFit(FinetuneError):  # noqa: N818 - it says what was found
+    """The checklist's verdict, where it is one that training should not begin with."""
+
+    headline = "The checklist says"
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn a UserError into its clean lines; for steps without ``@gpu_profile``, which does it itself."""
+    try:
+        yield
+    except UserError as error:
+        raise final(error) from None
+
+
+_ended_by_user_error = False
+
+
+def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> FinetuneError:
+    """A UserError as Metaflow shows it, that ends the task for good: a retry would meet it again."""
+    global _ended_by_user_error
+    _ended_by_user_error = True
+    return kind(error.problem, error.advice)
+
+
+def main(flow: type[Any]) -> None:
+    """Run a flow's command line, as ``flow()`` does.
+
+    Gives Metaflow a user's name where the machine has none, and ends a task that met a UserError with the
+    exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself always ends with 1).
+    """
+    ensure_user()
+    MetaflowInternalError.headline = "The run has failed"
+    try:
+        limit_datastore()
+    except UserError as error:
+        say(error.problem)
+        say(error.advice)
+        raise SystemExit(1) from None
+    try:
+        flow()
+    except SystemExit as ended:
+        if ended.code == 1 and _ended_by_user_error and _would_be_retried():
+            raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+        raise
+
+
+def _would_be_retried() -> bool:
+    # Asked after Metaflow's command has ended, when no click context is left.
+    task = system_context.phase == ExecutionPhase.TASK
+    return task and (system_context.retry_count or 0) < (system_context.max_user_code_retries or 0)
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal; never on standard output, which commands may fill."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""Jobs that this process waits for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from metaflow._vendor import click
+from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY
+
+from decorators._metaflow.commands import command_words
+from decorators._metaflow.endings import say
+from decorators._metaflow.patience import with_patience
+from estimator.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitedJob:
+    """What this process waits for: a Kubernetes Job or JobSet, or an AWS Batch job."""
+
+    backend: Literal["kubernetes", "batch"]
+    kind: Literal["job", "jobset", "batch job"]
+    name: str  # of a Batch job: its id
+    namespace: str = ""
+    client: Any = None  # Batch: boto3's
+    info: Mapping[str, Any] = field(default_factory=dict)  # Batch: what describe_jobs has just said
+
+    @property
+    def what(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    def complain(self, text: str) -> None:
+        say(text)
+
+
+def watch_waiting(seen: Callable[[WaitedJob], None]) -> None:
+    """Call ``seen`` whenever Metaflow asks for the state of a remote job that this process waits for.
+
+    A UserError of it ends this process with its two lines, and Metaflow does not try the step again.
+    """
+    command = (command_words() or [""])[0]
+    if command == "batch":
+        from metaflow.plugins.aws.batch.batch_client import RunningJob as BatchJob
+
+        _watch(BatchJob, seen, batch_job)
+    elif command == "kubernetes":
+        from metaflow.plugins.kubernetes.kubernetes_job import RunningJob
+        from metaflow.plugins.kubernetes.kubernetes_jobsets import RunningJobSet
+
+        for kind, fetches in ((RunningJob, ("_fetch_job",)), (RunningJobSet, ("_fetch_jobset",))):
+            for name in (*fetches, "_fetch_pod"):
+                setattr(kind, name, with_patience(getattr(kind, name)))
+            _watch(kind, seen, kubernetes_job)
+
+
+def kubernetes_job(job: Any) -> WaitedJob:
+    kind: Literal["job", "jobset"] = "job" if hasattr(job, "_job") else "jobset"
+    return WaitedJob(backend="kubernetes", kind=kind, name=job._name, namespace=job._namespace)
+
+
+def batch_job(job: Any) -> WaitedJob:
+    return WaitedJob(backend="batch", kind="batch job", name=job._id, client=job._client, info=job._data)
+
+
+def _watch(kind: type[Any], seen: Callable[[WaitedJob], None], view: Callable[[Any], WaitedJob]) -> None:
+    own: Any = kind.__dict__["is_done"]
+
+    def is_done(self: Any) -> bool:
+        done = bool(own.fget(self))
+        if not done:
+            try:
+                seen(view(self))
+            except UserError as error:
+                say(error.problem)
+                say(error.advice)
+                raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+        return done
+
+    kind.is_done = property(is_done)
+
+
+def on_batch_client(prepare: Callable[[Any], None]) -> None:
+    """Call ``prepare`` with each boto3 client by which Metaflow submits and watches Batch jobs."""
+    if (command_words() or [""])[0] != "batch":
+        return
+    from metaflow.plugins.aws.batch.batch_client import BatchClient
+
+    if hasattr(BatchClient.__init__, "__wrapped__"):
+        return
+    own = BatchClient.__init__
+
+    @functools.wraps(own)
+    def prepared(self: Any) -> None:
+        own(self)
+        prepare(self._client)
+
+    BatchClient.__init__ = prepared
+
+
+def waited_attempt() -> tuple[str, str, int]:
+    """Run, step and attempt of the task that this process (Metaflow's ``kubernetes step``) waits for."""
+    asked = click.get_current_context().params
+    return str(asked["run_id"]), str(asked["step_name"]), int(asked["retry_count"] or 0)

@@ -1,0 +1,55 @@
+"""Patience with an API server that is gone for a while."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from decorators._metaflow.endings import say
+
+API_SERVER_GONE_S = 300.0  # how long an API server may be gone under a run, as while it is upgraded
+_patience_s = API_SERVER_GONE_S
+_PROBLEMS = {401: "doesn't take this login any more", 403: "allows this no longer"}
+
+
+def hurry() -> None:
+    """From now on an API server that does not answer is asked no more."""
+    global _patience_s
+    _patience_s = 0.0
+
+
+def with_patience(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same question, asked again while the API server doesn't answer, or takes the login for outdated.
+
+    The login is read anew each time, as somebody may renew it.
+    """
+
+    @functools.wraps(fetch)
+    def patient(self: Any) -> Any:
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        began, said = time.monotonic(), ""
+        while True:
+            try:
+                found = fetch(self)
+                self._answered = True
+                return found
+            except (HTTPError, ApiException) as error:
+                status = getattr(error, "status", None)
+                gone = not status or status in (401, 429) or status >= 500
+                # A server that has just started refuses for a moment what it has not yet read the roles for.
+                gone = gone or (status == 403 and hasattr(self, "_answered"))
+                if not gone or time.monotonic() - began >= _patience_s:
+                    raise
+            problem = _PROBLEMS.get(status or 0, "doesn't answer")
+            if problem != said:
+                say(f"The Kubernetes API {problem}; asking on for {_patience_s / 60:g} minutes.")
+                said = problem
+            time.sleep(2)
+            if status == 401:
+                self._client._refresh_client()
+
+    return patient
