@@ -13,6 +13,7 @@ from checklist import phases
 from checklist.asking import Requests
 from checklist.control import Event, Hub, Limits, Message
 from checklist.measurements import (
+    BROKEN_OFF,
     Collective,
     Counters,
     Facts,
@@ -92,7 +93,7 @@ class Conductor(Requests):
             self._gather()
             for name in phases.PHASES:
                 self._phase(name)
-                self._show("the run was broken off")
+                self._show(BROKEN_OFF)
             measured = self.measurements()
             status = None if self._conclude is None else self._conclude(measured)
             end: Message = {"kind": "end", "measurements": to_dict(measured), "status": status}
@@ -149,16 +150,17 @@ class Conductor(Requests):
             )
             for rank in asked
         ]
-        self._show(f"node {event.peer.node} ({event.peer.host}) was lost", hangs)
+        why = f"it had not ended when node {event.peer.node} ({event.peer.host}) was lost"
+        self._show(why, hangs)
 
     def _show(self, why: str, hangs: list[Hang] | None = None) -> None:
-        """What is known if no more comes, and why it didn't."""
+        """What is known if no more comes, and why the phases that are left did not end."""
         if self._seen is None:
             return
         known = self.measurements()
         done = {phase.name for phase in known.phases}
         left = tuple(
-            Phase(name=name, status="failed", reason=f"it had not ended when {why}")
+            Phase(name=name, status="failed", reason=why)
             if name in self.options.phases
             else Phase(name=name, status="skipped", reason="not asked for")
             for name in phases.PHASES

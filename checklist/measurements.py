@@ -19,6 +19,7 @@ PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
 PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
 NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
 IDLE = "nothing"  # the operation of a Hang that was lost between two of them
+BROKEN_OFF = "it had not ended when the run was broken off"  # of a Phase, where nobody knows more
 R = TypeVar("R")
 STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 

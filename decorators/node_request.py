@@ -22,6 +22,7 @@ from decorators.backends import batch, batch_guard, kubernetes, pending, refusal
 from decorators.backends.options import Options
 from decorators.backends.placing import add_variables
 from decorators.requested import merge_given
+from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Request
 
@@ -80,7 +81,7 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
             return
         else:
             pending.install()
-            refusals.install()
+            refusals.install(_keep_endings)
             batch_guard.install()
         if self.role == "node" and step.backend() == "kubernetes":
             _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None)
@@ -109,6 +110,29 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         if self.role == "node" and backend != "local":
             extra = _request(step, asked, backend, given)
             os.environ[_EXTRA_VARIABLE] = json.dumps(extra)
+
+
+def _keep_endings(lines: list[str]) -> None:
+    """How the pods of a step have failed, for a later step of the run."""
+    if not lines:
+        return
+    run, _, _ = _metaflow.waited_attempt()
+    try:
+        datastore().put_bytes(_endings_key(run), "\n".join(lines).encode())
+    except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with; the lines are shown too
+        _metaflow.say(f"How the pods have failed can't be kept: {type(error).__name__}: {error}")
+
+
+def endings(run: str) -> tuple[str, ...]:
+    """How the pods of that run's last failed step have failed, a line each; none where nobody told."""
+    try:
+        return tuple(datastore().get_bytes(_endings_key(run)).decode().splitlines())
+    except FileNotFoundError:
+        return ()
+
+
+def _endings_key(run: str) -> str:
+    return f"runs/{run}/endings.txt"
 
 
 def _request(step: StepView, asked: Asked, backend: Backend, given: Mapping[str, Given]) -> dict[str, str]:

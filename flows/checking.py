@@ -17,7 +17,7 @@ from typing import Any
 from checklist import earlier, local, measurements
 from checklist import result as results
 from checklist.earlier import Earlier
-from checklist.measurements import PHASES, Hang, Measurements, Phase
+from checklist.measurements import BROKEN_OFF, PHASES, Hang, Measurements, Phase
 from checklist.outputs import publish
 from checklist.outputs.publish import Outputs
 from checklist.rendezvous import of_node
@@ -101,24 +101,31 @@ def together(
     *,
     lost: bool = False,
     kept: Measurements | None = None,
+    endings: tuple[str, ...] = (),
 ) -> Measurements:
     """One run's measurements from (node, what it has got, its problem); node 0's, where it has any.
 
     ``lost``: the nodes' step has failed as a whole, which is no task's own doing. Then there may be nothing
-    but what was ``kept``; and that a node was lost says nothing against it, as its pod may just have been
-    taken away, for more important work say.
+    but what was ``kept``, and ``endings``, a line for each pod that has failed; and that a node was lost says
+    nothing against it, as its pod may just have been taken away, for more important work say.
     """
     ordered = sorted(nodes, key=lambda item: item[0])
     problems = tuple(f"Node {node}: {problem}" for node, _, problem in ordered if problem)
     found = next((measured for _, measured, _ in ordered if measured is not None), None)
     made = kept if found is None else measurements.record(Measurements, found)
     if lost and not problems:
-        problems = ("The nodes' step was lost: a pod or container of it did not come to its end.",)
+        problems = endings or ("A pod or container of the nodes' step did not come to its end.",)
     if made is None:
         return _nothing(settled, problems)
     if lost and not settled.local:
         made = replace(made, hangs=tuple(map(_taken, made.hangs)))
+    if lost:
+        made = replace(made, phases=tuple(_explained(phase, problems[0]) for phase in made.phases))
     return replace(made, notes=(*made.notes, *problems))
+
+
+def _explained(phase: Phase, why: str) -> Phase:
+    return replace(phase, reason=why.rstrip(".")) if phase.reason == BROKEN_OFF else phase
 
 
 def _taken(hang: Hang) -> Hang:

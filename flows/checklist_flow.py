@@ -19,7 +19,7 @@ from checklist.outputs.terminal import show
 from decorators._metaflow import NotFit, final, in_container, main, outlived, user_errors
 from decorators.card_writer import write_blocks
 from decorators.clusters import cluster_name, current_cluster
-from decorators.node_request import node_request
+from decorators.node_request import endings, node_request
 from decorators.storage import datastore_root
 from flows import checking, checklist_options
 from flows.checking import Node
@@ -144,7 +144,8 @@ class ChecklistFlow(FlowSpec):
         lost = self.lost is not None
         parts = getattr(self, "parts", [])  # none where the step was lost
         kept = checking.kept_under(self.key) if lost else None
-        measured = checking.together(self.settled, parts, lost=lost, kept=kept)
+        pods = endings(current.run_id) if lost else ()
+        measured = checking.together(self.settled, parts, lost=lost, kept=kept, endings=pods)
         past = checking.past_of(current.flow_name, self.cluster, current.run_id)
         judged = checking.judged(self.settled, measured, past)
         self.result = checking.plain(judged)

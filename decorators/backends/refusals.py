@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
@@ -15,9 +16,15 @@ _OF_METAFLOW = "[save_logs]"  # its own lines in a pod's log
 _ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher needs."
 
 
-def install() -> None:
-    """For the process that Metaflow starts for a remote step."""
-    _metaflow.put_in_words(words, endings)
+def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
+    """For the process that Metaflow starts for a remote step. ``ended`` gets the lines of one that failed."""
+
+    def told(job: WaitedJob) -> list[str]:
+        lines = endings(job)
+        ended(lines)
+        return lines
+
+    _metaflow.put_in_words(words, told)
 
 
 def endings(job: WaitedJob) -> list[str]:

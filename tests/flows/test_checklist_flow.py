@@ -225,7 +225,7 @@ def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: 
     found = run.artifacts()["result"]
     assert found["verdict"] == "NO-VERDICT", run.output
     assert len(found["nodes"]) == 2, "the facts were measured by then"
-    assert "it had not ended when the run was broken off" in found["headline"]
+    assert "A pod or container of the nodes' step did not come to its end" in found["headline"]
     assert json.loads(kept[0].read_text())["facts"] == found["measurements"]["facts"]
     assert "Traceback" not in run.output
 
@@ -367,9 +367,11 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     assert any("did not come to its end" in note for note in result.notes)
     assert checking.from_plain(checking.plain(result)) == result
 
-    nothing = checking.judged(settled, checking.together(settled, [], lost=True), checking.Past())
+    pod = "pod t-1 on node-b has failed: Evicted: low on memory"
+    measured = checking.together(settled, [], lost=True, endings=(pod,))
+    nothing = checking.judged(settled, measured, checking.Past())
     assert nothing.verdict == "NO-VERDICT"
-    assert "The nodes' step was lost" in nothing.headline
+    assert pod in nothing.headline
 
 
 # ---- what is refused, and what is asked for

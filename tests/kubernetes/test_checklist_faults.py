@@ -34,7 +34,7 @@ def test_a_pod_that_is_evicted_is_named_and_what_was_measured_until_then_is_judg
         run.story()
     )
     assert len(result["nodes"]) == 2
-    assert any("did not come to its end" in note for note in result["notes"])
+    assert f"pod {name} on {node} has failed: Evicted" in str(result["notes"])
     run.nothing_left()
 
 
