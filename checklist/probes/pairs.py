@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 _WARM_UP_BYTES = 256 << 10
 _LEAST_BYTES = 512 << 10  # less would measure the burst that a rate limit lets through
 _MESSAGE_S = 0.1  # a slow pair gets smaller messages, so that it doesn't hold up the whole round
+_LEAST_S = 0.1  # of messages, however many that takes
 _WARM_UPS = 2
 
 
 def send(
     worker: Worker, address: str, port: int, size: int, repetitions: int, connect_s: float, limit_s: float
 ) -> dict[str, Any]:
-    """Send ``repetitions`` messages of up to ``size`` bytes over one connection; the seconds of each."""
+    """Send at least ``repetitions`` messages of up to ``size`` bytes over one connection; seconds of each."""
     worker.progress.begin()
 
     def fitting(warm_up_s: float) -> int:
@@ -36,6 +37,7 @@ def send(
         first=_WARM_UP_BYTES,
         then=fitting,
         repetitions=repetitions,
+        least_s=_LEAST_S,
         connect_s=connect_s,
         limit_s=limit_s,
     )

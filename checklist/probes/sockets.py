@@ -112,12 +112,15 @@ def deliver(
     first: int,
     then: Callable[[float], int] | None = None,
     repetitions: int = 0,
+    least_s: float = 0.0,
     connect_s: float,
     limit_s: float,
 ) -> Sent:
     """Connect and send ``first`` bytes, then ``repetitions`` messages of the size that ``then`` says.
 
-    ``then`` is given the seconds of the first message. ``limit_s`` is for all messages together.
+    ``then`` is given the seconds of the first message. There are more repetitions until they have taken
+    ``least_s`` together: single messages of a millisecond say more of the processor than of the network.
+    ``limit_s`` is for all messages together.
     """
     begin = time.perf_counter()
     try:
@@ -130,7 +133,7 @@ def deliver(
     size, problem = first, None
     payload = memoryview(bytes(size))
     try:
-        while len(seconds) <= repetitions:
+        while len(seconds) <= repetitions or sum(seconds[1:]) < least_s:
             seconds.append(sender.send(payload, max(0.001, deadline - time.perf_counter())))
             if len(seconds) == 1 and then is not None and repetitions:
                 size = then(seconds[0])

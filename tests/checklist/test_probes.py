@@ -162,6 +162,23 @@ def test_wrong_values_are_counted_and_nan_is_wrong() -> None:
     assert [operations.wrong_values(work(got)) for got in (good, bad, nan)] == [0, 1, 1]
 
 
+def test_short_messages_are_sent_until_they_tell_of_the_network_and_not_of_the_processor() -> None:
+    sink = Sink("127.0.0.1")
+    sent = deliver(
+        "127.0.0.1",
+        sink.port,
+        first=1000,
+        then=lambda _: 5000,
+        repetitions=3,
+        least_s=0.2,
+        connect_s=2,
+        limit_s=30,
+    )
+    sink.close()
+    assert len(sent.seconds) > 4
+    assert sum(sent.seconds[1:-1]) < 0.2 <= sum(sent.seconds[1:])
+
+
 def test_bytes_are_delivered_and_each_message_is_timed() -> None:
     sink = Sink("127.0.0.1")
     sent = deliver(
