@@ -173,32 +173,34 @@ class _Node:
         ranks = LocalRanks(self._job, self._address.node, self._marker, self._agent, self._timeouts)
         trained_at: float | None = None
         told = upload_told = False
-        while True:
-            for event in self._follower.poll():
-                ranks.heard(event)
-                self._on_event(event)
-            for failure in ranks.failures():
-                self._control.fail(failure)
-            uploads.look()
-            if uploads.error is not None and not upload_told:
-                upload_told = True
-                self._control.fail(self._of_task(uploads.error))
-            if not told and not upload_told and ranks.finished():
-                trained_at = trained_at or time.monotonic()
-                if uploads.idle and self._control.others_done():
-                    told = True
-                    self._control.done()
-                elif not uploads.idle and time.monotonic() - trained_at > self._timeouts.upload:
-                    raise UserError(
-                        f"The last checkpoint could not be stored within {self._timeouts.upload:g} s.",
-                        "Look at the network to the datastore, or make fewer checkpoints.",
-                    )
-            verdict = self._control.verdict()
-            if verdict is not None:
-                return verdict
-            if os.getppid() != self._parent:
-                raise SystemExit(PARENT_GONE)
-            time.sleep(self._timeouts.poll)
+        with processes.signals_wait() as look_for_signals:
+            while True:
+                look_for_signals()
+                for event in self._follower.poll():
+                    ranks.heard(event)
+                    self._on_event(event)
+                for failure in ranks.failures():
+                    self._control.fail(failure)
+                uploads.look()
+                if uploads.error is not None and not upload_told:
+                    upload_told = True
+                    self._control.fail(self._of_task(uploads.error))
+                if not told and not upload_told and ranks.finished():
+                    trained_at = trained_at or time.monotonic()
+                    if uploads.idle and self._control.others_done():
+                        told = True
+                        self._control.done()
+                    elif not uploads.idle and time.monotonic() - trained_at > self._timeouts.upload:
+                        raise UserError(
+                            f"The last checkpoint could not be stored within {self._timeouts.upload:g} s.",
+                            "Look at the network to the datastore, or make fewer checkpoints.",
+                        )
+                verdict = self._control.verdict()
+                if verdict is not None:
+                    return verdict
+                if os.getppid() != self._parent:
+                    raise SystemExit(PARENT_GONE)
+                time.sleep(self._timeouts.poll)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
         layout, address = self._job.plan.layout, self._address

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
 MARKER = "FINETUNE_GANG"
+_RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # where somebody has set a handler for them
 PARENT = "FINETUNE_PARENT_PID"  # who a process's parent should be, for die_with_parent
 _ROOT = Path(__file__).resolve().parent.parent  # holds the import packages
 _PROC = Path("/proc")
@@ -186,6 +187,42 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[Callable[[], None]]:
+    """Signals that would raise here wait until the caller calls what this yields; a second one does not.
+
+    What a handler raises can come up between the taking of a lock and the block that gives it back, and then
+    whoever needs that lock waits for ever. In other threads than the main one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    handlers = {int(number): signal.getsignal(number) for number in _RAISING}
+    own = {number: handler for number, handler in handlers.items() if callable(handler)}
+    waiting: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if number in waiting:
+            own[number](number, frame)
+        else:
+            waiting.append(number)
+
+    def look() -> None:
+        if waiting:
+            number = waiting.pop(0)
+            own[number](number, None)
+
+    for number in own:
+        signal.signal(number, remember)
+    try:
+        yield look
+    finally:
+        for number, handler in own.items():
+            if signal.getsignal(number) is remember:  # a handler may have put another in its place
+                signal.signal(number, handler)
+    look()
 
 
 def tail(path: Path, lines: int = 20) -> str:

@@ -12,17 +12,8 @@ import pytest
 from tests.lab import control_plane as lab
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lab", action="store_true", help="Run the tests marked lab, too.")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests go first: one that is begun last keeps the other worker waiting."""
-    if not config.getoption("--lab"):
-        skip = pytest.mark.skip(reason="takes many minutes on two cores: run with --lab")
-        for item in items:
-            if item.get_closest_marker("lab"):
-                item.add_marker(skip)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
