@@ -51,6 +51,8 @@ IMAGE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "METAFLOW_S3_WORKER_COUNT": "8",  # of 64: all pods share a few cores
 }
+# Without it a pod's network would be as fast as the processor is free, and no direction like the other
+_NETWORK = ("rate", "1gbit", "burst", "512kb", "latency", "100ms")
 _NOT_FOR_CLIENTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 _CLONE_NEWNET = 0x40000000
 # The shell that waits stays outside of the new process namespace: its child is number 1 in there.
@@ -337,6 +339,9 @@ class Hub:
         self._ip("link", "set", "lo", "up", inside=namespace)
         self._ip("addr", "add", f"{ip}/16", "dev", "eth0", inside=namespace)
         self._ip("link", "set", "eth0", "up", inside=namespace)
+        for device, inside in (("eth0", namespace), (wire, self._namespace)):
+            qdisc = ("tc", "qdisc", "add", "dev", device, "root", "tbf", *_NETWORK)
+            do("nsenter", f"--net={_path(inside)}", *qdisc)
         limit = MemoryLimit(spec.memory_bytes) if spec.memory_bytes is not None else None
         if limit is not None and limit.cgroup is not None:
             self._guard("cgroup", str(limit.cgroup))
