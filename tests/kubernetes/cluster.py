@@ -130,6 +130,11 @@ class Launched:
         return (self.home / "log").read_text(errors="replace")
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the run has an id; other runs' pods may be there before."""
+        return (self.home / "run_id").exists()
+
+    @property
     def run_id(self) -> str:
         return (self.home / "run_id").read_text()
 

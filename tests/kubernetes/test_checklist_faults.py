@@ -41,7 +41,7 @@ def test_a_pod_that_is_evicted_is_named_and_what_was_measured_until_then_is_judg
 def _measured(cluster: Cluster, run: Launched) -> bool:
     """Whether node 0 has kept something."""
     assert run.process.poll() is None, run.story()
-    return (run.home / "run_id").exists() and bool(
+    return run.has_begun and bool(
         cluster.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/")
     )
 

@@ -103,6 +103,8 @@ def _training(cluster: Cluster, run: Launched, *, attempt: int) -> dict[str, Jso
 
     def pods() -> dict[str, Json]:
         assert run.process.poll() is None, run.story()
+        if not run.has_begun:
+            return {}
         return {
             pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]: pod
             for pod in cluster.pods()

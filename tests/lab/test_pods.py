@@ -187,7 +187,7 @@ def test_all_of_it_dies_with_the_test_process(tmp_path: Path) -> None:
     assert test.stdout is not None
     line = test.stdout.readline()
     assert line.startswith("up")
-    doomed = [p for p in psutil.process_iter() if p.cmdline() == ["sleep", "1003"]]
+    doomed = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1003"]]
     assert len(doomed) == 2
     test.send_signal(signal.SIGKILL)
     test.wait(10)
