@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
@@ -184,13 +183,16 @@ def test_all_of_it_dies_with_the_test_process(tmp_path: Path) -> None:
     test = subprocess.Popen(
         [sys.executable, "-c", BED, str(tmp_path / "hub")], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
-    assert test.stdout is not None
-    line = test.stdout.readline()
-    assert line.startswith("up")
-    doomed = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1003"]]
-    assert len(doomed) == 2
-    test.send_signal(signal.SIGKILL)
-    test.wait(10)
-    test.stdout.close()
+    try:
+        assert test.stdout is not None
+        line = test.stdout.readline()
+        assert line.startswith("up")
+        own = {process.pid for process in psutil.Process(test.pid).children(recursive=True)}
+        sleeping = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "sleep"]
+        doomed = [process for process in sleeping if process.pid in own]
+        assert len(doomed) == 2
+    finally:
+        test.kill()
+        test.communicate(timeout=10)
     _, alive = psutil.wait_procs(doomed, timeout=30)
     assert not alive
