@@ -1,4 +1,4 @@
-"""One account on AWS for all tests of a process, all of it on this machine."""
+"""One account on AWS for the tests of a file, all of it on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.batch.lab import lab as start
 from tests.lab import pods
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A queue, S3 and a metadata service whose ids are long."""
     if reason := pods.missing():

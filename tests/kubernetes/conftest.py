@@ -1,4 +1,4 @@
-"""One cluster for all tests of a process: it takes ten seconds to start."""
+"""One cluster for the tests of a file, which see the pods and requests of no other: ten seconds to start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kubernetes import cluster as kubernetes
 from tests.lab import control_plane, pods
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kubernetes.Cluster]:
     """Two nodes without GPUs, the roles of infra/kubernetes, S3 and a metadata service."""
     if reason := control_plane.missing() or pods.missing():

@@ -13,7 +13,8 @@ import pytest
 from tests.conftest import write_sums
 from tests.slurm.lab import Lab
 
-SCRIPTS = Path(__file__).parents[2] / "infra" / "slurm"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "infra" / "slurm"
 QUICK = ("--set", "batch_size=4", "--set", "seq_len=128", "--no-calibration")
 LIMIT_S = 500.0  # of one attempt, on a busy machine
 
@@ -33,6 +34,7 @@ def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", 
         "FINETUNE_WORK_DIR": str(shared / "work"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
     }
     return slurm.submit("--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **more)
 
