@@ -54,6 +54,7 @@ class _Asked:
     least: Least
     daemons: Room
     own: tuple[Toleration, ...]
+    own_only: bool
 
 
 def fit(
@@ -64,10 +65,12 @@ def fit(
     *,
     daemons: Room | None = None,
     own: tuple[Toleration, ...] = (),
+    own_only: bool = False,
 ) -> Fit:
     """Judge each node by itself, before the pods that run there now.
 
-    ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations.
+    ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations;
+    ``own_only``: they stand instead of those that a request for GPUs gets by the table of taints.
     """
     every = tuple(nodes)
     asked = _Asked(
@@ -76,6 +79,7 @@ def fit(
         least=least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
         daemons=daemons or tables.daemons(),
         own=own,
+        own_only=own_only,
     )
     found: list[_Candidate] = []
     lacks: Counter[str] = Counter()
@@ -162,7 +166,7 @@ def _sized(node: Node, one: ClusterNodes | None, asked: _Asked) -> _Candidate | 
         key, value, effect = _parts(taint)
         if effect not in BLOCKING or any(item.covers(key, value, effect) for item in asked.own):
             continue
-        toleration = tolerated(taint) if request.gpus_per_node else None
+        toleration = tolerated(taint) if request.gpus_per_node and not asked.own_only else None
         if toleration is None:
             return f"fenced off by the taint {taint}"
         allowed.append(toleration)

@@ -127,13 +127,13 @@ def machine_of(request: Request) -> Instance | None:
 
 def sizes(request: Request, facts: ClusterFacts, instance: Instance | None) -> dict[str, Any]:
     """``@resources``: what the plan asks for, but no more than the node leaves for pods."""
-    cpu, memory = float(request.cpu), request.memory_mib * MIB
+    cpu, memory = request.cpu, math.ceil(request.memory_mib * MIB / MB)
     room = facts.room or (tables.room_on(instance) if instance is not None else None)
-    if room is not None:
-        cpu, memory = min(cpu, room.cpu), min(memory, room.memory_bytes)
+    if room is not None:  # a byte more, and no node takes it
+        cpu, memory = min(cpu, math.floor(room.cpu)), min(memory, room.memory_bytes // MB)
     return {
-        "cpu": max(math.floor(cpu), 1),
-        "memory": math.ceil(memory / MB),
+        "cpu": max(cpu, 1),
+        "memory": memory,
         "disk": math.ceil(request.disk_mib * MIB / MB),
         "shared_memory": request.shared_memory_mib or None,
         "gpu": request.gpus_per_node or None,  # a limit of 0 would keep the pod off nodes with GPUs
@@ -144,7 +144,7 @@ def lowered(request: Request, facts: ClusterFacts) -> tuple[Override, ...]:
     """What the room on a node takes off the plan's CPUs and memory."""
     asked = sizes(request, facts, machine_of(request))
     where = "a node of this cluster" if facts.room is not None else "such a machine"
-    used = {"cpu": int(asked["cpu"]), "memory_mib": int(asked["memory"]) * MB // MIB}
+    used = {"cpu": int(asked["cpu"]), "memory_mib": round(asked["memory"] * MB / MIB)}
     return tuple(
         Override(
             name=name,

@@ -183,14 +183,16 @@ def look(
 
 def _step_of(step: StepView, request: Request) -> Step:
     """The step as it is before it is placed, also where it has been."""
-    own, values = step.given("kubernetes").get("node_selector"), step.values("kubernetes")
+    given, values = step.given("kubernetes"), step.values("kubernetes")
+    own, own_tolerations = given.get("node_selector"), "tolerations" in given
     tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
-    if request.gpus_per_node:  # of what the table knows some may be ours
+    if request.gpus_per_node and not own_tolerations:  # of what the table knows some may be ours
         tolerations = tuple(item for item in tolerations if not is_of_table(item))
     return Step.from_values(
         values,
         own.value if own is not None and isinstance(own.value, dict) else {},
         tolerations=tolerations,
+        own_tolerations=own_tolerations,
         submits=deployer() is None,
     )
 

@@ -243,6 +243,7 @@ def _quota(seen: Look) -> None:
         "requests.memory": request.nodes * request.memory_mib * MIB,
         "pods": request.nodes,
     }
+    wanted |= {"cpu": wanted["requests.cpu"], "memory": wanted["requests.memory"]}  # other names of the same
     for quota in seen.get(seen.namespaced("resourcequotas")).get("items") or []:
         status, name = quota.get("status") or {}, quota["metadata"]["name"]
         for what, hard in ((status.get("hard") or {}) or (quota.get("spec", {}).get("hard") or {})).items():

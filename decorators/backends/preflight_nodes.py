@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from decorators.backends import daemon_pods, kubernetes, tables
@@ -33,6 +34,7 @@ class Step:
     pull_secrets: tuple[str, ...] = ()
     node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
     tolerations: tuple[Toleration, ...] = ()  # beside those that the request gets by the table of taints
+    own_tolerations: bool = False  # the user's stand instead of the table's
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
@@ -42,6 +44,7 @@ class Step:
         own_selector: Mapping[str, str] | None = None,
         *,
         tolerations: tuple[Toleration, ...] = (),
+        own_tolerations: bool = False,
         submits: bool = True,
     ) -> Step:
         """From the values of a step's ``@kubernetes``."""
@@ -52,6 +55,7 @@ class Step:
             pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple((own_selector or {}).items()),
             tolerations=tolerations,
+            own_tolerations=own_tolerations,
             submits=submits,
         )
 
@@ -99,11 +103,12 @@ def check_nodes(seen: Look) -> ClusterFacts:
         seen.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
     nodes = [node for node in nodes if _has(node, seen.step.node_selector)]
-    own = seen.step.tolerations
-    found = fit(nodes, seen.request, seen.options, seen.least, own=own)
+    own, only = seen.step.tolerations, seen.step.own_tolerations
+    fitting = partial(fit, nodes, seen.request, seen.options, seen.least, own=own, own_only=only)
+    found = fitting()
     daemons, beside = _daemons(seen, found)
     if daemons is not None:
-        found = fit(nodes, seen.request, seen.options, seen.least, daemons=daemons, own=own)
+        found = fitting(daemons=daemons)
     if len(found.names) >= seen.request.nodes:
         seen.findings.ok("nodes", f"{len(found.names)} could take it, {seen.request.nodes} needed; {beside}")
         _zones(seen, found)

@@ -304,7 +304,11 @@ def made(stack: Stack, planned: dict[str, dict[str, Any]]) -> dict[str, Any]:
     # moto has no service-linked roles
     role = client(stack, "iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     values = {**MADE, "batch_service_role_arn": role}
-    done = stack.run("apply", "-input=false", "-auto-approve", "-parallelism=30", values=values)
+    apply = ("apply", "-input=false", "-auto-approve", "-parallelism=30")
+    done = stack.run(*apply, values=values)
+    if done.status and "AlreadyExists" in done.errors:
+        # An answer of moto's was lost, and the provider has asked again; what was half made is made anew
+        done = stack.run(*apply, values=values)
     assert done.status == 0, done.errors
     outputs = json.loads(stack.run("output", "-json").stdout)
     return {name: item["value"] for name, item in outputs.items()}

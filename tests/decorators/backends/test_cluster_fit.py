@@ -162,6 +162,15 @@ def test_a_fence_that_the_users_own_tolerations_open_is_none(item: dict[str, str
     assert bool(fit([fenced], _request(nodes=1), Options(), LEAST, own=own).names) is covered
 
 
+def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() -> None:
+    usual = node("a", taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
+    own = (Toleration(key="team", effect=""),)
+    one = _request(nodes=1)
+    assert fit([usual], one, Options(), LEAST, own=own).names == ("a",)
+    replaced = fit([usual], one, Options(), LEAST, own=own, own_only=True)
+    assert replaced.lacks == (("fenced off by the taint nvidia.com/gpu=present:NoSchedule", 1),)
+
+
 def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:
     bare = node("cpu", labels={"nvidia.com/gpu.product": None}, resources={"nvidia.com/gpu": None})
     found = _fit(bare, nodes=1, gpus_per_node=0, gpu=None, instance_type=None)

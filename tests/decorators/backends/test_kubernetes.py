@@ -99,7 +99,7 @@ def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
         zone="rack-3",
     )
     asked = kubernetes.values(request, facts=facts)
-    assert (asked.resources["cpu"], asked.resources["memory"]) == (100, math.ceil(800 * GIB / 1e6))
+    assert (asked.resources["cpu"], asked.resources["memory"]) == (100, 800 * GIB // 10**6)
     assert asked.kubernetes["node_selector"] == {
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
         ZONE_LABEL: "rack-3",

@@ -27,8 +27,11 @@ QUIET = Options(preflight=False, pending_timeout=7)
 class _Step:
     """What a mutator sees of a step, kept in a dict."""
 
-    def __init__(self, backend: Backend, *, parallel: bool = True, **values: Any) -> None:
+    def __init__(
+        self, backend: Backend, *, parallel: bool = True, written: tuple[str, ...] = (), **values: Any
+    ) -> None:
         self.name = "train"
+        self._given = {name: Given(value=values[name], by="@kubernetes in the flow") for name in written}
         self._backend = backend
         self.set: dict[str, dict[str, Any]] = {backend: values, **({"parallel": {}} if parallel else {})}
 
@@ -39,7 +42,7 @@ class _Step:
         return self.set.get(decorator, {})
 
     def given(self, _: str) -> dict[str, Given]:
-        return {}
+        return self._given
 
     def has(self, decorator: str) -> bool:
         return decorator in self.set
@@ -154,6 +157,17 @@ def test_a_step_is_looked_at_the_same_before_and_after_it_is_placed() -> None:
     placing.place(cast("StepView", step), REQUEST, QUIET, {})
     assert len(step.set["kubernetes"]["tolerations"]) == 2
     assert placing._step_of(cast("StepView", step), REQUEST).tolerations == before.tolerations
+
+
+def test_tolerations_that_the_user_has_written_are_all_that_is_looked_at() -> None:
+    """They replace those of the table, so that a node with one of its taints would never take the pod."""
+    own = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
+    step = cast("StepView", _Step("kubernetes", written=("tolerations",), tolerations=[own]))
+    seen = placing._step_of(step, REQUEST)
+    assert seen.own_tolerations
+    assert seen.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="mine"),)
+    placing.place(step, REQUEST, QUIET, step.given("kubernetes"))
+    assert step.values("kubernetes")["tolerations"] == [own]
 
 
 def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:

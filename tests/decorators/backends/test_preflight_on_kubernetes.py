@@ -256,6 +256,15 @@ def test_a_quota_that_is_too_small_is_refused(
     assert fix == f"kubectl describe resourcequota few -n {namespace}"
 
 
+@pytest.mark.parametrize("resource", ["cpu", "requests.cpu"])
+def test_a_quota_goes_by_either_name_of_a_resource(
+    ask: Asker, control_plane: ControlPlane, namespace: str, resource: str
+) -> None:
+    control_plane.kubectl("create", "quota", "few", f"--hard={resource}=8", "-n", namespace)
+    [(state, found, _)] = _rows(ask()[0], "quota")
+    assert (state, found) == ("no", f"few allows 8 {resource}; {TWO.nodes * TWO.cpu} are needed")
+
+
 def test_several_nodes_without_jobset_are_refused_with_the_command_that_installs_it(
     ask: Asker, control_plane: ControlPlane
 ) -> None:

@@ -131,12 +131,17 @@ def make_job(
     )
 
 
+# It leaves as launchers.worker does: gloo's threads may abort a process while Python takes itself apart.
 SCRIPT = """
+import os
 import sys
 from pathlib import Path
 from launchers import engines
 from launchers.job import TrainJob
 engines.get("torchtune").train(TrainJob.load(Path(sys.argv[1])))
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
 """
 
 
