@@ -30,13 +30,13 @@ from launchers import processes
 from launchers.checkpoints import CheckpointStore
 from launchers.control import Control, NodeAddress, Timeouts, Verdict
 from launchers.failures import Failure, GangFailed, NodeLost, RankFailed, RankHung
+from launchers.full_disk import NO_SPACE
 from launchers.hub import Hub
 from launchers.job import TrainJob
 from launchers.member import Member
 from launchers.telemetry import Event, Follower
 from launchers.uploads import Uploads
 from launchers.watch import LocalRanks
-from launchers.worker import NO_SPACE
 
 __all__ = [
     "GangFailed",

@@ -10,7 +10,6 @@ All nodes share the output folder::
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import secrets
@@ -18,13 +17,12 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.hardware import local_machine
-from launchers import engines, planning
+from launchers import engines, full_disk, planning
 from launchers.bundles import LocalStorage
 from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
@@ -39,6 +37,7 @@ from launchers.settings import Settings
 from launchers.training import NodeInputs, Trained, train
 
 SEEN_S = 90.0  # for another node's file to show up: NFS looks anew after 60 s at most (nfs(5), acdirmax)
+GO_ON = "Free some space there; the same command then goes on."
 AGAIN = "python -m launchers --settings settings.yaml --output FOLDER"
 
 
@@ -84,7 +83,7 @@ def run(asked: Run, place: Allocation, work: Path) -> None:
         start = _lead(asked, place, work, owned)
         if start is not None:
             trained = _train(asked, place, start, work)
-            with _full_disk_is_said(asked.folder):
+            with full_disk.said(asked.folder, GO_ON):
                 _hand_over(asked, place, start, trained, work)
 
 
@@ -93,7 +92,7 @@ def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack
 
     From here until ``owned`` is closed, the output folder is this job's.
     """
-    with Meeting(place.address("", "meeting")) as meeting, _full_disk_is_said(asked.folder):
+    with Meeting(place.address("", "meeting")) as meeting, full_disk.said(asked.folder, GO_ON):
         _make(asked.folder, "--output")
         if asked.cache is not None:
             _make(asked.cache, "--cache")
@@ -267,19 +266,6 @@ def _see(path: Path) -> None:
         with contextlib.suppress(OSError):
             list(path.parent.iterdir())  # makes NFS look anew
         time.sleep(0.5)
-
-
-@contextlib.contextmanager
-def _full_disk_is_said(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"No space left on {socket.gethostname()} for {error.filename or folder}.",
-            "Free some space there; the same command then goes on.",
-        ) from None
 
 
 def _make(folder: Path, option: str) -> None:

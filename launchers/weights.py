@@ -5,7 +5,6 @@ Sources: tiny-llama (made here), the model table, the Hugging Face Hub, a local 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import re
@@ -22,12 +21,13 @@ from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import GIB
-from launchers import remote
+from launchers import full_disk, remote
 from launchers.model_files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted, read_config
 
 TINY = "tiny-llama"
 Kind = Literal["tiny", "table", "hub", "local", "s3"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+GO_ON = "Free some space and run again: what is whole is not fetched again."
 FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
 
 
@@ -148,7 +148,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         _remove_unfinished(folder)
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
         _check_space(folder, missing, f"Model {repo_id}")
-        with _disk_full(folder, repo_id):
+        with full_disk.said(folder, GO_ON):
             path = huggingface_hub.snapshot_download(
                 repo_id,
                 revision=info.sha,
@@ -226,19 +226,6 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
         time.sleep(0.5)
 
 
-@contextmanager
-def _disk_full(folder: Path, name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"The disk of {folder} is full; {name} is not whole.",
-            "Free some space and run again: it goes on where it stopped.",
-        ) from None
-
-
 # S3
 
 
@@ -255,7 +242,7 @@ def _fetch_s3(url: str, folder: Path) -> Path:
             raise UserError(f"{url}: there is no model.", "Look with: aws s3 ls")
         missing = {k: s for k, s in sizes.items() if not _has_size(folder / Path(k).name, s)}
         _check_space(folder, sum(missing.values()), url)
-        with _disk_full(folder, url):
+        with full_disk.said(folder, GO_ON):
             for key in missing:
                 remote.s3_download(client, bucket, key, folder / Path(key).name)
     return folder

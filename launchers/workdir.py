@@ -17,6 +17,11 @@ from typing import IO
 import psutil
 
 from estimator.errors import UserError
+from launchers import full_disk
+
+ROOM = (
+    "Free some space there, ask for a larger disk, or name another: export FINETUNE_WORK_DIR=/a/larger/disk"
+)
 
 
 def root() -> Path:
@@ -27,7 +32,10 @@ def root() -> Path:
 
 @contextmanager
 def work_folder(run_id: str, step: str, task_id: str) -> Iterator[Path]:
-    """An empty folder for one attempt of one task. Raises UserError where none can be made."""
+    """An empty folder for one attempt of one task.
+
+    Raises UserError where none can be made, and instead of an OSError of a full disk while it is in use.
+    """
     base = root()
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -40,7 +48,7 @@ def work_folder(run_id: str, step: str, task_id: str) -> Iterator[Path]:
             "Name another place: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk",
         ) from None
     try:
-        with owner:
+        with owner, full_disk.said(folder, ROOM):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,30 +7,25 @@ Leaves for the node's task, in the work folder: ``ranks/rank-NNNNN.json`` (its p
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 from estimator.errors import UserError
-from launchers import engines
+from launchers import engines, full_disk
+from launchers.full_disk import NO_SPACE
 from launchers.job import TrainJob
 from launchers.processes import PARENT
 from launchers.rank import RankEnv, die_with_parent, write_error
 
-NO_SPACE = "No space left"  # how the problem of a full disk begins
 _RESERVE_BYTES = 256 * 1024
-# What torch.save says when it could not write on, for whatever reason.
-_TORN_WRITE = re.compile(r"PytorchStreamWriter failed|inline_container\.cc|iostream error")
 
 
 def main() -> None:
@@ -89,10 +84,10 @@ def _fail(work_dir: Path, rank: int, error: BaseException) -> None:
     if isinstance(error, SystemExit) and error.code in (0, None):
         error = RuntimeError("the engine called sys.exit() before the end of training")
     traceback.print_exception(error, file=sys.stderr)
-    if is_disk_full(error, work_dir):
+    if full_disk.is_behind(error, work_dir):
         _remove_unfinished(work_dir / "checkpoints")
-        where = next((str(e.filename) for e in _chain(error) if isinstance(e, OSError) and e.filename), "")
-        problem = f"{NO_SPACE} on {socket.gethostname()} for {where or work_dir}, written by rank {rank}."
+        where = full_disk.file_of(error, work_dir)
+        problem = f"{NO_SPACE} on {socket.gethostname()} for {where}, written by rank {rank}."
         error = UserError(problem, "Ask for a larger disk, or free some space there.")
     write_error(work_dir / "errors", rank, error)
     _leave(1)
@@ -103,24 +98,6 @@ def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def is_disk_full(error: BaseException, folder: Path) -> bool:
-    """Whether a full disk is behind this; torch's and safetensors' own errors keep no errno."""
-    for link in _chain(error):
-        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if "No space left on device" in str(link) or "os error 28" in str(link):
-            return True
-        if _TORN_WRITE.search(str(link)) and shutil.disk_usage(folder).free < 16 * 2**20:
-            return True
-    return False
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _remove_unfinished(checkpoints: Path) -> None:

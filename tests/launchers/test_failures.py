@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from launchers.failures import Failure, Kind, root_cause
-from launchers.worker import is_disk_full
+from launchers.full_disk import is_behind
 
 MIB = 2**20
 
@@ -35,6 +35,7 @@ def test_what_the_user_can_mend_is_shown_before_what_other_nodes_say_of_it() -> 
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), 1, True),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), 900, False),
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 1, True),
+        (OSError("25000 requested and 16368 written"), 1, True),
         (RuntimeError("the loss is not a number"), 1, False),
     ],
 )
@@ -44,4 +45,4 @@ def test_a_full_disk_is_known_by_what_torch_says_of_it(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_mib * MIB))
     outer = RuntimeError("rank 0 could not write its part")
     outer.__cause__ = error
-    assert is_disk_full(outer, tmp_path) == full
+    assert is_behind(outer, tmp_path) == full

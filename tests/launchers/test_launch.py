@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
-from launchers import engines, run, settings
+from launchers import engines, full_disk, run, settings
 from launchers.job import TrainJob
 from launchers.preparing import Start
 from launchers.schedulers import node_address
@@ -122,10 +122,10 @@ def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
 
 
 def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No space left") as caught, run._full_disk_is_said(tmp_path):
+    with pytest.raises(UserError, match="No space left") as caught, full_disk.said(tmp_path, run.GO_ON):
         Path("/dev/full").write_text("anything")
     assert "Free some space" in caught.value.advice
-    with pytest.raises(FileNotFoundError), run._full_disk_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError), full_disk.said(tmp_path, run.GO_ON):
         (tmp_path / "none").read_text()
 
 

@@ -512,7 +512,7 @@ class TestS3:
 
         monkeypatch.setattr(type(bucket), "download_file", fail, raising=False)
         monkeypatch.setattr("launchers.remote.s3_client", lambda: bucket)
-        with pytest.raises(UserError, match="is full"):
+        with pytest.raises(UserError, match="No space left"):
             weights.fetch(resolve("s3://models/tiny"), tmp_path / "m")
         assert list((tmp_path / "m").iterdir()) == []
 

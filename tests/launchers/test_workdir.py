@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from estimator.errors import UserError
@@ -63,6 +64,24 @@ def test_a_place_where_nothing_can_be_made_is_said_in_two_lines(base: Path) -> N
     ):
         pass
     assert "FINETUNE_WORK_DIR" in caught.value.advice
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_disk_that_fills_up_under_a_task_is_said_in_two_lines(base: Path) -> None:
+    """numpy's own error holds neither the system's number nor the file."""
+    base.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(base)]).returncode != 0:
+        pytest.skip("mount is not allowed here")
+    try:
+        with (
+            pytest.raises(UserError, match=rf"No space left on .* for {base}") as caught,
+            workdir.work_folder("1", "prepare", "1") as folder,
+        ):
+            np.save(folder / "tokens.npy", np.ones(100_000))
+        assert "ask for a larger disk" in caught.value.advice
+        assert not list(base.iterdir())
+    finally:
+        subprocess.run(["umount", str(base)], check=True)
 
 
 def test_users_of_one_machine_do_not_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
