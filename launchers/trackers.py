@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from estimator.errors import UserError
@@ -19,6 +21,7 @@ from launchers.metrics import Metrics
 from launchers.settings import Settings
 
 _CREDENTIALS = re.compile(r"://[^/@\s]*@")  # in the address of a server
+CLOSE_S = 60.0
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
@@ -36,11 +39,12 @@ class Trackers:
     """Opens the asked-for trackers; where none are, every call does nothing.
 
     A tracker that fails is named once and left out: the run's own metrics are kept anyway, and no GPU is
-    given up for a server that doesn't answer.
+    given up for a server that doesn't answer. Each has a thread of its own, as one that hangs must hold up
+    neither the run nor the others.
     """
 
     def __init__(self, settings: Settings, *, run_name: str, folder: Path) -> None:
-        self._trackers: dict[str, Any] = {}
+        self._trackers: list[_Tracker] = []
         if not settings.tracker:
             return
         from accelerate import tracking
@@ -52,32 +56,59 @@ class Trackers:
             "mlflow": lambda: tracking.MLflowTracker("metaflow-finetune", run_name=run_name),
         }
         config = _flat(settings.model_dump(mode="json"))
-
-        def open_one(name: str) -> None:
-            tracker = classes[name]()
-            tracker.start()
-            tracker.store_init_configuration(config)
-            self._trackers[name] = tracker
-
-        for name in settings.tracker:
-            self._attempt(name, partial(open_one, name))
+        self._trackers = [_Tracker(name, classes[name], config) for name in settings.tracker]
 
     def log(self, metrics: Metrics) -> None:
+        """Never waits."""
         values = {k: v for k, v in metrics.to_dict().items() if v is not None and k != "step"}
-        for name, tracker in list(self._trackers.items()):
-            self._attempt(name, partial(tracker.log, values, step=metrics.step))
+        for tracker in self._trackers:
+            tracker.log(values, metrics.step)
 
     def close(self) -> None:
-        for name, tracker in list(self._trackers.items()):
-            self._attempt(name, tracker.finish)
+        """Wait until they have got everything, for CLOSE_S at most."""
+        deadline = time.monotonic() + CLOSE_S
+        for tracker in self._trackers:
+            tracker.close()
+        for tracker in self._trackers:
+            tracker.wait(max(0.0, deadline - time.monotonic()))
 
-    def _attempt(self, name: str, action: Callable[[], object]) -> None:
+
+class _Tracker:
+    """One tracker and its thread, which alone touches it (MLflow keeps the active run by thread)."""
+
+    def __init__(self, name: str, make: Callable[[], Any], config: dict[str, Any]) -> None:
+        self._name = name
+        self._rows: SimpleQueue[tuple[dict[str, Any], int] | None] = SimpleQueue()
+        self._thread = Thread(target=self._serve, args=(make, config), name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        if self._thread.is_alive():
+            self._rows.put((values, step))
+
+    def close(self) -> None:
+        self._rows.put(None)
+
+    def wait(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._say(f"did not take all of this run within {CLOSE_S:g} s after its end")
+
+    def _serve(self, make: Callable[[], Any], config: dict[str, Any]) -> None:
         try:
-            action()
+            tracker = make()
+            tracker.start()
+            tracker.store_init_configuration(config)
+            while (row := self._rows.get()) is not None:
+                values, step = row
+                tracker.log(values, step=step)
+            tracker.finish()
         except Exception as error:  # noqa: BLE001 whatever its package raises
-            self._trackers.pop(name, None)
             why = _CREDENTIALS.sub("://", " ".join(f"{type(error).__name__}: {error}".split()))[:300]
-            print(f"tracker {name} gets nothing more of this run: {why}", file=sys.stderr, flush=True)
+            self._say(f"gets nothing more of this run: {why}")
+
+    def _say(self, what: str) -> None:
+        print(f"tracker {self._name} {what}", file=sys.stderr, flush=True)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from estimator.errors import UserError
-from launchers import settings
+from launchers import settings, trackers
 from launchers.metrics import Metrics
 from launchers.trackers import Trackers, check_installed
 
@@ -32,10 +34,10 @@ def metrics(step: int) -> Metrics:
 
 
 def track(name: str, folder: Path) -> None:
-    trackers = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
+    made = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
     for step in (1, 2, 3):
-        trackers.log(metrics(step))
-    trackers.close()
+        made.log(metrics(step))
+    made.close()
 
 
 def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
@@ -85,12 +87,10 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
         raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api")
 
     monkeypatch.setattr(tracking, "MLflowTracker", refuse)
-    trackers = Trackers(
-        settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path
-    )
+    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
     for step in (1, 2, 3):
-        trackers.log(metrics(step))
-    trackers.close()
+        made.log(metrics(step))
+    made.close()
     found = EventAccumulator(str(tmp_path / "run-1")).Reload()
     assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
     said = capsys.readouterr().err
@@ -99,8 +99,35 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
     assert "s3cret" not in said
 
 
+def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate import tracking
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    answers = threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        answers.wait(60)
+        raise ConnectionError("at last")
+
+    monkeypatch.setattr(tracking, "MLflowTracker", hang)
+    monkeypatch.setattr(trackers, "CLOSE_S", 2.0)
+    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
+    began = time.monotonic()
+    for step in (1, 2, 3):
+        made.log(metrics(step))
+    assert time.monotonic() - began < 1
+    made.close()
+    assert time.monotonic() - began < 30
+    assert "tracker mlflow did not take all of this run within 2 s" in capsys.readouterr().err
+    answers.set()
+    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+
+
 def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
-    trackers = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
-    trackers.log(metrics(1))
-    trackers.close()
+    made = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
+    made.log(metrics(1))
+    made.close()
     assert not (tmp_path / "none").exists()
