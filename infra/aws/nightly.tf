@@ -118,7 +118,7 @@ data "aws_iam_policy_document" "alerts" {
     resources = [aws_sns_topic.alerts[0].arn]
     principals {
       type        = "Service"
-      identifiers = ["events.amazonaws.com"]
+      identifiers = ["events.amazonaws.com", "cloudwatch.amazonaws.com"]
     }
   }
 }
@@ -144,4 +144,44 @@ resource "aws_cloudwatch_event_target" "nightly_failed" {
   for_each = aws_cloudwatch_event_rule.nightly_failed
   rule     = each.value.name
   arn      = aws_sns_topic.alerts[0].arn
+}
+
+# A check that never ends, or never begins, is in no event: so its ends are counted, well or not.
+resource "aws_cloudwatch_event_rule" "nightly_ended" {
+  for_each    = length(var.alert_emails) > 0 ? local.nightly : {}
+  name        = "${local.nightly_name}-ended"
+  description = "The nightly check of the nodes ended; the alarm of the same name hears when it doesn't"
+  event_pattern = jsonencode({
+    source      = ["aws.batch"]
+    detail-type = ["Batch Job State Change"]
+    detail      = { status = ["SUCCEEDED", "FAILED"], jobName = [local.nightly_name] }
+  })
+}
+
+resource "aws_cloudwatch_metric_alarm" "nightly_missing" {
+  for_each            = aws_cloudwatch_event_rule.nightly_ended
+  alarm_name          = "${local.nightly_name}-missing"
+  alarm_description   = "No check of the nodes has ended for ${local.nightly[each.key].silent_hours} hours"
+  comparison_operator = "LessThanThreshold"
+  threshold           = 1
+  # Hours without an event have no datapoint; FILL makes it 0, which needs no wait for missing data
+  evaluation_periods = local.nightly[each.key].silent_hours
+  treat_missing_data = "breaching"
+  alarm_actions      = [aws_sns_topic.alerts[0].arn]
+  metric_query {
+    id          = "ends"
+    expression  = "FILL(matched, 0)"
+    label       = "Ends of the nightly check"
+    return_data = true
+  }
+  metric_query {
+    id = "matched"
+    metric {
+      namespace   = "AWS/Events"
+      metric_name = "MatchedEvents"
+      dimensions  = { RuleName = each.value.name }
+      period      = 3600
+      stat        = "Sum"
+    }
+  }
 }

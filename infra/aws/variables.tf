@@ -162,6 +162,8 @@ variable "nightly_check" {
     schedule = optional(string, "cron(0 3 * * ? *)")
     image    = string # target launcher of infra/docker/Dockerfile: starts the flow
     on_nodes = string # target torchtune or deepspeed: what the nodes run
+    # After so long without a check, alert_emails hear of it; at most a week, as CloudWatch looks no further back.
+    silent_hours = optional(number, 36)
   })
   default = null
   validation {
@@ -179,6 +181,10 @@ variable "nightly_check" {
   validation {
     condition     = var.nightly_check == null ? true : can(regex("^(cron\\(([^ ]+ ){5}[^ ]+\\)|rate\\([^)]+\\))$", var.nightly_check.schedule))
     error_message = "nightly_check.schedule: cron(...) with six fields, such as cron(0 3 * * ? *), or rate(...)."
+  }
+  validation {
+    condition     = var.nightly_check == null ? true : contains(range(1, 169), var.nightly_check.silent_hours)
+    error_message = "nightly_check.silent_hours: a whole number from 1 to 168."
   }
   validation {
     condition     = var.nightly_check == null ? true : var.metadata_service_url != null

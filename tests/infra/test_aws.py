@@ -213,7 +213,7 @@ BAD_POOLS = {
     "both": {**POOL, "spot": True, "capacity_reservation_id": "cr-1"},
     "cpu": POOL,
 }
-BAD_CHECK = {"pool": "h100", "profile": "all", "schedule": "cron(0 3 * * *)"}
+BAD_CHECK = {"pool": "h100", "profile": "all", "schedule": "cron(0 3 * * *)", "silent_hours": 0.5}
 # Terraform tells at once all that is wrong, but for variables held against another one that is wrong itself.
 # (what is changed, what it says)
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
@@ -262,6 +262,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "nightly_check.pool is no key of gpu_pools",
             "nightly_check.profile: quick, standard or deep",
             "nightly_check.schedule: cron(...) with six fields",
+            "nightly_check.silent_hours: a whole number from 1 to 168",
             "monthly_budget_usd: more than 0",
         ],
     ),
@@ -385,6 +386,25 @@ def test_every_night_a_job_launches_the_checklist_on_the_pools_queue(
     variables = {item["name"]: item["value"] for item in container["environment"]}
     assert variables["METAFLOW_SERVICE_URL"] == VALUES["metadata_service_url"]
     _takes(words)
+
+
+def test_a_night_without_a_check_is_heard_of(stack: Stack, made: dict[str, Any]) -> None:
+    (alarm,) = client(stack, "cloudwatch").describe_alarms()["MetricAlarms"]
+    (topic,) = client(stack, "sns").list_topics()["Topics"]
+    assert alarm["AlarmActions"] == [topic["TopicArn"]]
+    assert (alarm["EvaluationPeriods"], alarm["TreatMissingData"]) == (36, "breaching")
+    queries = {query["Id"]: query for query in alarm["Metrics"]}
+    counted = queries["matched"]["MetricStat"]
+    assert (counted["Metric"]["MetricName"], counted["Period"]) == ("MatchedEvents", 3600)
+    (named,) = counted["Metric"]["Dimensions"]
+    rule = client(stack, "events").describe_rule(Name=named["Value"])
+    assert json.loads(rule["EventPattern"])["detail"] == {
+        "status": ["SUCCEEDED", "FAILED"],
+        "jobName": ["finetune-nightly-check"],
+    }
+    policy = client(stack, "sns").get_topic_attributes(TopicArn=topic["TopicArn"])["Attributes"]["Policy"]
+    (statement,) = json.loads(policy)["Statement"]
+    assert set(statement["Principal"]["Service"]) == {"cloudwatch.amazonaws.com", "events.amazonaws.com"}
 
 
 def _takes(words: list[str]) -> None:
