@@ -113,10 +113,12 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
 
 
 def _keep_endings(lines: list[str]) -> None:
+    if lines:
+        keep_endings(_metaflow.waited_attempt()[0], lines)
+
+
+def keep_endings(run: str, lines: list[str]) -> None:
     """How the pods of a step have failed, for a later step of the run."""
-    if not lines:
-        return
-    run, _, _ = _metaflow.waited_attempt()
     try:
         datastore().put_bytes(_endings_key(run), "\n".join(lines).encode())
     except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with; the lines are shown too
@@ -124,7 +126,7 @@ def _keep_endings(lines: list[str]) -> None:
 
 
 def endings(run: str) -> tuple[str, ...]:
-    """How the pods of that run's last failed step have failed, a line each; none where nobody told."""
+    """What :func:`keep_endings` has kept, of that run's last failed step; none where nobody told."""
     try:
         return tuple(datastore().get_bytes(_endings_key(run)).decode().splitlines())
     except FileNotFoundError:

@@ -23,7 +23,8 @@ from checklist.outputs.publish import Outputs
 from checklist.rendezvous import of_node
 from checklist.result import Result
 from checklist.verdict import judge
-from decorators._metaflow import in_container
+from decorators._metaflow import FinetuneError, in_container, waits_for_other_nodes
+from decorators.node_request import keep_endings
 from decorators.storage import datastore
 from estimator.errors import UserError
 from flows.checklist_options import Settled, table_of
@@ -76,7 +77,21 @@ def check_node(
     except Exception as error:  # noqa: BLE001 - the others' measurements must still reach the verdict
         traceback.print_exc()
         return None, f"The checklist itself failed on node {place.node}: {type(error).__name__}."
+    if place.node == 0:
+        _end_here_without(measured)
     return measurements.to_dict(measured), None
+
+
+def _end_here_without(measured: Measurements) -> None:
+    """Fail this task where it would only wait for one that is gone; the verdict is made of what is kept."""
+    from metaflow import current
+
+    gone = sorted({hang.node for hang in measured.hangs if hang.kind == "lost"})
+    if gone and waits_for_other_nodes():
+        nodes = " and ".join(f"node {node}" for node in gone)
+        problem = f"No more was heard of {nodes}, without which the step can't end well."
+        keep_endings(current.run_id, [problem])
+        raise FinetuneError(problem, "The verdict is made of what was measured until then.")
 
 
 def _keep(key: str, measured: Measurements) -> None:

@@ -48,6 +48,7 @@ from decorators._metaflow.commands import (
     in_container,
     local_node_command,
     metadata_kind,
+    waits_for_other_nodes,
 )
 from decorators._metaflow.datastores import (
     configured_storage,
@@ -110,5 +111,6 @@ __all__ = [
     "storage",
     "user_errors",
     "waited_attempt",
+    "waits_for_other_nodes",
     "watch_waiting",
 ]

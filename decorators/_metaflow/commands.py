@@ -56,6 +56,14 @@ def in_container() -> bool:
     return "METAFLOW_KUBERNETES_WORKLOAD" in os.environ or "AWS_BATCH_JOB_ID" in os.environ
 
 
+def waits_for_other_nodes() -> bool:
+    """Whether this task, once it has ended well, waits for those of all other nodes.
+
+    As Metaflow's main node on Batch does, for ten minutes where one of them is gone.
+    """
+    return "AWS_BATCH_JOB_ID" in os.environ
+
+
 def configured_target(backend: Backend) -> dict[str, Any]:
     """Where steps run by Metaflow's configuration, in the words of ``@kubernetes`` and ``@batch``."""
     from metaflow.metaflow_config import BATCH_JOB_QUEUE, KUBERNETES_NAMESPACE

@@ -13,13 +13,14 @@ import pytest
 
 from tests.batch.lab import Client, Lab
 from tests.conftest import write_sums
-from tests.flows.conftest import left_behind
+from tests.flows.conftest import FLOW, left_behind
 from tests.lab import faulty_proxy, metadata
 from tests.lab.batch_jobs import OUT_OF_MEMORY
 from tests.lab.metadata import MetadataService
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+CHECKLIST = FLOW.with_name("checklist_flow.py")
 SMALL = Path(__file__).parent / "flows" / "small_flow.py"
 LIMIT_S = 900
 END_S = 180
@@ -67,6 +68,30 @@ def test_ctrl_c_terminates_the_jobs_and_leaves_no_process(lab: Lab, tmp_path: Pa
     assert job.status == "FAILED"
     assert job.stop == "Metaflow initiated job termination."
     assert left_behind(tmp_path) == []
+
+
+def test_the_checklist_ends_with_a_verdict_that_blames_no_node_when_a_container_is_lost(
+    lab: Lab, tmp_path: Path
+) -> None:
+    options = ["--nodes=2", "--device=cpu", "--profile=standard", "--skip=storage,datastore"]
+    run = lab.start(tmp_path, "run", "--with", "batch", *options, flow=CHECKLIST)
+    run.wait_for(lambda: _measured(lab, run), LIMIT_S)
+    (job,) = run.jobs("check_nodes")
+    job.pods[1].kill()
+    assert run.end(END_S) != 0
+    assert "Traceback" not in run.log, run.log
+    found = run.artifacts("ChecklistFlow")
+    result = found["result"]
+    assert (result["verdict"], found["bad_nodes"]) == ("NO-VERDICT", []), run.log
+    assert len(result["nodes"]) == 2
+    assert "No more was heard of node 1" in str(result["notes"])
+
+
+def _measured(lab: Lab, run: Client) -> bool:
+    """Whether node 0 of a checklist has kept something."""
+    if not (run.home / "run_id").exists():
+        return False
+    return bool(lab.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/"))
 
 
 def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:
