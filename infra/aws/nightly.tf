@@ -6,6 +6,10 @@
 locals {
   nightly      = var.nightly_check == null ? {} : { this = var.nightly_check }
   nightly_name = "${var.name}-nightly-check"
+  nightly_ends = {
+    failed = { statuses = ["FAILED"], description = "The nightly check of the nodes failed: its log says why" }
+    ended  = { statuses = ["SUCCEEDED", "FAILED"], description = "The nightly check of the nodes ended, well or not" }
+  }
 }
 
 resource "aws_iam_role" "nightly" {
@@ -129,43 +133,32 @@ resource "aws_sns_topic_policy" "alerts" {
   policy = data.aws_iam_policy_document.alerts[0].json
 }
 
-resource "aws_cloudwatch_event_rule" "nightly_failed" {
-  for_each    = length(var.alert_emails) > 0 ? local.nightly : {}
-  name        = "${local.nightly_name}-failed"
-  description = "The nightly check of the nodes failed: its log says why"
+resource "aws_cloudwatch_event_rule" "nightly" {
+  for_each    = length(var.alert_emails) > 0 && var.nightly_check != null ? local.nightly_ends : {}
+  name        = "${local.nightly_name}-${each.key}"
+  description = each.value.description
   event_pattern = jsonencode({
     source      = ["aws.batch"]
     detail-type = ["Batch Job State Change"]
-    detail      = { status = ["FAILED"], jobName = [local.nightly_name] }
+    detail      = { status = each.value.statuses, jobName = [local.nightly_name] }
   })
 }
 
 resource "aws_cloudwatch_event_target" "nightly_failed" {
-  for_each = aws_cloudwatch_event_rule.nightly_failed
+  for_each = { for end, rule in aws_cloudwatch_event_rule.nightly : end => rule if end == "failed" }
   rule     = each.value.name
   arn      = aws_sns_topic.alerts[0].arn
 }
 
-# A check that never ends, or never begins, is in no event: so its ends are counted, well or not.
-resource "aws_cloudwatch_event_rule" "nightly_ended" {
-  for_each    = length(var.alert_emails) > 0 ? local.nightly : {}
-  name        = "${local.nightly_name}-ended"
-  description = "The nightly check of the nodes ended; the alarm of the same name hears when it doesn't"
-  event_pattern = jsonencode({
-    source      = ["aws.batch"]
-    detail-type = ["Batch Job State Change"]
-    detail      = { status = ["SUCCEEDED", "FAILED"], jobName = [local.nightly_name] }
-  })
-}
-
+# A check that never ends, or never begins, is in no event: so the rule "ended" counts, for this alarm.
 resource "aws_cloudwatch_metric_alarm" "nightly_missing" {
-  for_each            = aws_cloudwatch_event_rule.nightly_ended
+  for_each            = { for end, rule in aws_cloudwatch_event_rule.nightly : end => rule if end == "ended" }
   alarm_name          = "${local.nightly_name}-missing"
-  alarm_description   = "No check of the nodes has ended for ${local.nightly[each.key].silent_hours} hours"
+  alarm_description   = "No check of the nodes has ended for ${var.nightly_check.silent_hours} hours"
   comparison_operator = "LessThanThreshold"
   threshold           = 1
   # Hours without an event have no datapoint; FILL makes it 0, which needs no wait for missing data
-  evaluation_periods = local.nightly[each.key].silent_hours
+  evaluation_periods = var.nightly_check.silent_hours
   treat_missing_data = "breaching"
   alarm_actions      = [aws_sns_topic.alerts[0].arn]
   metric_query {

@@ -85,6 +85,11 @@ class Client:
         return (self.home / "log").read_text(errors="replace")
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the run has an id."""
+        return (self.home / "run_id").exists()
+
+    @property
     def run_id(self) -> str:
         return (self.home / "run_id").read_text()
 
@@ -100,7 +105,7 @@ class Client:
 
     def committed(self) -> int:
         """The step of this run's newest whole checkpoint; 0: there is none."""
-        if not (self.home / "run_id").exists():
+        if not self.has_begun:
             return 0
         keys = self.lab.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{self.run_id}/")
         steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]

@@ -89,9 +89,7 @@ def test_the_checklist_ends_with_a_verdict_that_blames_no_node_when_a_container_
 
 def _measured(lab: Lab, run: Client) -> bool:
     """Whether node 0 of a checklist has kept something."""
-    if not (run.home / "run_id").exists():
-        return False
-    return bool(lab.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/"))
+    return run.has_begun and bool(lab.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/"))
 
 
 def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import requests
 from decorators.backends import tables
 from decorators.backends.options import Options
 from estimator import hardware
-from tests.infra.terraform import STACK, Stack, missing, prepare
+from tests.infra.terraform import STACK, Done, Stack, missing, prepare
 from tests.lab.control_plane import free_ports, start_process, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "")]
@@ -302,17 +302,22 @@ def test_the_example_of_the_variables_can_be_planned(stack: Stack) -> None:
 @pytest.fixture(scope="module")
 def made(stack: Stack, planned: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The outputs of the stack as it was made."""
-    # moto has no service-linked roles
-    role = client(stack, "iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-    values = {**MADE, "batch_service_role_arn": role}
-    apply = ("apply", "-input=false", "-auto-approve", "-parallelism=30")
-    done = stack.run(*apply, values=values)
+    done = apply(stack)
     if done.status and "AlreadyExists" in done.errors:
-        # An answer of moto's was lost, and the provider has asked again; what was half made is made anew
-        done = stack.run(*apply, values=values)
+        # An answer of moto's did not arrive: the provider has asked again for what was made by then
+        requests.post(f"{stack.endpoint}/moto-api/reset", timeout=60).raise_for_status()
+        (stack.folder / "terraform.tfstate").unlink()
+        done = apply(stack)
     assert done.status == 0, done.errors
     outputs = json.loads(stack.run("output", "-json").stdout)
     return {name: item["value"] for name, item in outputs.items()}
+
+
+def apply(stack: Stack) -> Done:
+    """Make the stack. moto has no service-linked roles."""
+    role = client(stack, "iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    values = {**MADE, "batch_service_role_arn": role}
+    return stack.run("apply", "-input=false", "-auto-approve", "-parallelism=30", values=values)
 
 
 def client(stack: Stack, service: str) -> Any:
