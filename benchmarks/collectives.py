@@ -4,9 +4,9 @@
 
 Writes benchmarks/results/collectives.{json,md}. In each run the checklist's timing and the collective with
 nothing around it take turns in random order, over the same group and buffers, each after a barrier, and the
-slowest rank counts (checklist/ratios.py). A ratio below 1 is what our timing costs. Sizes below 64 KiB are
-latency and not compared. Turns of all repeats count together; a size that the time has left with few of them
-has a wide interval.
+slowest rank counts (checklist/analysis/ratios.py). A ratio below 1 is what our timing costs. Sizes below 64
+KiB are latency and not compared. Turns of all repeats count together; a size that the time has left with few
+of them has a wide interval.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from checklist import ratios
-from checklist.local import run_local
+from checklist.analysis import ratios
 from checklist.options import Options
+from checklist.run.local import run_local
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.98

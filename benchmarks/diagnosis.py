@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import describe
-from checklist.circle import ALL_PAIRS_UP_TO, ROUNDS_ABOVE, schedule
-from checklist.diagnosis import PASSES, Diagnosis, diagnose
+from checklist.analysis.diagnosis import PASSES, Diagnosis, diagnose
 from checklist.measurements import Pair
+from checklist.round_robin import ALL_PAIRS_UP_TO, ROUNDS_ABOVE, schedule
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python -m benchmarks.diagnosis"

@@ -29,11 +29,12 @@ from estimator.hardware.local_machine import here
 from estimator.job import Target
 from estimator.models import find
 from estimator.planning.planner import plan
-from flows import planning
-from launchers import settings, tiny_llama
+from flows import finetune_launch
+from launchers import settings
 from launchers.dataset import prepare, python_docs, rows
-from launchers.engines.torchtune_config import recipe_config, recipe_name
-from launchers.job import TrainJob
+from launchers.engines.torchtune.config import recipe_config, recipe_name
+from launchers.gang.job import TrainJob
+from launchers.models import tiny_llama
 
 RESULTS = Path(__file__).parent / "results"
 FLOW = Path(__file__).parents[1] / "flows" / "finetune_flow.py"
@@ -69,9 +70,11 @@ def median(values: list[float]) -> float:
 
 def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     """torchtune's recipe, as one would run it by hand."""
-    wanted = planning.resolved(settings.build(CHOSEN, [f"max_steps={steps}"]), find("tiny-llama"), steps)
+    wanted = finetune_launch.resolved(
+        settings.build(CHOSEN, [f"max_steps={steps}"]), find("tiny-llama"), steps
+    )
     job = TrainJob(
-        plan=plan(planning.job_of(wanted, find("tiny-llama"), steps), Target(machine=here())),
+        plan=plan(finetune_launch.job_of(wanted, find("tiny-llama"), steps), Target(machine=here())),
         settings=wanted,
         model_dir=model,
         data_dir=data,
@@ -169,7 +172,7 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
         folder = Path(name)
         model = tiny_llama.make(folder / "model")
         dataset = python_docs.write(folder / "docs.jsonl")
-        wanted = planning.resolved(settings.build(CHOSEN), find("tiny-llama"))
+        wanted = finetune_launch.resolved(settings.build(CHOSEN), find("tiny-llama"))
         train, held_out = prepare.split(rows.read(dataset), wanted)
         prepare.prepare(train, model, wanted, CHOSEN["seq_len"], folder / "data", held_out)
         found = []

@@ -19,13 +19,13 @@ import typer
 from checklist.measurements import PHASES
 from checklist.options import Options, names
 from checklist.outputs.taint import MOST_SHARE
-from checklist.rendezvous import Rendezvous, from_environment
+from checklist.run.rendezvous import Rendezvous, from_environment
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
-    from checklist.earlier import Earlier
     from checklist.measurements import Measurements
     from checklist.outputs.publish import Outputs
+    from checklist.past_runs import Earlier
     from checklist.result import Result
 
 COULD_NOT_RUN = 2
@@ -146,7 +146,7 @@ class _Conclude:
     result: Result
 
     def __init__(self, options: Options, past: Earlier) -> None:
-        from checklist.thresholds import table
+        from checklist.judges.thresholds import table
 
         self._options, self._past, self._table = options, past, table(options.thresholds)
 
@@ -168,15 +168,15 @@ class _Conclude:
 
 def _before(outputs: Outputs, json: Path | None, history: Path | None) -> Earlier:
     """What can be wrong with files and outputs is found before the run. Raises UserError."""
-    from checklist import earlier
+    from checklist import past_runs
     from checklist.outputs.publish import check
 
     if json is not None and (json.is_dir() or not os.access(json.absolute().parent, os.W_OK)):
         raise UserError(f"{json} can't be written.", "Give --json a file in a folder that exists.")
-    past = earlier.Earlier()
+    past = past_runs.Earlier()
     if history is not None:
-        earlier.check_place(history)
-        past = earlier.read(history)
+        past_runs.check_place(history)
+        past = past_runs.read(history)
     _say(*check(outputs), *past.problems)
     return past
 
@@ -190,7 +190,7 @@ def _measure(
 ) -> int:
     """The exit status, rank 0's on every rank."""
     if place is None:
-        from checklist.local import run_local
+        from checklist.run.local import run_local
 
         if node_name is not None:
             raise UserError(
@@ -199,7 +199,7 @@ def _measure(
             )
         measured = run_local(options, directory=keep)
         return COULD_NOT_RUN if conclude is None else conclude(measured)
-    from checklist.supervisor import take_part
+    from checklist.run.supervisor import take_part
 
     if node_name is not None:
         os.environ[NODE_NAME] = node_name
@@ -215,7 +215,7 @@ def _with_gpus(options: Options, place: Rendezvous) -> Options:
 
 def _after(result: Result, outputs: Outputs, json: Path | None, history: Path | None) -> None:
     """Keep the result first, then hand it on; whatever fails is a line on standard error."""
-    from checklist import earlier
+    from checklist import past_runs
     from checklist.outputs.publish import publish
     from checklist.outputs.terminal import show
 
@@ -223,7 +223,7 @@ def _after(result: Result, outputs: Outputs, json: Path | None, history: Path | 
         _keep(result, json)
     if history is not None:
         try:
-            earlier.keep(result, history)
+            past_runs.keep(result, history)
         except UserError as error:
             _say(error.problem)
     said = publish(result, outputs)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from checklist.analysis.busbw import MIB
 from checklist.checks import PROFILES, Check, Profile, phases_of, select
-from checklist.circle import schedule
-from checklist.formulas import MIB
 from checklist.measurements import PHASES, PhaseName
+from checklist.round_robin import schedule
 from estimator.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda"]

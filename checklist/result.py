@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from checklist.analysis.baseline import Record
+from checklist.analysis.diagnosis import Diagnosis
 from checklist.checks import Profile
-from checklist.diagnosis import Diagnosis
-from checklist.history import Record
 from checklist.measurements import STRICT, Measurements, record
 from estimator.errors import UserError
 
@@ -145,7 +145,7 @@ class Result:
     busbw_gbytes_per_s: float | None = None
     """all_reduce's at the largest size over all nodes, for estimates; None: not measured over a network."""
     bare_ratio: float | None = None
-    """Our bandwidth over that of a bare loop of the same collectives in the same run (checklist.ratios)."""
+    """Our bandwidth over that of a bare loop of the same collectives in the same run (``ratios.py``)."""
     bare_ratio_low: float | None = None
     """Of its 95 % interval."""
     bare_ratio_high: float | None = None

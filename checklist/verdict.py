@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from checklist import judge_facts, judge_gpus, judge_loss, judge_pairs, judge_speed, judge_world, ratios
-from checklist.case import Answer, Case
+from checklist.analysis import ratios
+from checklist.analysis.baseline import Record
+from checklist.analysis.busbw import fit
+from checklist.analysis.diagnosis import Diagnosis
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
-from checklist.diagnosis import Diagnosis
-from checklist.formulas import fit
-from checklist.history import Record
+from checklist.judges import facts as judge_facts
+from checklist.judges import gpus, loss, pairs, speed
+from checklist.judges import world as judge_world
+from checklist.judges.case import Answer, Case
+from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
-from checklist.thresholds import Table, table
 
 # Without these nobody can say that training would work; the others may be unknowable where it does
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
 JUDGES: dict[str, Callable[[Case], Answer]] = {
     "ranks": judge_facts.ranks,
-    "gpus": judge_gpus.gpus,
+    "gpus": gpus.gpus,
     "versions": judge_facts.versions,
     "shared-memory": judge_facts.shared_memory,
     "memlock": judge_facts.memlock,
@@ -33,15 +36,15 @@ JUDGES: dict[str, Callable[[Case], Answer]] = {
     "hostname": judge_facts.hostname,
     "clock": judge_facts.clock,
     "placement": judge_facts.placement,
-    "gpu-health": judge_gpus.gpu_health,
-    "mesh": judge_pairs.mesh,
-    **{name: judge_speed.node_check(name) for name in judge_speed.CHECKS},
+    "gpu-health": gpus.gpu_health,
+    "mesh": pairs.mesh,
+    **{name: speed.node_check(name) for name in speed.CHECKS},
     "correctness": judge_world.correctness,
     "latency": judge_world.latency,
     "bandwidth": judge_world.bandwidth,
     "transport": judge_world.transport,
-    "loss": judge_loss.loss,
-    "hangs": judge_pairs.hangs,
+    "loss": loss.loss,
+    "hangs": pairs.hangs,
 }  # and "pairs", which also gives a diagnosis
 
 
@@ -75,7 +78,7 @@ def judge(
     diagnosis: Diagnosis | None = None
     for check in asked:
         if check.name == "pairs":
-            said, diagnosis = judge_pairs.pairs(case)
+            said, diagnosis = pairs.pairs(case)
             answers.append(said)
         else:
             answers.append(JUDGES[check.name](case))

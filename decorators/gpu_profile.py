@@ -25,20 +25,22 @@ from typing import Any, Literal, get_args
 
 from metaflow import StepMutator, UserStepDecorator, current
 
-from decorators import _metaflow, calibration, clusters
+from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
-from decorators.backends.cluster_fit import Least
+from decorators.backends import cluster_name
+from decorators.backends.kubernetes.fit import Least
 from decorators.backends.options import Options
+from decorators.backends.overrides import for_data, merge_given, with_given
 from decorators.backends.placing import carry_on, place, with_room
 from decorators.backends.retrying import Retrying
 from decorators.deployments import check_deployable, check_nodes
+from decorators.profile import calibration
 from decorators.profiler import NO_PROFILE, Profile
-from decorators.requested import for_data, merge_given, with_given
 from decorators.storage import remember_origin
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers.failures import GangFailed
-from launchers.rank import die_with_parent
+from launchers.gang.failures import GangFailed
+from launchers.gang.rank import die_with_parent
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
@@ -140,7 +142,9 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         values = step.flow_values()
         try:
             options = Options.from_values(values) if backend != "local" else None
-            clusters.settle(lead, options.queue if options else None)  # what was measured there is looked up
+            cluster_name.settle(
+                lead, options.queue if options else None
+            )  # what was measured there is looked up
             return with_given(
                 lambda parameters: _resolve_once(resolver, parameters, backend),
                 values,

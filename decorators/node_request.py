@@ -16,12 +16,16 @@ from typing import Any, Literal, get_args
 
 from metaflow import StepMutator
 
-from decorators import _metaflow, clusters
+from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
-from decorators.backends import batch, batch_guard, kubernetes, pending, refusals
+from decorators.backends import cluster_name, pending
+from decorators.backends.batch import request as batch
+from decorators.backends.batch import workarounds
+from decorators.backends.kubernetes import errors as refusals
+from decorators.backends.kubernetes import request as kubernetes
 from decorators.backends.options import Options
+from decorators.backends.overrides import merge_given
 from decorators.backends.placing import add_variables
-from decorators.requested import merge_given
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Request
@@ -82,11 +86,11 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         else:
             pending.install()
             refusals.install(_keep_endings)
-            batch_guard.install()
+            workarounds.install()
         if self.role == "node" and step.backend() == "kubernetes":
             _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None)
         if step.backend() != "local":
-            carried = (LAUNCH_VARIABLE, clusters.CLUSTER_VARIABLE)
+            carried = (LAUNCH_VARIABLE, cluster_name.CLUSTER_VARIABLE)
             step.add_environment({name: os.environ[name] for name in carried if name in os.environ})
             add_variables(step, _metaflow.datastore_variables())
             if self.role == "node" and step.has("parallel"):
@@ -98,8 +102,8 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         given = _given(lead, backend)
         try:
             asked = _ask_once(self.asks, step.flow_values(), backend, _gpus(given))
-            batch_guard.check(backend, asked.request.nodes)
-            clusters.settle(lead, asked.options.queue if asked.options else None)
+            workarounds.check(backend, asked.request.nodes)
+            cluster_name.settle(lead, asked.options.queue if asked.options else None)
         except UserError as error:
             raise FinetuneError(error.problem, error.advice) from None
         os.environ[LAUNCH_VARIABLE] = asked.launch

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 
 from decorators import _metaflow
-from decorators.history import History
-from decorators.measured import GpuMeasured, Measured, RankMeasured
-from decorators.sampling import Sampler
+from decorators.profile.history import History
+from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
+from decorators.profile.sampling import Sampler
 from decorators.state import CardState
 from estimator.plan import Plan
-from launchers.telemetry import Event
+from launchers.report.telemetry import Event
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # between two pages of the card, at least
@@ -178,7 +178,7 @@ class Profile:
             pause = max(CARD_SECONDS, (time.monotonic() - before) / CARD_TIME_SHARE)
 
     def _draw(self, *, publish: bool) -> None:
-        from decorators.card_writer import write
+        from decorators.card.writer import write
 
         try:
             write(self._card, self.state())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decorators.history import RankRow, StepRow
-from decorators.measured import Measured
-from decorators.sampling import Sample
+from decorators.profile.history import RankRow, StepRow
+from decorators.profile.measured import Measured
+from decorators.profile.sampling import Sample
 from estimator.plan import Plan
-from launchers.telemetry import Memory
+from launchers.report.telemetry import Memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""MetaflowStorage: the run's datastore as a store of bundles (launchers.bundles.Storage).
+"""MetaflowStorage: the run's datastore as a store of bundles (launchers.store.bundles.Storage).
 
 Keys lie below ``ROOT/FLOW/finetune/``, or, where flows share them, below ``ROOT/finetune-cache/``.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from decorators import _metaflow
 from decorators.s3_datastore import S3Storage
-from launchers.bundles import LocalStorage, Storage, get_bundle
+from launchers.store.bundles import LocalStorage, Storage, get_bundle
 
 
 class MetaflowStorage:

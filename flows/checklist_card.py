@@ -6,14 +6,14 @@ import datetime
 from collections import defaultdict
 from collections.abc import Sequence
 
+from checklist.analysis.baseline import Record
+from checklist.analysis.busbw import Fit, busbw
 from checklist.checks import CHECKS
-from checklist.earlier import Run
-from checklist.formulas import Fit, busbw
-from checklist.history import Record
 from checklist.measurements import Collective, Facts, Measurements
+from checklist.past_runs import Run
 from checklist.result import CheckResult, Finding, FitResult, Result, Standing
-from decorators.card import UNKNOWN, Block, Chart, Grid, Text, safe, size
-from decorators.charts import side_by_side
+from decorators.card.charts import side_by_side
+from decorators.card.step import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from flows import checklist_charts as charts
 from flows.checklist_charts import Cell, Point, Then, Tile
 

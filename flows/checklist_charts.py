@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checklist.result import Verdict
-from decorators.charts import PAIR_WIDTH, SCHEMA, thin
+from decorators.card.charts import PAIR_WIDTH, SCHEMA, thin
 
 COLOURS: dict[Verdict, str] = {
     "PASS": "#54a24b",

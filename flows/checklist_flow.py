@@ -5,8 +5,9 @@
     python flows/checklist_flow.py run --with kubernetes --nodes 4 --gpus-per-node 8 --profile standard
     python flows/checklist_flow.py --config options nightly.yaml argo-workflows create   # every night at 3
 
-What can be refused is refused before the run begins: see flows/checklist_options.py. What a node does, and
-how the past is read, is in flows/checking.py. The same checks run without Metaflow: ``python -m checklist``.
+What can be refused is refused before the run begins: see flows/checklist_launch.py. What a node does, and
+how the past is read, is in flows/checklist_steps.py. The same checks run without Metaflow:
+``python -m checklist``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, pa
 
 from checklist.outputs.terminal import show
 from decorators._metaflow import NotFit, final, in_container, main, outlived, user_errors
-from decorators.card_writer import write_blocks
-from decorators.clusters import cluster_name, current_cluster
+from decorators.backends.cluster_name import cluster_name, current_cluster
+from decorators.card.writer import write_blocks
 from decorators.node_request import endings, node_request
 from decorators.storage import datastore_root
-from flows import checking, checklist_options
-from flows.checking import Node
+from flows import checklist_launch, checklist_steps
 from flows.checklist_card import draw
-from flows.training import choose_ports
+from flows.checklist_steps import Node
+from flows.finetune_node import choose_ports
 from flows.workdir import work_folder
 
 CARD_ID = "checklist"
@@ -43,7 +44,7 @@ def switch(name: str, text: str) -> Any:
 def read_options(text: str) -> dict[str, Any]:
     """The options file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
     with user_errors():
-        return checklist_options.read_options(text)
+        return checklist_launch.read_options(text)
 
 
 @schedule(cron="0 3 * * ? *")  # six fields: EventBridge takes them all, Argo the first five
@@ -83,24 +84,24 @@ class ChecklistFlow(FlowSpec):
     apply = switch("apply", "Really mark the nodes.")
     most_share = option("most_share", float, "Of the cluster's nodes that may be marked in all.")
 
-    @node_request(asks=checklist_options.ask, role="small")
+    @node_request(asks=checklist_launch.ask, role="small")
     @step
     def start(self) -> None:
         """Settle what is done, and on how many nodes."""
         with user_errors():
             values = self._values()
-            self.settled = checklist_options.settle(
-                values, checklist_options.launched(), datastore=datastore_root()
+            self.settled = checklist_launch.settle(
+                values, checklist_launch.launched(), datastore=datastore_root()
             )
             if in_container():  # elsewhere it was done before the run
-                for line in checklist_options.check_outputs(values):
+                for line in checklist_launch.check_outputs(values):
                     print(line)
         self.cluster = current_cluster() or cluster_name("local")
         self.key = f"runs/{current.run_id}/measured.json"  # of what is kept of it in the datastore
         self.topology = "many" if self.settled.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
 
-    @node_request(asks=checklist_options.ask, role="small")
+    @node_request(asks=checklist_launch.ask, role="small")
     @step
     def fan_out(self) -> None:
         """Agree on the ports where the nodes will meet, and start them."""
@@ -108,7 +109,7 @@ class ChecklistFlow(FlowSpec):
         self.next(self.check_nodes, num_parallel=self.settled.options.nodes)
 
     @outlived("lost")
-    @node_request(asks=checklist_options.ask)
+    @node_request(asks=checklist_launch.ask)
     @step
     def check(self) -> None:
         """Test one node."""
@@ -118,7 +119,7 @@ class ChecklistFlow(FlowSpec):
         self.next(self.verdict)
 
     @outlived("lost")
-    @node_request(asks=checklist_options.ask)
+    @node_request(asks=checklist_launch.ask)
     @parallel
     @step
     def check_nodes(self) -> None:
@@ -127,7 +128,7 @@ class ChecklistFlow(FlowSpec):
         self._check(node=where.node_index, nodes=where.num_nodes, main_host=where.main_ip, ports=self.ports)
         self.next(self.gather)
 
-    @node_request(asks=checklist_options.ask, role="small")
+    @node_request(asks=checklist_launch.ask, role="small")
     @step
     def gather(self, inputs: Any) -> None:
         """Take what node 0 has collected; the others tell what went wrong."""
@@ -137,45 +138,45 @@ class ChecklistFlow(FlowSpec):
         self.next(self.verdict)
 
     @card(type="blank", id=CARD_ID)
-    @node_request(asks=checklist_options.ask, role="small")
+    @node_request(asks=checklist_launch.ask, role="small")
     @step
     def verdict(self) -> None:
         """Judge, with what earlier runs have left; say it here and on the card."""
         lost = self.lost is not None
         parts = getattr(self, "parts", [])  # none where the step was lost
-        kept = checking.kept_under(self.key) if lost else None
+        kept = checklist_steps.kept_under(self.key) if lost else None
         pods = endings(current.run_id) if lost else ()
-        measured = checking.together(self.settled, parts, lost=lost, kept=kept, endings=pods)
-        past = checking.past_of(current.flow_name, self.cluster, current.run_id)
-        judged = checking.judged(self.settled, measured, past)
-        self.result = checking.plain(judged)
+        measured = checklist_steps.together(self.settled, parts, lost=lost, kept=kept, endings=pods)
+        past = checklist_steps.past_of(current.flow_name, self.cluster, current.run_id)
+        judged = checklist_steps.judged(self.settled, measured, past)
+        self.result = checklist_steps.plain(judged)
         self.healthy_nodes, self.bad_nodes = list(judged.healthy_nodes), list(judged.bad_nodes)
-        self.kept = checking.kept_of(judged)
+        self.kept = checklist_steps.kept_of(judged)
         show(judged)
         write_blocks(current.card[CARD_ID], draw(judged, past.runs, self.cluster))
         self.next(self.end)
 
-    @node_request(asks=checklist_options.ask, role="small")
+    @node_request(asks=checklist_launch.ask, role="small")
     @step
     def end(self) -> None:
         """Tell everybody; then fail where training should not begin."""
-        judged = checking.from_plain(self.result)
+        judged = checklist_steps.from_plain(self.result)
         values = self._values()
-        checking.tell(
+        checklist_steps.tell(
             judged,
-            checklist_options.outputs_from(values, self.cluster),
-            checklist_options.result_file(values, here=self.settled.local),
+            checklist_launch.outputs_from(values, self.cluster),
+            checklist_launch.result_file(values, here=self.settled.local),
         )
         task = f"{current.run_id}/verdict"
         print(f"card: python flows/checklist_flow.py card view {task} --id {CARD_ID}")
-        refusal = checking.refusal(judged)
+        refusal = checklist_steps.refusal(judged)
         if refusal is not None:
             raise final(refusal, NotFit)
 
     def _check(self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...]) -> None:
         self.node = node
         with work_folder(current.run_id, "check", current.task_id) as work:
-            self.part, self.problem = checking.check_node(
+            self.part, self.problem = checklist_steps.check_node(
                 self.settled,
                 Node(
                     node=node,
@@ -189,8 +190,8 @@ class ChecklistFlow(FlowSpec):
             )
 
     def _values(self) -> dict[str, Any]:
-        """This run's parameters, as flows.checklist_options takes them."""
-        return {name: getattr(self, name) for name in checklist_options.DEFAULTS}
+        """This run's parameters, as flows.checklist_launch takes them."""
+        return {name: getattr(self, name) for name in checklist_launch.DEFAULTS}
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python flows/finetune_flow.py run --model llama-8b --plan-only           # what would it take?
     python flows/finetune_flow.py run --with kubernetes --model llama-70b
 
-The plan is made before the run begins: see flows/planning.py for that, flows/finetune_steps.py for the steps,
-flows/training.py for what a node does, decorators/gpu_profile.py for how the plan becomes the steps'
-resources.
+The plan is made before the run begins: see flows/finetune_launch.py for that, flows/finetune_steps.py for
+the steps, flows/finetune_node.py for what a node does, decorators/gpu_profile.py for how the plan becomes
+the steps' resources.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from metaflow import current, parallel, retry, step
 
 from decorators._metaflow import in_container, main
 from decorators.gpu_profile import gpu_profile
-from flows import planning
+from flows import finetune_launch
+from flows.finetune_node import choose_ports
 from flows.finetune_steps import FinetuneSteps
-from flows.training import choose_ports
 
 
 class FinetuneFlow(FinetuneSteps):
     """Fine-tune a language model, on this machine or on a cluster."""
 
-    @gpu_profile(plan=planning.plan_from_parameters, request="data")
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
@@ -39,7 +39,7 @@ class FinetuneFlow(FinetuneSteps):
         self.ports = choose_ports(local=not in_container())
         self.next(self.train_nodes, num_parallel=self.plan.layout.nodes)
 
-    @gpu_profile(plan=planning.plan_from_parameters)
+    @gpu_profile(plan=finetune_launch.plan_from_parameters)
     @retry(times=2, minutes_between_retries=0)
     @parallel
     @step

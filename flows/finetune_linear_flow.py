@@ -12,7 +12,7 @@ from metaflow import Parameter, config_expr, step
 
 from decorators._metaflow import main
 from decorators.gpu_profile import gpu_profile
-from flows import planning
+from flows import finetune_launch
 from flows.finetune_steps import FinetuneSteps
 
 
@@ -26,7 +26,7 @@ class FinetuneLinearFlow(FinetuneSteps):
         help="There is no step for more.",
     )
 
-    @gpu_profile(plan=planning.plan_from_parameters, request="data")
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""

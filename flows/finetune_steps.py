@@ -13,22 +13,22 @@ from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, s
 from decorators._metaflow import user_errors
 from decorators.gpu_profile import current_plan, gpu_profile
 from decorators.storage import datastore, origin_run_ids
-from flows import handover, planning, staging
-from flows.training import Inputs, train_on_node
+from flows import finetune_artifacts, finetune_launch, staging
+from flows.finetune_node import Inputs, train_on_node
 from flows.workdir import work_folder
-from launchers.bundles import get_bundle, has_bundle, put_bundle
-from launchers.control import NodeAddress
 from launchers.dataset import prepare as preparation
 from launchers.dataset import render, rows
 from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationRequest, evaluate
-from launchers.metrics import summarise
+from launchers.gang.control import NodeAddress
+from launchers.report.metrics import summarise
 from launchers.settings import Settings, dotted_names, help_of, parse_yaml
+from launchers.store.bundles import get_bundle, has_bundle, put_bundle
 
 
 def knob(name: str, kind: type = str) -> Any:
     """A flag of the flow; its default is the settings file's value, its help the setting's own."""
-    where = planning.FLAGS[name]
+    where = finetune_launch.FLAGS[name]
     return Parameter(
         name.replace("_", "-"), type=kind, default=config_expr(f"settings.{where}"), help=help_of(where)
     )
@@ -36,7 +36,7 @@ def knob(name: str, kind: type = str) -> Any:
 
 def text_knob(name: str) -> Any:
     """A flag whose setting is not plain text: empty means as in the settings file."""
-    where = planning.FLAGS[name]
+    where = finetune_launch.FLAGS[name]
     return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(where))
 
 
@@ -107,16 +107,16 @@ class FinetuneSteps(FlowSpec):
     )
     plan_only = Parameter("plan-only", is_flag=True, default=False, help="Print the plan and end.")
 
-    @gpu_profile(plan=planning.plan_from_parameters, request="none")
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="none")
     @step
     def start(self) -> None:
         """Settle the settings and the plan; fetch and check the data."""
         with work_folder(current.run_id, "start", current.task_id) as work:
-            wanted = planning.settings_from(self.settings, planning.flags_of(self))
-            self.spec = handover.spec_of(wanted.model)
-            self.plan = planning.agreed(current_plan(), wanted)
-            self.used_settings = planning.resolved(wanted, self.spec).model_dump(mode="json")
-            print(planning.one_line(self.plan))
+            wanted = finetune_launch.settings_from(self.settings, finetune_launch.flags_of(self))
+            self.spec = finetune_artifacts.spec_of(wanted.model)
+            self.plan = finetune_launch.agreed(current_plan(), wanted)
+            self.used_settings = finetune_launch.resolved(wanted, self.spec).model_dump(mode="json")
+            print(finetune_launch.one_line(self.plan))
             self.conversations = rows.read(staging.dataset_file(wanted.dataset, work / "dataset"))
             print(f"{wanted.dataset}: {len(self.conversations):,} rows, all of them well-formed")
             self.held_out = []
@@ -124,7 +124,7 @@ class FinetuneSteps(FlowSpec):
                 self.held_out = rows.read(staging.dataset_file(wanted.evaluation.dataset, work / "held_out"))
         self.next(self.prepare)
 
-    @gpu_profile(plan=planning.plan_from_parameters)
+    @gpu_profile(plan=finetune_launch.plan_from_parameters)
     @retry(times=2, minutes_between_retries=0)
     @step
     def train(self) -> None:
@@ -132,7 +132,7 @@ class FinetuneSteps(FlowSpec):
         self._train(node=0, nodes=1, main_host="127.0.0.1", ports=())
         self.next(self.evaluate)
 
-    @gpu_profile(plan=planning.plan_from_parameters, request="evaluate")
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
     @step
     def evaluate(self) -> None:
         """Held-out loss before and after, and a few answers of the finished model."""
@@ -142,9 +142,9 @@ class FinetuneSteps(FlowSpec):
             get_bundle(datastore(), self.outcome.finished_model, work / "finished")
             self.evaluation = evaluate(
                 EvaluationRequest(
-                    base_dir=handover.model_folder(self.model_reference, work / "base"),
+                    base_dir=finetune_artifacts.model_folder(self.model_reference, work / "base"),
                     model_dir=work / "finished" / "model",
-                    data_dir=handover.local_copy(datastore(), self.data_key, work / "data"),
+                    data_dir=finetune_artifacts.local_copy(datastore(), self.data_key, work / "data"),
                     work_dir=work / "evaluation",
                     generations=wanted.evaluation.generations,
                     max_new_tokens=wanted.evaluation.max_new_tokens,
@@ -158,10 +158,10 @@ class FinetuneSteps(FlowSpec):
     def export(self) -> None:
         """Put the model where the user can take it, with a page that says what it is."""
         with user_errors():
-            self.facts = handover.closing_facts(
+            self.facts = finetune_artifacts.closing_facts(
                 self.plan, summarise(self.outcome.metrics), self.measured, self.evaluation
             )
-            self.model_path = handover.export(
+            self.model_path = finetune_artifacts.export(
                 storage=datastore(),
                 output=self.outcome.finished_model,
                 run=current.run_id,
@@ -182,8 +182,8 @@ class FinetuneSteps(FlowSpec):
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
         wanted = Settings.model_validate(self.used_settings)
         with work_folder(current.run_id, "prepare", current.task_id) as work:
-            self.model_reference = handover.weights_once(wanted.model, work)
-            model_dir = handover.tokenizer_folder(self.model_reference, work / "model")
+            self.model_reference = finetune_artifacts.weights_once(wanted.model, work)
+            model_dir = finetune_artifacts.tokenizer_folder(self.model_reference, work / "model")
             train, drawn = preparation.split(self.conversations, wanted)
             info = preparation.prepare(
                 train, model_dir, wanted, wanted.seq_len or 0, work / "data", self.held_out or drawn
@@ -194,7 +194,9 @@ class FinetuneSteps(FlowSpec):
             self.data_key = f"data/{info.fingerprint}"
             if not has_bundle(datastore(), self.data_key):
                 put_bundle(datastore(), self.data_key, work / "data")
-        self.used_settings = planning.resolved(wanted, self.spec, info.total_steps).model_dump(mode="json")
+        self.used_settings = finetune_launch.resolved(wanted, self.spec, info.total_steps).model_dump(
+            mode="json"
+        )
 
     def _train(self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...]) -> None:
         self.node = node

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
-from launchers import remote, weights
-from launchers.bundles import get_bundle, has_bundle, put_bundle, sha256_of
+from launchers import remote
 from launchers.dataset import sources
-from launchers.model_files import check_complete
+from launchers.models import weights
+from launchers.models.files import check_complete
 from launchers.settings import Settings
+from launchers.store.bundles import get_bundle, has_bundle, put_bundle, sha256_of
 
 
 def stage(wanted: Settings) -> None:

@@ -20,10 +20,10 @@ import typer
 
 from estimator.errors import UserError
 from launchers import settings
-from launchers.failures import GangFailed
-from launchers.meeting import ElsewhereError
-from launchers.run import Run, run
-from launchers.schedulers import Allocation, node_address
+from launchers.cluster.allocation import Allocation, node_address
+from launchers.gang.failures import GangFailed
+from launchers.scheduler.meeting import ElsewhereError
+from launchers.scheduler.run import Run, run
 from launchers.workdir import work_folder
 
 FAILED = 1

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from estimator.errors import UserError
-from launchers.processes import PARENT, child_environment, tail
-from launchers.rank import die_with_parent
+from launchers.cluster.processes import PARENT, child_environment, tail
+from launchers.gang.rank import die_with_parent
 
 if TYPE_CHECKING:
     from launchers.dataset.prepared import Prepared
@@ -220,7 +220,7 @@ def _load(folder: Path, device: str, precision: str) -> Any:
 def _score(model: Any, data: Prepared, max_rows: int) -> Score:
     import torch
 
-    from launchers.engines.deepspeed_batches import collate, summed_cross_entropy
+    from launchers.dataset.batches import collate, summed_cross_entropy
 
     total, labels = 0.0, 0
     with torch.inference_mode():

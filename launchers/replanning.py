@@ -16,9 +16,10 @@ from pathlib import Path
 from estimator.errors import UserError
 from estimator.plan import Plan
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
-from launchers import planning, weights
-from launchers.bundles import Storage
+from launchers import pipeline
+from launchers.models import weights
 from launchers.settings import Settings
+from launchers.store.bundles import Storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +111,7 @@ def out_of_memory(
     """Find and keep what follows on a plan that ran out of memory, in words for the log."""
     try:
         spec = weights.spec_of(weights.resolve(str(model_dir)))
-        job = planning.job_of(settings, spec, steps=None)
+        job = pipeline.job_of(settings, spec, steps=None)
         following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
         return f"out of memory, and no other plan was found: {error.problem}"

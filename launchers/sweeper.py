@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from launchers.processes import marked_pids
+from launchers.cluster.processes import marked_pids
 
 
 def main() -> None:

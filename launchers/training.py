@@ -9,18 +9,18 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers.bundles import Storage, put_bundle
-from launchers.checkpoints import Checkpoint, CheckpointStore, restore_newest
-from launchers.control import NodeAddress
 from launchers.dataset.prepared import Prepared
-from launchers.failures import GangFailed
-from launchers.gang import run_node
-from launchers.job import TrainJob
-from launchers.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
+from launchers.gang.control import NodeAddress
+from launchers.gang.failures import GangFailed
+from launchers.gang.job import TrainJob
+from launchers.gang.node import run_node
 from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
+from launchers.report.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
+from launchers.report.telemetry import DistInfo, Event, Memory, Phase
+from launchers.report.trackers import Trackers
 from launchers.settings import Settings
-from launchers.telemetry import DistInfo, Event, Memory, Phase
-from launchers.trackers import Trackers
+from launchers.store.bundles import Storage, put_bundle
+from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_newest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def train(
     Raises
     ------
     UserError, GangFailed, SystemExit
-        As :func:`launchers.gang.run_node` does.
+        As :func:`launchers.gang.node.run_node` does.
     """
     launched = inputs.plan
     plans = Replanning(storage=store, prefix=inputs.plans) if inputs.plans is not None else None

@@ -30,16 +30,17 @@ import typer
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script
 
-from checklist import thresholds  # noqa: E402
 from checklist.__main__ import app as checklist_command  # noqa: E402
 from checklist.checks import CHECKS  # noqa: E402
+from checklist.judges import thresholds  # noqa: E402
 from checklist.measurements import PHASES  # noqa: E402
 from checklist.options import Options  # noqa: E402
 from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
-from flows import planning  # noqa: E402
-from launchers import engines, settings, weights  # noqa: E402
+from flows import finetune_launch  # noqa: E402
+from launchers import engines, settings  # noqa: E402
 from launchers.dataset import rows  # noqa: E402
+from launchers.models import weights  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -69,7 +70,7 @@ FOREIGN_LINES = ("The @kubernetes decorator requires", "OutOfMemoryError: CUDA o
 
 def settings_page() -> str:
     """docs/settings.md."""
-    flags = {name: "--" + flag.replace("_", "-") for flag, name in planning.FLAGS.items()}
+    flags = {name: "--" + flag.replace("_", "-") for flag, name in finetune_launch.FLAGS.items()}
     lines = [
         "# Settings",
         "",
@@ -369,7 +370,7 @@ def planned(parameters: dict[str, Any], backend: str) -> str:
     values = {"settings": settings.parse_yaml(""), **parameters, "plan_only": True, "no_calibration": True}
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        planning.plan_from_parameters(values, backend)  # type: ignore[arg-type]
+        finetune_launch.plan_from_parameters(values, backend)  # type: ignore[arg-type]
     return output.getvalue()
 
 
@@ -441,7 +442,7 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     assert set(backends) <= {"kubernetes", "batch"}, where
     parameters: dict[str, Any] = {
         name: options["--" + name.replace("_", "-")][-1]
-        for name in planning.FLAGS
+        for name in finetune_launch.FLAGS
         if "--" + name.replace("_", "-") in options
     }
     parameters["overrides"] = tuple(options.get("--set", ()))

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
-from decorators.backends import waiting_batch, waiting_datastore, waiting_kubernetes
+from decorators.backends import waiting_datastore
+from decorators.backends.batch import waiting as waiting_batch
+from decorators.backends.kubernetes import waiting as waiting_kubernetes
 from decorators.backends.waiting import State
 from estimator.errors import UserError
 

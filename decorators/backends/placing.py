@@ -16,20 +16,18 @@ from typing import Any
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, Given, StepView, compiles_only, deployer
-from decorators.backends import (
-    batch,
-    batch_guard,
-    kubernetes,
-    pending,
-    preflight_batch,
-    preflight_kubernetes,
-    refusals,
-)
-from decorators.backends.cluster_fit import Least, is_of_table
-from decorators.backends.kubernetes import ClusterFacts, Toleration
+from decorators.backends import pending
+from decorators.backends.batch import preflight as preflight_batch
+from decorators.backends.batch import request as batch
+from decorators.backends.batch import workarounds
+from decorators.backends.batch.preflight import BatchStep
+from decorators.backends.kubernetes import errors as refusals
+from decorators.backends.kubernetes import preflight as preflight_kubernetes
+from decorators.backends.kubernetes import request as kubernetes
+from decorators.backends.kubernetes.fit import Least, is_of_table
+from decorators.backends.kubernetes.nodes import Step
+from decorators.backends.kubernetes.request import ClusterFacts, Toleration
 from decorators.backends.options import Options
-from decorators.backends.preflight_batch import BatchStep
-from decorators.backends.preflight_nodes import Step
 from estimator.plan import MIB, Override, Plan, Request
 
 ENVIRONMENT_VARIABLE = "FINETUNE_STEP_ENVIRONMENT"  # JSON: step -> variables for its container
@@ -54,7 +52,7 @@ def place(
     never be had; ``least`` is what one of its nodes can't do without.
     """
     backend, largest = step.backend(), main or request
-    batch_guard.check(backend, largest.nodes)
+    workarounds.check(backend, largest.nodes)
     if backend != "local":
         add_variables(step, _metaflow.datastore_variables())
         os.environ[pending.TIMEOUT_VARIABLE] = f"{options.pending_timeout:g}"
@@ -103,7 +101,7 @@ def carry_on(step: StepView) -> None:
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
     pending.install()
     refusals.install()
-    batch_guard.install()
+    workarounds.install()
 
 
 def values_of(

@@ -13,8 +13,8 @@ from typing import Any
 
 from decorators._metaflow import Backend, Given, StepView, before_retry, say
 from decorators.backends import placing
-from decorators.backends.cluster_fit import Least
-from decorators.backends.kubernetes import ClusterFacts
+from decorators.backends.kubernetes.fit import Least
+from decorators.backends.kubernetes.request import ClusterFacts
 from decorators.backends.options import Options
 from decorators.storage import datastore
 from estimator.errors import UserError

@@ -47,7 +47,7 @@ ENGINES: dict[str, EngineDefaults] = {
         checkpointing="full",
         quantization="nf4-double",
         document_mask=True,
-        source="torchtune 0.6.1's recipes/configs; LoRA and loss as launchers/engines/torchtune_config.py",
+        source="torchtune 0.6.1's recipes/configs; LoRA and loss as launchers/engines/torchtune/config.py",
     ),
     "deepspeed": EngineDefaults(
         precision="bf16-mixed",

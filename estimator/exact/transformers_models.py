@@ -14,7 +14,7 @@ from estimator.exact import hf_configuration
 from estimator.exact.built import Built, Loss
 from estimator.setup import Setup
 
-# launchers/engines/deepspeed_batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
+# launchers/dataset/batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
 LOSS_POSITIONS = 1024
 
 
@@ -102,7 +102,7 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
     )
     # Parameters that are fake can't be moved, and they are made where they belong in their type
     still = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
-    # launchers/engines/deepspeed_model.py keeps the base's type; PEFT's own choice is fp32
+    # launchers/engines/deepspeed/model.py keeps the base's type; PEFT's own choice is fp32
     with still:
         return get_peft_model(model, config, autocast_adapter_dtype=setup.engine != "deepspeed")
 
@@ -125,7 +125,7 @@ def _forward(setup: Setup, model: Any) -> Loss:
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """launchers/engines/deepspeed_batches.py's loss, which computes each piece's fp32 copy twice."""
+    """launchers/dataset/batches.py's loss, which computes each piece's fp32 copy twice."""
     total = torch.zeros(())
     pieces = zip(
         torch.split(logits.flatten(0, -2), LOSS_POSITIONS),

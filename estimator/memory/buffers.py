@@ -22,7 +22,7 @@ from estimator.memory.states import (
 )
 from estimator.setup import Setup
 
-# DeepSpeed: launchers/engines/deepspeed_config.py sets the bucket (keep them equal); the rest are the
+# DeepSpeed: launchers/engines/deepspeed/config.py sets the bucket (keep them equal); the rest are the
 # defaults of runtime/zero/config.py in DeepSpeed 0.19.
 DEEPSPEED_BUCKET = 200_000_000  # elements
 ZERO3_LIVE_PARAMETERS = 1_000_000_000

@@ -9,7 +9,7 @@ from estimator.memory.shape import Part
 from estimator.memory.states import computing
 from estimator.setup import Setup
 
-# launchers/engines/deepspeed_batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
+# launchers/dataset/batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
 DEEPSPEED_LOSS_POSITIONS = 1024
 # litgpt/finetune/full.py: fp32 logits, a contiguous copy without the last position, its log-softmax, and
 # the gradient's first piece beside the 16-bit logits.
@@ -45,7 +45,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     When the head's gradients of the first two chunks are added up, there are three of it and the other
     chunks' logits.
     Divided over the vocabulary by torch's loss_parallel: five fp32 tensors of a process's share.
-    recomputed (launchers/engines/deepspeed_batches.py): logits, 12 B for each logit of one piece and the
+    recomputed (launchers/dataset/batches.py): logits, 12 B for each logit of one piece and the
     gradients of the others; or logits, their gradient in pieces and joined. fused: pieces of the logits, and
     the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
     """

@@ -171,7 +171,7 @@ def unet_activation_bytes(width: int, height: int, batch: int, dtype: str) -> in
 
     Counted from the feature maps that each layer keeps, with flash attention and weights and activations
     of one type; mixed precision by autocast keeps more. Equal to a trace of diffusers 0.42.1's
-    UNet2DConditionModel under FakeTensorMode (torch 2.13): tests/estimator/test_diffusion.py.
+    UNet2DConditionModel under FakeTensorMode (torch 2.13): tests/estimator/models/test_diffusion.py.
 
     Parameters
     ----------

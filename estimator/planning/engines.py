@@ -6,7 +6,7 @@ from estimator.job import Job
 from estimator.plan import Layout
 from estimator.setup import LossKind, Setup, StateSharding
 
-# launchers/engines/torchtune_config.py uses the chunked loss; deepspeed_batches.py recomputes the head.
+# launchers/engines/torchtune/config.py uses the chunked loss; deepspeed_batches.py recomputes the head.
 # torchtitan computes the whole cross-entropy by default (components/loss.py); Megatron-LM does so over the
 # vocabulary's shards (core/tensor_parallel/cross_entropy.py).
 LOSSES: dict[str, LossKind] = {

@@ -13,7 +13,7 @@ from typing import Any
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec
-from estimator.published.row_words import Unclaimed
+from estimator.published.vocabulary import Unclaimed
 
 # A row's dimensions that count to something further from its number of parameters than this describe
 # another kind of model than they are read as.

@@ -7,9 +7,9 @@ from typing import Any
 
 from estimator.hardware import Gpu
 from estimator.models import PROJECTIONS
-from estimator.published import row_models, row_words
-from estimator.published.row_cells import Cells
-from estimator.published.row_words import Unclaimed
+from estimator.published import row_models, vocabulary
+from estimator.published.cells import Cells
+from estimator.published.vocabulary import Unclaimed
 from estimator.setup import Checkpointing, Engine, Precision, Schedule, Setup, StateSharding
 
 # What an engine's own configuration says where a table leaves it blank: torchtitan's train configs select
@@ -27,40 +27,40 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
     Raises :class:`Unclaimed` where it says too little or something that nobody here predicts, and
     :class:`UserError` where it contradicts itself.
     """
-    engine = row_words.engine_of(cells.text("framework"))
-    method, task, quantised, embeddings = row_words.method_of(cells.text("method"))
+    engine = vocabulary.engine_of(cells.text("framework"))
+    method, task, quantised, embeddings = vocabulary.method_of(cells.text("method"))
     seq_len, micro_batch = cells.whole("seq_len"), cells.whole("micro_batch")
     if not seq_len or not micro_batch:
         raise Unclaimed("the batch or the sequence length is not stated")
     model = row_models.model_of(_dims(cells, seq_len))
-    targets = row_words.targets_of(cells.text("lora_targets")) or _TARGETS.get(engine, ("q_proj", "v_proj"))
+    targets = vocabulary.targets_of(cells.text("lora_targets")) or _TARGETS.get(engine, ("q_proj", "v_proj"))
     if embeddings:
         targets = tuple(name for name in targets if name not in ("embed_tokens", "lm_head"))
-    loss, chunks = row_words.loss_of(cells.text("loss_impl"), engine, seq_len)
-    checkpointing = row_words.checkpointing_of(cells.text("act_ckpt"))
+    loss, chunks = vocabulary.loss_of(cells.text("loss_impl"), engine, seq_len)
+    checkpointing = vocabulary.checkpointing_of(cells.text("act_ckpt"))
     return Setup(
         model=model,
         engine=engine,
-        engine_version=row_words.version_of(cells.text("framework"), engine),
+        engine_version=vocabulary.version_of(cells.text("framework"), engine),
         method=method,
         task=task,
         lora_rank=cells.whole("lora_rank") or (8 if method == "full" else _RANK.get(engine, 8)),
         lora_targets=PROJECTIONS if method == "full" else targets,
         trained_modules=("embed_tokens", "lm_head") if embeddings else (),
-        quantization=row_words.quantization_of(cells.text("quant"), quantised),
+        quantization=vocabulary.quantization_of(cells.text("quant"), quantised),
         precision=_precision(cells, engine),
-        fp8=row_words.fp8_of(cells.text("compute_dtype"), engine),
-        optimizer=row_words.optimizer_of(cells.text("optimizer")),
+        fp8=vocabulary.fp8_of(cells.text("compute_dtype"), engine),
+        optimizer=vocabulary.optimizer_of(cells.text("optimizer")),
         optimizer_in_backward=bool(cells.flag("opt_in_bwd")),
         seq_len=seq_len,
-        fixed_length=row_words.fixed_length(cells.text("packing")),
+        fixed_length=vocabulary.fixed_length(cells.text("packing")),
         longest_once="longest-first" in cells.text("packing").lower(),
         checkpointing=checkpointing or _CHECKPOINTING.get(engine, "none"),
         activation_offload=bool(cells.flag("act_offload")),
         compile=bool(cells.flag("compile")),
         loss=loss,
         loss_chunks=chunks,
-        attention=row_words.attention_of(cells.text("attn")),
+        attention=vocabulary.attention_of(cells.text("attn")),
         **_offload(cells),
         **_parallelism(cells, engine, micro_batch, gpu),
     )

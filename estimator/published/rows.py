@@ -15,10 +15,11 @@ from pathlib import Path
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu
-from estimator.published import row_cells, row_words
-from estimator.published.row_cells import MEASURED, Cells
+from estimator.published import cells as row_cells
+from estimator.published import vocabulary
+from estimator.published.cells import MEASURED, Cells
 from estimator.published.row_setups import setup_of
-from estimator.published.row_words import Kind, Unclaimed
+from estimator.published.vocabulary import Kind, Unclaimed
 from estimator.setup import Setup
 
 
@@ -56,7 +57,7 @@ def _row(cells: Cells) -> Row:
     measured = {column: cells.number(column) for column in MEASURED}
     kind, memory_skip = None, None
     try:
-        kind = row_words.kind_of(cells.text("mem_kind"))
+        kind = vocabulary.kind_of(cells.text("mem_kind"))
     except Unclaimed as reason:
         memory_skip = str(reason)
     gib = _peak(measured)

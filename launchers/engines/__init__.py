@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from estimator.models import ModelSpec
-    from launchers.job import TrainJob
+    from launchers.gang.job import TrainJob
     from launchers.settings import Settings
 
 ENGINES = {
-    "torchtune": "launchers.engines.torchtune:Torchtune",
-    "deepspeed": "launchers.engines.deepspeed:DeepSpeed",
+    "torchtune": "launchers.engines.torchtune.engine:Torchtune",
+    "deepspeed": "launchers.engines.deepspeed.engine:DeepSpeed",
 }
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checklist.circle import schedule
 from checklist.measurements import Pair
+from checklist.round_robin import schedule
 
 
 @dataclass(frozen=True, kw_only=True)

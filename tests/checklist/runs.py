@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from checklist.formulas import OPS, busbw
-from checklist.history import Record
+from checklist.analysis.baseline import Record
+from checklist.analysis.busbw import OPS, busbw
 from checklist.measurements import (
     PHASES,
     Collective,
@@ -163,7 +163,7 @@ def mesh(
 
 def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Measurements:
     """That run on that cluster's network, with the second pass."""
-    from checklist.diagnosis import PASSES, diagnose
+    from checklist.analysis.diagnosis import PASSES, diagnose
 
     pairs = cluster.first_pass()
     for _ in range(PASSES if again else 0):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from checklist import earlier
+from checklist import past_runs
 from checklist.__main__ import _keep, app
 from checklist.outputs.webhook import URL_VARIABLE
 from checklist.probes import gpus
@@ -114,7 +114,7 @@ def test_under_torchrun_each_process_takes_part_in_one_job_and_one_of_them_publi
 def test_every_rank_ends_with_the_status_of_rank_0_who_alone_knows_the_past(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     broken = collective("all_reduce", 1024, 1.0, 16, 2, error="it broke")
-    earlier.keep(judge(gpu_run(collectives=(broken,))), history)  # of no node, so that it concerns any
+    past_runs.keep(judge(gpu_run(collectives=(broken,))), history)  # of no node, so that it concerns any
     port = str(20_000 + os.getpid() % 9_000)
     command = [sys.executable, "-m", "checklist", "--only", "ranks", "--device", "cpu", "--history"]
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -175,7 +175,7 @@ def test_a_failure_stays_open_in_the_history_until_the_check_that_found_it_passe
 def test_outputs_that_fail_are_lines_and_the_result_and_its_status_stay(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     share = {2: 0.25}
-    earlier.keep(
+    past_runs.keep(
         judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share))), history
     )
     with history.open("a") as file:
@@ -218,7 +218,7 @@ def test_outputs_that_fail_are_lines_and_the_result_and_its_status_stay(tmp_path
 def test_a_node_that_an_earlier_run_has_blamed_is_tainted_when_that_is_asked_for(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     share = {2: 0.25}
-    earlier.keep(
+    past_runs.keep(
         judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share))), history
     )
     api = Api(8)
@@ -282,7 +282,7 @@ def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_status_2(
 def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(tmp_path: Path) -> None:
     launcher = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host", "MASTER_PORT": "29500"}
     code = (
-        "import sys, checklist.supervisor as s; from checklist.control import Limits;"
+        "import sys, checklist.run.supervisor as s; from checklist.run.control import Limits;"
         "s.limits_of = lambda options: Limits(rendezvous=1.0);"
         "from checklist.__main__ import app; app()"
     )

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from checklist import checks, thresholds
-from checklist.judge_speed import peers
+from checklist import checks
+from checklist.judges import thresholds
+from checklist.judges.speed import peers
 from checklist.measurements import Hang, Local, Measurements, Nic, Pair, Phase
 from checklist.result import Result
 from checklist.verdict import JUDGES, judge

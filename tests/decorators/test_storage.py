@@ -18,7 +18,7 @@ from metaflow.plugins.datastores.local_storage import LocalStorage as MetaflowLo
 from decorators import storage as storage_module
 from decorators.storage import MetaflowStorage, fetch_model
 from estimator.errors import UserError
-from launchers.bundles import get_bundle, has_bundle, put_bundle
+from launchers.store.bundles import get_bundle, has_bundle, put_bundle
 
 
 @pytest.fixture(scope="module")

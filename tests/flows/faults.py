@@ -59,7 +59,7 @@ class Node:
     def agent_pid(self) -> int | None:
         for child in psutil.Process(self.task_pid).children():
             with contextlib.suppress(psutil.Error):
-                if "launchers.agent" in child.cmdline():
+                if "launchers.gang.agent" in child.cmdline():
                     return child.pid
         return None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers import tiny_llama
+from launchers.models import tiny_llama
 from tests.flows.conftest import FlowRun
 
 GOOD_ROW = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from checklist import earlier
-from checklist.history import Record
+from checklist import past_runs
+from checklist.analysis.baseline import Record
 from checklist.result import Result
 from checklist.verdict import judge
-from decorators.card import Block, Chart, Grid, Text
+from decorators.card.step import Block, Chart, Grid, Text
 from flows.checklist_card import MOST_NODES, draw, figure_histories, message, pair_cells, sweep_points
 from tests.browser import charts, first_screen, needs_browser, rows_with, words
 from tests.checklist.clusters import Cluster
@@ -39,7 +39,7 @@ def _slow_run(nodes: int = 6) -> Result:
     return judge(dataclasses.replace(run, collectives=(*run.collectives, *sweep)))
 
 
-def _earlier(result: Result, runs: int = 4) -> list[earlier.Run]:
+def _earlier(result: Result, runs: int = 4) -> list[past_runs.Run]:
     """The same runs before, a day apart."""
     made = []
     for day in range(1, runs + 1):
@@ -48,7 +48,7 @@ def _earlier(result: Result, runs: int = 4) -> list[earlier.Run]:
             dataclasses.replace(item, unix=back, verdict="PASS", value=item.value * (1 + 0.01 * day))
             for item in result.records
         )
-        kept = earlier.run_of(dataclasses.replace(result, records=records, finished_unix=back))
+        kept = past_runs.run_of(dataclasses.replace(result, records=records, finished_unix=back))
         made.append(dataclasses.replace(kept, verdict="PASS"))
     return made
 

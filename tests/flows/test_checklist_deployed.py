@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from decorators.node_request import LAUNCH_VARIABLE
-from flows.checklist_options import Launch
+from flows.checklist_launch import Launch
 from tests.decorators.conftest import Home
 from tests.decorators.test_deployed import compiled, templates
 from tests.decorators.test_storage import s3 as s3

@@ -24,8 +24,8 @@ from checklist.measurements import Hang, Phase
 from checklist.probes.progress import Progress
 from checklist.verdict import judge
 from estimator.errors import UserError
-from flows import checking, checklist_options
-from flows.checklist_options import DEFAULTS, Launch, ask, settle
+from flows import checklist_launch, checklist_steps
+from flows.checklist_launch import DEFAULTS, Launch, ask, settle
 from tests.checklist.runs import gpu_run
 from tests.flows.conftest import environment, left_behind
 
@@ -46,7 +46,7 @@ sys.stdout.buffer.write(pickle.dumps(found | {"successful": run.successful}))
 _READ_PAST = """
 import pickle, sys
 from metaflow import get_namespace, namespace
-from flows.checking import past_of
+from flows.checklist_steps import past_of
 namespace("user:somebody")
 past = past_of("ChecklistFlow", sys.argv[1], "none")
 assert get_namespace() == "user:somebody", get_namespace()
@@ -149,7 +149,7 @@ def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
     record_property("seconds", round(first.seconds, 1))
     assert first.status == 0, first.output
     found = first.artifacts()
-    result = checking.from_plain(found["result"])
+    result = checklist_steps.from_plain(found["result"])
     assert result.verdict in ("PASS", "WARN")
     assert f"{result.verdict}: " in first.text
     assert len(result.nodes) == 2
@@ -292,7 +292,7 @@ def _supervisor(home: Path, node: int) -> int:
 
 def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
     try:
-        said = process.environ() if "checklist.local" in process.cmdline() else {}
+        said = process.environ() if "checklist.run.local" in process.cmdline() else {}
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
     if said.get("FINETUNE_WORK_DIR") != str(home / "work"):
@@ -302,9 +302,9 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
 
 @pytest.mark.slow
 def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
-    good = checking.kept_of(judge(gpu_run(2)))
+    good = checklist_steps.kept_of(judge(gpu_run(2)))
     wrong = gpu_run(2, started_unix=2_000.0, probes=())
-    failed = checking.kept_of(judge(wrong))
+    failed = checklist_steps.kept_of(judge(wrong))
     newer = {**good, "version": 99}
     for name, kept, cluster in (
         ("good", good, "here"),
@@ -338,12 +338,12 @@ def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
 
 def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
     settled = _settled()
-    measured = checking.together(settled, [(1, None, "it was killed"), (0, None, "no port is free")])
-    result = checking.judged(settled, measured, checking.Past())
+    measured = checklist_steps.together(settled, [(1, None, "it was killed"), (0, None, "no port is free")])
+    result = checklist_steps.judged(settled, measured, checklist_steps.Past())
     assert result.verdict == "NO-VERDICT"
     assert "Node 0: no port is free" in result.headline
-    assert checking.from_plain(checking.plain(result)) == result
-    refusal = checking.refusal(result)
+    assert checklist_steps.from_plain(checklist_steps.plain(result)) == result
+    refusal = checklist_steps.refusal(result)
     assert refusal is not None
     assert refusal.problem.startswith("NO-VERDICT: ")
 
@@ -358,18 +358,22 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     phases = (*run.phases[:3], Phase(name="world", status="failed", reason="node 1 was lost"), run.phases[4])
     kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
 
-    told = checking.judged(settled, checking.together(settled, [], kept=kept), checking.Past())
+    told = checklist_steps.judged(
+        settled, checklist_steps.together(settled, [], kept=kept), checklist_steps.Past()
+    )
     assert (told.verdict, told.bad_nodes) == ("FAIL", ("host-1",)), "a step that ended well: it is the node"
 
-    result = checking.judged(settled, checking.together(settled, [], lost=True, kept=kept), checking.Past())
+    result = checklist_steps.judged(
+        settled, checklist_steps.together(settled, [], lost=True, kept=kept), checklist_steps.Past()
+    )
     assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
     assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
     assert any("did not come to its end" in note for note in result.notes)
-    assert checking.from_plain(checking.plain(result)) == result
+    assert checklist_steps.from_plain(checklist_steps.plain(result)) == result
 
     pod = "pod t-1 on node-b has failed: Evicted: low on memory"
-    measured = checking.together(settled, [], lost=True, endings=(pod,))
-    nothing = checking.judged(settled, measured, checking.Past())
+    measured = checklist_steps.together(settled, [], lost=True, endings=(pod,))
+    nothing = checklist_steps.judged(settled, measured, checklist_steps.Past())
     assert nothing.verdict == "NO-VERDICT"
     assert pod in nothing.headline
 
@@ -381,7 +385,7 @@ def _values(**given: Any) -> dict[str, Any]:
     return {**DEFAULTS, **given}
 
 
-def _settled(**given: Any) -> checklist_options.Settled:
+def _settled(**given: Any) -> checklist_launch.Settled:
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
     return settle(_values(device="cpu", **given), launch, datastore="/")
 
@@ -418,8 +422,8 @@ def test_what_can_not_be_is_refused_before_a_run(
 
 
 def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from checklist import local
     from checklist.probes.gpus import Seen
+    from checklist.run import local
 
     seen = Seen(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
     monkeypatch.setattr(local.gpus, "look", lambda: seen)
@@ -428,8 +432,8 @@ def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from checklist import local
     from checklist.probes.gpus import Seen
+    from checklist.run import local
 
     seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
     monkeypatch.setattr(local.gpus, "look", lambda: seen)
@@ -451,10 +455,10 @@ def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
         for phase in run.phases
     )
     busy = replace(run, phases=phases, locals=(), collectives=(), pairs=(), health=(), transport=None)
-    result = checking.judged(_settled(), busy, checking.Past())
+    result = checklist_steps.judged(_settled(), busy, checklist_steps.Past())
     assert result.verdict == "NO-VERDICT"
     assert why in result.headline
-    assert why in checking.refusal(result).problem  # type: ignore[union-attr]
+    assert why in checklist_steps.refusal(result).problem  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -506,15 +510,15 @@ def test_a_mistake_in_the_options_file_is_one_line(home: Path) -> None:
 )
 def test_each_mistake_in_the_options_is_told_with_its_value(text: str, words: list[str]) -> None:
     with pytest.raises(UserError) as refused:
-        checklist_options.read_options(text)
+        checklist_launch.read_options(text)
     for word in words:
         assert word in str(refused.value)
 
 
 def test_the_options_file_is_laid_over_the_defaults() -> None:
-    read = checklist_options.read_options("nodes: 4\nonly: [mesh, pairs]\ntimeout:\n")
+    read = checklist_launch.read_options("nodes: 4\nonly: [mesh, pairs]\ntimeout:\n")
     assert (read["nodes"], read["only"], read["timeout"], read["profile"]) == (4, "mesh,pairs", None, "quick")
-    assert checklist_options.read_options("") == DEFAULTS
+    assert checklist_launch.read_options("") == DEFAULTS
 
 
 def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
@@ -538,7 +542,7 @@ def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
     launch = Launch.unpack(ask(_values(thresholds=str(file)), "batch", None).launch)
     file.unlink()
     settled = settle(_values(thresholds=str(file)), launch, datastore="s3://bucket/root")
-    own = [row for row in checklist_options.table_of(settled.thresholds).rows if row.own]
+    own = [row for row in checklist_launch.table_of(settled.thresholds).rows if row.own]
     assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
     with pytest.raises(UserError, match="This deployment was made with"):
         settle(_values(thresholds="other.csv"), launch, datastore="s3://bucket/root")

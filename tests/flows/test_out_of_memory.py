@@ -17,7 +17,7 @@ HUNGRY = """
 import json, sys
 words = list(getattr(sys, "orig_argv", ()))
 if "launchers.worker" in words:
-    import launchers.telemetry as telemetry
+    import launchers.report.telemetry as telemetry
     write = telemetry.Writer.write
     job = next(word for word in words if word.endswith("job.json"))
     micro_batch = json.load(open(job))["plan"]["layout"]["micro_batch"]

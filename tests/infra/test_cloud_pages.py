@@ -10,7 +10,7 @@ import metaflow.metaflow_config
 import pytest
 import yaml
 
-from flows import checklist_options
+from flows import checklist_launch
 from tests.infra.manifests import KUBERNETES
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_versions_are_those_of_infras_table(page: Path) -> None:
 def test_the_example_of_a_nightly_check_is_one() -> None:
     """It names the queue and the machines of the cluster beside it."""
     text = (KUBERNETES / "examples" / "nightly.yaml").read_text()
-    values = checklist_options.read_options(text)
+    values = checklist_launch.read_options(text)
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
     assert values["nodes"] <= cluster["managedNodeGroups"][1]["maxSize"]
     folder = KUBERNETES / "queues" / values["queue"].removeprefix("finetune-")

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checklist.outputs import prometheus
 from checklist.verdict import judge
-from decorators.backends import kubernetes as backend
 from decorators.backends import tables
+from decorators.backends.kubernetes import request as backend
 from estimator import hardware
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render

@@ -22,7 +22,7 @@ import kubernetes_validate
 import pytest
 
 from estimator.plan import Plan
-from launchers import tiny_llama
+from launchers.models import tiny_llama
 from tests.conftest import write_sums
 from tests.flows.conftest import QUICK
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
@@ -73,7 +73,7 @@ import sys
 from pathlib import Path
 from decorators import _metaflow
 from decorators.storage import MetaflowStorage
-from launchers.bundles import put_bundle
+from launchers.store.bundles import put_bundle
 store = MetaflowStorage(_metaflow.configured_storage(), "finetune-cache")
 put_bundle(store, sys.argv[1], Path(sys.argv[2]))
 """

@@ -19,9 +19,9 @@ import pytest
 
 from estimator.errors import UserError
 from launchers import evaluate as evaluation
-from launchers import tiny_llama
 from launchers.dataset import prepared
 from launchers.evaluate import Answer, EvaluationRequest, EvaluationResult, Score, evaluate
+from launchers.models import tiny_llama
 
 ROOT = Path(__file__).parents[2]
 

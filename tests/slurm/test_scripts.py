@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers import schedulers
+from launchers.cluster import allocation
 from tests.checklist import netns
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,8 @@ def test_the_page_names_options_and_scripts_that_there_are() -> None:
         assert option in known, option
     for script in re.findall(r"infra/slurm/([\w.]+)", text):
         assert (SCRIPTS / script).exists(), script
-    ports = schedulers.FIRST_PORT + schedulers.PORTS * 64 - 1
-    assert f"from {schedulers.FIRST_PORT} to {ports}" in text
+    ports = allocation.FIRST_PORT + allocation.PORTS * 64 - 1
+    assert f"from {allocation.FIRST_PORT} to {ports}" in text
 
 
 def pbs(folder: Path, nodes: list[str], **more: str) -> subprocess.CompletedProcess[str]:

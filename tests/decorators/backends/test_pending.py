@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from decorators._metaflow import WaitedJob
+from decorators.backends.kubernetes.waiting import HOPELESS
 from decorators.backends.pending import Watch
 from decorators.backends.waiting import STARTED, State
-from decorators.backends.waiting_kubernetes import HOPELESS
 from estimator.errors import UserError
 
 JOB = WaitedJob(backend="kubernetes", kind="job", name="t-1")

@@ -10,12 +10,14 @@ from typing import Any, cast
 import pytest
 
 from decorators._metaflow import Backend, Given, StepView
-from decorators.backends import pending, placing, preflight_batch, preflight_kubernetes
-from decorators.backends.cluster_api import ClusterApi
+from decorators.backends import pending, placing
+from decorators.backends.batch import preflight as preflight_batch
 from decorators.backends.findings import Findings
-from decorators.backends.kubernetes import ClusterFacts, Toleration
+from decorators.backends.kubernetes import preflight as preflight_kubernetes
+from decorators.backends.kubernetes.api import ClusterApi
+from decorators.backends.kubernetes.request import ClusterFacts, Toleration
 from decorators.backends.options import Options
-from decorators.requested import for_data
+from decorators.backends.overrides import for_data
 from estimator.errors import UserError
 from estimator.plan import MIB, Request
 from tests.decorators.backends.plans import planned

@@ -18,8 +18,8 @@ from decorators.gpu_profile import PLAN_VARIABLE, _least, pack, unpack
 from estimator import Job, Plan, Target, plan
 from estimator.models import find
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
-from launchers.bundles import LocalStorage
 from launchers.replanning import Replanning, plans_of
+from launchers.store.bundles import LocalStorage
 
 KubernetesDecorator = pytest.importorskip(
     "metaflow.plugins.kubernetes.kubernetes_decorator"

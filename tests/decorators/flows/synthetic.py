@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from launchers.telemetry import DistInfo, Event, Memory, Phase, Step
+from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Step
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metaflow import FlowSpec, card, current, step
 
-from decorators.card_writer import write_blocks
+from decorators.card.writer import write_blocks
 
 
 class CardOfACheck(FlowSpec):

@@ -11,11 +11,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from estimator.errors import UserError
-from launchers import tiny_llama
 from launchers.dataset.prepare import first_fit, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, Message, Role
+from launchers.models import tiny_llama
 from launchers.settings import Settings, build
 
 CHATML = (

@@ -4,7 +4,8 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from launchers import engines, weights
+from launchers import engines
+from launchers.models import weights
 from launchers.settings import Settings
 
 RUN = {

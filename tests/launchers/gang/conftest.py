@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
-from launchers.job import TrainJob
+from launchers.gang.job import TrainJob
 from launchers.settings import build
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,7 +163,7 @@ class Gang:
         found = [
             pid
             for pid, command in self.pids().items()
-            if "launchers.agent" in command
+            if "launchers.gang.agent" in command
             and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == task
         ]
         return found[0]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.job import TrainJob
-from launchers.rank import RankEnv, checkpoint_part_done
-from launchers.telemetry import DistInfo, Phase, Step, Writer
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, checkpoint_part_done
+from launchers.report.telemetry import DistInfo, Phase, Step, Writer
 
 
 class Stepper:

@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from launchers.bundles import LocalStorage
-from launchers.checkpoints import CheckpointStore
-from launchers.failures import GangFailed
-from launchers.gang import NodeAddress, Timeouts, run_node
-from launchers.job import TrainJob
+from launchers.gang.failures import GangFailed
+from launchers.gang.job import TrainJob
+from launchers.gang.node import NodeAddress, Timeouts, run_node
+from launchers.store.bundles import LocalStorage
+from launchers.store.checkpoints import CheckpointStore
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launchers.bundles import LocalStorage
-from launchers.checkpoints import CheckpointStore
+from launchers.store.bundles import LocalStorage
+from launchers.store.checkpoints import CheckpointStore
 from tests.launchers.gang.conftest import Gang
 
 NewGang = Callable[..., Gang]

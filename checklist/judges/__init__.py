@@ -1,0 +1,1 @@
+"""The rules: each judge turns the measurements of its checks into verdicts, with limits from one table."""

@@ -1,0 +1,69 @@
+"""What to do about a finding, in one or two lines, with a command to copy where one helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from checklist.result import Finding
+
+FILE = Path(__file__).parents[1] / "data" / "advice.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Texts with places for what a finding knows: {nodes}, {ranks} and those its maker names."""
+
+    lines: tuple[str, ...]
+    command: str | None = None
+
+
+@cache
+def table() -> dict[str, Advice]:
+    """All advice by its code."""
+    import yaml  # heavy to import
+
+    read = yaml.safe_load(FILE.read_text())
+    return {
+        code: Advice(lines=tuple(item["lines"]), command=item.get("command")) for code, item in read.items()
+    }
+
+
+class _Known(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return f"<{key}>"
+
+
+def finding(
+    check: str,
+    code: str,
+    verdict: Literal["WARN", "FAIL"],
+    title: str,
+    *,
+    nodes: Iterable[str] = (),
+    suspects: Iterable[str] = (),
+    ranks: Iterable[int] = (),
+    **known: object,
+) -> Finding:
+    """A finding with its advice. ``known`` fills the places of the texts; the others are shown as places."""
+    advice = table()[code]
+    names, maybe, numbers = tuple(nodes), tuple(suspects), tuple(ranks)
+    values = _Known(known) | {
+        "nodes": " ".join(names) or " ".join(maybe) or "<node>",
+        "ranks": ", ".join(map(str, numbers)),
+    }
+    values = _Known(values)
+    return Finding(
+        check=check,
+        code=code,
+        verdict=verdict,
+        title=title,
+        nodes=names,
+        suspects=maybe,
+        ranks=numbers,
+        advice=tuple(line.format_map(values) for line in advice.lines),
+        command=None if advice.command is None else advice.command.format_map(values),
+    )

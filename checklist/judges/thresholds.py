@@ -1,0 +1,269 @@
+"""What a figure must reach on a known system: a table of rows with sources, and a user's rows above them.
+
+A row speaks only for its key: system, operation, size, algorithm, GPUs of each node, nodes. Where no row fits
+there is no threshold; nothing is scaled or guessed from another one.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from checklist.analysis.busbw import OPS
+from checklist.checks import LOCALS
+from estimator.errors import UserError
+
+SHIPPED = Path(__file__).parents[1] / "data" / "thresholds.csv"
+COLUMNS = (
+    "system",
+    "op",
+    "min_bytes",
+    "max_bytes",
+    "algorithm",
+    "gpus",
+    "nodes",
+    "floor",
+    "warn",
+    "unit",
+    "kind",
+    "measured",
+    "source",
+)
+NEEDED = ("system", "op", "floor", "source")
+UNITS = ("GB/s", "TFLOPS")
+KINDS = ("published", "proposal")
+ROUNDED = 1.001  # messages are cut to a multiple of the ranks
+PAIR = "pair"  # one node to another, one direction
+_RANGE = re.compile(r"(\d+)(-(\d*))?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Whole numbers from ``low`` to ``high``, both included; None: without end."""
+
+    low: int = 0
+    high: int | None = None
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int):
+            return False
+        return self.low <= value and (self.high is None or value <= self.high)
+
+    @property
+    def bounded(self) -> bool:
+        return self != Span()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """What a threshold is looked up for. None: unknown, or not a matter of this figure."""
+
+    systems: tuple[str, ...]
+    """Names that this system goes by, the most telling first: machine type, GPU, network."""
+    op: str
+    bytes: int | None = None
+    algorithm: str | None = None
+    gpus: int | None = None
+    """For each node."""
+    nodes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Threshold:
+    """One row. More is better in all of them; ``floor`` and ``warn`` are in ``unit``."""
+
+    system: str
+    op: str
+    sizes: Span
+    algorithm: str | None
+    gpus: Span
+    nodes: Span
+    floor: float
+    warn: float | None
+    unit: str
+    kind: Literal["published", "proposal"]
+    """"proposal": measured by the source, the floor is ours."""
+    measured: float | None
+    source: str
+    own: bool = False
+    """From the user's file."""
+
+    def fits(self, key: Key) -> bool:
+        """Whether this row speaks for that key; an unknown part of the key fits only a row that has none."""
+        return (
+            self.system.lower() in {name.lower() for name in key.systems}
+            and self.op == key.op
+            and self.algorithm in (None, key.algorithm)
+            and _covers(self.sizes, None if key.bytes is None else round(key.bytes * ROUNDED))
+            and _covers(self.gpus, key.gpus)
+            and _covers(self.nodes, key.nodes)
+        )
+
+    @property
+    def origin(self) -> str:
+        return f"{self.source}, {'your file' if self.own else self.kind}"
+
+
+def _covers(span: Span, value: int | None) -> bool:
+    return not span.bounded if value is None else value in span
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows in the order in which they are asked: the user's before the shipped ones."""
+
+    rows: tuple[Threshold, ...]
+
+    def find(self, key: Key) -> Threshold | None:
+        """The row for that key, or None.
+
+        The user's rows come first, then the more telling name of the system, then a row for this algorithm,
+        then the one for the larger messages.
+        """
+        order = {name.lower(): index for index, name in enumerate(key.systems)}
+        return min(
+            (row for row in self.rows if row.fits(key)),
+            key=lambda row: (not row.own, order[row.system.lower()], row.algorithm is None, -row.sizes.low),
+            default=None,
+        )
+
+
+def table(own: Path | None = None) -> Table:
+    """The shipped rows, and those of a user's file above them. Raises UserError for a bad file."""
+    rows = () if own is None else read(own, own=True)
+    return Table((*rows, *_shipped()))
+
+
+@cache
+def _shipped() -> tuple[Threshold, ...]:
+    return read(SHIPPED)
+
+
+def read(file: Path, *, own: bool = False) -> tuple[Threshold, ...]:
+    """The rows of a CSV file. Raises UserError, which names line, column and value of the first mistake."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            lines = csv.DictReader(opened, restkey="", restval="", strict=True)
+            _check_header(file, lines.fieldnames)
+            rows = [(lines.line_num, cells) for cells in lines]
+    except OSError as error:
+        raise UserError(
+            f"The thresholds {file} can't be read: {error.strerror or error}.",
+            "Give a CSV file with the columns of checklist/data/thresholds.csv.",
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} is not a CSV file in UTF-8: {error}.", "Save it as CSV, UTF-8.") from None
+    return tuple(_Line(file, number, cells).threshold(own=own) for number, cells in rows)
+
+
+def _check_header(file: Path, names: Iterable[str] | None) -> None:
+    found = list(names or ())
+    for name in found:
+        if name not in COLUMNS:
+            near = difflib.get_close_matches(name, COLUMNS, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise UserError(
+                f"{file}, line 1, column {name!r}: there is no such column.",
+                f"{hint}The columns are {', '.join(COLUMNS)}.",
+            )
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise UserError(
+            f"{file}, line 1: the column {missing[0]} is missing.",
+            f"A file of thresholds needs {', '.join(NEEDED)}.",
+        )
+
+
+class _Line:
+    """One line of a file, each cell checked as it is read."""
+
+    def __init__(self, file: Path, number: int, cells: dict[str, str]) -> None:
+        if "" in cells:
+            raise UserError(
+                f"{file}, line {number}: there are more values than columns.",
+                'Put a value that has a comma into quotes ("...").',
+            )
+        self.where = f"{file}, line {number}"
+        self.cells = {name: value.strip() for name, value in cells.items()}
+
+    def threshold(self, *, own: bool) -> Threshold:
+        op = self._one_of("op", (*OPS, *LOCALS, PAIR)) or ""
+        unit = LOCALS[op].unit if op in LOCALS else "GB/s"
+        if self.cells.get("unit", unit) not in ("", unit):
+            raise self._bad("unit", f"must be {unit} for {op}")
+        floor, warn = self._number("floor"), self._number("warn")
+        if floor is None:
+            raise self._bad("floor", "is missing")
+        if warn is not None and warn < floor:
+            raise self._bad("warn", f"is below the floor {floor:g}")
+        least, most = self._number("min_bytes"), self._number("max_bytes")
+        if least is not None and most is not None and most < least:
+            raise self._bad("max_bytes", f"is below min_bytes {least:g}")
+        kind = self._one_of("kind", KINDS) or "proposal"
+        return Threshold(
+            system=self._text("system"),
+            op=op,
+            sizes=Span(low=int(least or 0), high=None if most is None else int(most)),
+            algorithm=self.cells.get("algorithm") or None,
+            gpus=self._span("gpus"),
+            nodes=self._span("nodes"),
+            floor=floor,
+            warn=warn,
+            unit=unit,
+            kind="published" if kind == "published" else "proposal",
+            measured=self._number("measured"),
+            source=self._text("source"),
+            own=own,
+        )
+
+    def _bad(self, column: str, rule: str, advice: str = "") -> UserError:
+        value = self.cells.get(column, "")
+        return UserError(
+            f"{self.where}, column {column}: {value!r} {rule}.",
+            advice or "Mend that cell; checklist/data/thresholds.csv shows how rows look.",
+        )
+
+    def _text(self, column: str) -> str:
+        value = self.cells.get(column, "")
+        if not value:
+            raise self._bad(column, "is missing")
+        return value
+
+    def _one_of(self, column: str, known: tuple[str, ...]) -> str | None:
+        value = self.cells.get(column, "")
+        if value in known or (not value and column not in NEEDED):
+            return value or None
+        near = difflib.get_close_matches(value, known, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise self._bad(column, "is not known", f"{hint}It takes {', '.join(known)}.")
+
+    def _number(self, column: str) -> float | None:
+        value = self.cells.get(column, "")
+        if not value:
+            return None
+        try:
+            number = float(value)
+        except ValueError:
+            raise self._bad(column, "is not a number") from None
+        if not (math.isfinite(number) and number >= 0):
+            raise self._bad(column, "is not a number from 0 up")
+        return number
+
+    def _span(self, column: str) -> Span:
+        value = self.cells.get(column, "")
+        if not value:
+            return Span()
+        found = _RANGE.fullmatch(value)
+        if found is None:
+            raise self._bad(column, "is not a number or a range", "Write 8, 2-4 or 2- (and more).")
+        low, ranged, high = int(found[1]), found[2] is not None, found[3]
+        if high and int(high) < low:
+            raise self._bad(column, "ends before it begins")
+        return Span(low=low, high=(int(high) if high else None) if ranged else low)

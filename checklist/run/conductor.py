@@ -1,0 +1,205 @@
+"""Rank 0's side of a run: one phase after the other, and what they have measured together."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checklist.measurements import (
+    BROKEN_OFF,
+    Collective,
+    Counters,
+    Facts,
+    GpuHealth,
+    Hang,
+    Local,
+    Measurements,
+    Pair,
+    Phase,
+    PhaseName,
+    Probe,
+    Transport,
+    to_dict,
+)
+from checklist.options import Options
+from checklist.run import phases
+from checklist.run.control import Event, Hub, Limits, Message
+from checklist.run.rendezvous import Rendezvous
+from checklist.run.requests import Requests
+from estimator.errors import UserError
+
+_TOLD = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass
+class Collected:
+    """What the run has measured so far."""
+
+    facts: dict[int, Facts] = field(default_factory=dict)
+    health: list[GpuHealth] = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
+    locals: list[Local] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    counters: list[Counters] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    transport: Transport | None = None
+
+
+class Conductor(Requests):
+    """One run, from rank 0's supervisor.
+
+    ``seen`` gets all that there is whenever that may be the last; ``conclude`` makes the exit status of it.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        rendezvous: Rendezvous,
+        hub: Hub,
+        limits: Limits,
+        seen: Callable[[Measurements], None] | None = None,
+        conclude: Callable[[Measurements], int] | None = None,
+    ) -> None:
+        super().__init__(hub, limits)
+        self.options, self.rendezvous = options, rendezvous
+        self._seen, self._conclude = seen, conclude
+        self.got = Collected()
+        self.addresses: dict[int, str] = {}  # by rank: where others reach its host
+        self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
+        self.device, self.backend = "cpu", "gloo"
+        self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
+        self._begin_unix, self._begin = time.time(), time.monotonic()
+
+    @property
+    def leaders(self) -> dict[int, int]:
+        """The first rank of each node that is there."""
+        first: dict[int, int] = {}
+        for rank in self.ranks:
+            first.setdefault(self.nodes.get(rank, -1), rank)
+        return {node: rank for node, rank in first.items() if node >= 0}
+
+    def stop(self) -> None:
+        """End at the next opportunity."""
+        self.stopped.set()
+
+    def run(self) -> None:
+        """The whole run; tells every supervisor how it ended."""
+        try:
+            self._gather()
+            for name in phases.PHASES:
+                self._phase(name)
+                self._show(BROKEN_OFF)
+            measured = self.measurements()
+            status = None if self._conclude is None else self._conclude(measured)
+            end: Message = {"kind": "end", "measurements": to_dict(measured), "status": status}
+        except UserError as error:
+            end = {"kind": "end", "error": error.problem, "advice": error.advice}
+        except Exception as error:  # noqa: BLE001 - others wait to be told, whatever it is
+            end = {
+                "kind": "end",
+                "error": f"The checklist itself failed: {type(error).__name__}: {error}.",
+                "advice": "This is a mistake of ours: please report it.",
+            }
+        self.hub.tell_all(end)
+
+    def measurements(self) -> Measurements:
+        """All that there is now."""
+        got = self.got
+        return Measurements(
+            started_unix=self._begin_unix,
+            seconds=time.monotonic() - self._begin,
+            profile=self.options.profile,
+            device="cuda" if self.device == "cuda" else "cpu",
+            backend="nccl" if self.backend == "nccl" else "gloo",
+            nodes_asked=self.options.nodes,
+            gpus_per_node_asked=self.options.gpus_per_node
+            or max(1, self.rendezvous.world // max(1, self.rendezvous.nodes)),
+            local=self.rendezvous.simulated,
+            facts=tuple(got.facts[rank] for rank in sorted(got.facts)),
+            health=tuple(got.health),
+            probes=tuple(got.probes),
+            locals=tuple(got.locals),
+            collectives=tuple(got.collectives),
+            pairs=tuple(got.pairs),
+            counters=tuple(got.counters),
+            hangs=tuple(self.hangs),
+            phases=tuple(got.phases),
+            transport=got.transport,
+            environment={key: value for key, value in sorted(os.environ.items()) if key.startswith(_TOLD)},
+            notes=tuple(self.notes),
+        )
+
+    def lost(self, event: Event) -> None:
+        """Show what there is: with one node's pod a cluster may end all of them, this one within seconds."""
+        asked = tuple(rank for rank in event.peer.ranks if rank in self._asked)  # others are noted already
+        hangs = [
+            Hang(
+                rank=rank,
+                node=event.peer.node,
+                phase=self.phase,
+                op=self._operation,
+                sequence=None,
+                waited_s=0.0,
+                kind="lost",
+                detail=event.lost,
+            )
+            for rank in asked
+        ]
+        why = f"it had not ended when node {event.peer.node} ({event.peer.host}) was lost"
+        self._show(why, hangs)
+
+    def _show(self, why: str, hangs: list[Hang] | None = None) -> None:
+        """What is known if no more comes, and why the phases that are left did not end."""
+        if self._seen is None:
+            return
+        known = self.measurements()
+        done = {phase.name for phase in known.phases}
+        left = tuple(
+            Phase(name=name, status="failed", reason=why)
+            if name in self.options.phases
+            else Phase(name=name, status="skipped", reason="not asked for")
+            for name in phases.PHASES
+            if name not in done
+        )
+        self._seen(replace(known, phases=(*known.phases, *left), hangs=(*known.hangs, *(hangs or ()))))
+
+    # -- phases ----------------------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Wait for all ranks; go on with those that came."""
+        deadline = time.monotonic() + self.limits.rendezvous
+        while len(self.ranks) < self.rendezvous.world and time.monotonic() < deadline:
+            if self.stopped.wait(0.05):
+                return
+        self.nodes = {rank: peer.node for rank, peer in self.hub.peers().items()}
+        missing = sorted(set(range(self.rendezvous.world)) - set(self.nodes))
+        if missing:
+            told = ", ".join(map(str, missing[:20]))
+            self.notes.append(f"Rank {told} did not come within {self.limits.rendezvous:g} s.")
+        self.notes += [f"Not taken in: {why}." for why in self.hub.refused()]
+
+    def _phase(self, name: PhaseName) -> None:
+        begin = time.monotonic()
+        self.phase, self.phase_ends = name, begin + self.options.limit_s(name)
+        if self.stopped.is_set() or name not in self.options.phases:
+            self.got.phases.append(Phase(name=name, status="skipped", reason="not asked for"))
+            return
+        self.send(self.ranks, "count")
+        try:
+            problem = phases.counted(self, name)
+            status = "done" if problem is None else "failed"
+        except phases.Skipped as why:
+            problem, status = str(why), "skipped"
+        seconds = time.monotonic() - begin
+        self.got.phases.append(
+            Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]
+        )
+
+    def fact(self, rank: int, **changes: Any) -> None:
+        """Add to what is known of a rank."""
+        self.got.facts[rank] = replace(self.got.facts[rank], **changes)

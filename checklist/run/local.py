@@ -1,0 +1,221 @@
+"""Nodes as processes: those of this machine where there is no launcher, or the one that a flow's task is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from checklist import measurements
+from checklist.measurements import Measurements
+from checklist.options import Options
+from checklist.probes import gpus
+from checklist.probes.worker import PARENT, die_with_parent
+from checklist.run.phases import limits_of
+from checklist.run.rendezvous import Rendezvous, of_node
+from checklist.run.supervisor import run
+from estimator.errors import UserError
+
+_ROOT = Path(__file__).resolve().parents[2]
+_JOB = "CHECKLIST_LOCAL_NODE"
+_END_S = 10.0  # for the other nodes to end by themselves after node 0
+_LOOK_S = 0.5  # between looks at what there is so far
+_SO_FAR = "so-far.json"  # in the work folder of node 0's process: measurements
+_LAST_S = 60.0  # for a node's process to start and end, beyond the run's own limits
+
+
+def run_local(options: Options, *, directory: Path | None = None) -> Measurements:
+    """Run ``options.nodes`` nodes on this machine. Raises UserError where it has too few GPUs for them."""
+    options, shares = shared_out(options)
+    nodes, processes = options.nodes, options.gpus_per_node or 1
+    token, port = secrets.token_hex(8), 20_000 + secrets.randbelow(10_000)
+    others = []
+    try:
+        for node in range(1, nodes):
+            place = _place(node, nodes, processes, port, token)
+            others.append(_start(options, place, shares[node], directory))
+        _take(shares[0])
+        return run(options, _place(0, nodes, processes, port, token), directory=directory)
+    finally:
+        for other in others:
+            try:
+                other.wait(timeout=_END_S)
+            except subprocess.TimeoutExpired:  # noqa: PERF203 - each has its own
+                other.kill()  # its workers end with it
+                other.wait(timeout=_END_S)
+
+
+def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
+    """The options as they are for nodes of this machine, and the UUIDs of each node's GPUs.
+
+    The number of processes and the device are decided then. Raises UserError where there are too few GPUs.
+    """
+    visible = gpus.look().uuids if options.device != "cpu" else ()
+    share = len(visible) // options.nodes
+    if visible and options.device == "auto" and not share:
+        options = replace(options, device="cpu")  # one GPU can't be two nodes
+    processes = options.processes_per_node(share if options.device != "cpu" else 0)
+    on_gpus = options.device != "cpu" and bool(visible)
+    shares = [visible[node * processes : (node + 1) * processes] for node in range(options.nodes)]
+    decided = replace(options, gpus_per_node=processes, device="cuda" if on_gpus else "cpu")
+    return decided, shares if on_gpus else [()] * options.nodes
+
+
+def run_node(
+    options: Options,
+    place: Rendezvous,
+    uuids: tuple[str, ...],
+    directory: Path,
+    seen: Callable[[Measurements], None] = lambda _: None,
+) -> Measurements:
+    """One node's part of a run in a process of its own, so that whoever waits here outlives it.
+
+    ``seen`` is called on node 0 with what has been measured so far, within seconds.
+
+    Raises UserError where the process has failed, or was killed, or did not end in time.
+    """
+    answer = directory / "answer.json"
+    limits = limits_of(options)
+    limit = limits.rendezvous + limits.run + _LAST_S
+    process = _start(options, place, uuids, directory, answer)
+    try:
+        status = _wait(process, limit, directory / _SO_FAR, seen)
+    finally:
+        _end(process)
+    if status is None:
+        raise UserError(
+            f"The checklist's process of node {place.node} did not end within {limit:.0f} s.",
+            "Look at that node: something there blocks even what no collective can block.",
+        )
+    if not answer.exists():
+        how = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
+        raise UserError(
+            f"The checklist's process {how}.",
+            "Signal 9 is often the node's memory limit; the node's log may say more.",
+        )
+    said = json.loads(answer.read_text())
+    if "problem" in said:
+        raise UserError(said["problem"], said["advice"])
+    return measurements.record(Measurements, said["measurements"])
+
+
+def _wait(
+    process: subprocess.Popen[bytes], limit_s: float, file: Path, seen: Callable[[Measurements], None]
+) -> int | None:
+    """The exit status; None: it did not end in time. Meanwhile whatever is new in the file is handed on."""
+    deadline, known = time.monotonic() + limit_s, None
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=_LOOK_S)
+        changed = file.stat().st_mtime_ns if file.exists() else None
+        if changed != known:
+            known = changed
+            seen(measurements.from_json(file.read_text()))
+    return None
+
+
+def _place(node: int, nodes: int, processes: int, port: int, token: str) -> Rendezvous:
+    return of_node(
+        node=node, nodes=nodes, processes=processes, host="127.0.0.1", port=port, token=token, simulated=True
+    )
+
+
+def _take(uuids: tuple[str, ...]) -> None:
+    if uuids:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+
+
+def _start(
+    options: Options,
+    place: Rendezvous,
+    uuids: tuple[str, ...],
+    directory: Path | None,
+    answer: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    job = {
+        "rendezvous": place.to_dict(),
+        "options": _plain(options),
+        "directory": str(directory) if directory else None,
+        "answer": str(answer) if answer else None,
+    }
+    environment = {**os.environ, _JOB: json.dumps(job), PARENT: str(os.getpid())}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    if uuids:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    return subprocess.Popen(
+        [sys.executable, "-m", "checklist.run.local"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if answer else subprocess.DEVNULL,
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """First so that it can tidy up; its workers end with it."""
+    process.terminate()
+    try:
+        process.wait(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=_END_S)
+
+
+def _plain(options: Options) -> dict[str, Any]:
+    """As JSON takes them; thresholds are no matter of a node."""
+    values = {**asdict(options), "thresholds": None}
+    work = options.work_directory
+    return {**values, "work_directory": None if work is None else str(work)}
+
+
+def _options(values: dict[str, Any]) -> Options:
+    work = values["work_directory"]
+    tuples = {name: tuple(values[name]) for name in ("only", "skip")}
+    return Options(**{**values, **tuples, "work_directory": None if work is None else Path(work)})
+
+
+def main() -> int:
+    """One node; its answer goes into the file that the job names, if it names one."""
+    die_with_parent(int(os.environ[PARENT]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
+    job = json.loads(os.environ[_JOB])
+    said: dict[str, Any]
+    answer = Path(job["answer"]) if job["answer"] else None
+
+    def seen(found: Measurements) -> None:
+        if answer is not None:
+            _write(answer.with_name(_SO_FAR), measurements.to_json(found))
+
+    try:
+        measured = run(
+            _options(job["options"]),
+            Rendezvous.from_dict(job["rendezvous"]),
+            directory=Path(job["directory"]) if job["directory"] else None,
+            seen=seen,
+        )
+        said = {"measurements": measurements.to_dict(measured)}
+    except UserError as error:
+        said = {"problem": error.problem, "advice": error.advice}
+    if answer is not None:
+        _write(answer, json.dumps(said))
+    return 2 if "problem" in said else 0  # else node 0 tells what there is to tell
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text)
+    part.replace(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

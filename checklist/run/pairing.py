@@ -1,0 +1,250 @@
+"""The phases between pairs of nodes: the socket mesh, and the bandwidth of every pair in each direction."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from checklist.analysis.diagnosis import PASSES, diagnose
+from checklist.analysis.packet_loss import suspects
+from checklist.measurements import Pair, Probe, record
+from checklist.probes.pairs import summary
+from checklist.round_robin import schedule
+from checklist.run import sweep
+
+if TYPE_CHECKING:
+    from checklist.run.conductor import Conductor
+    from checklist.run.requests import Outcome
+
+_PAIR_REPETITIONS = 5
+_SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as long as a connection may
+
+
+class Skipped(Exception):  # noqa: N818 - it is an answer
+    """The phase can't tell anything here; why."""
+
+
+def mesh(run: Conductor) -> str | None:
+    """Phase 1: every node connects to every other."""
+    leaders = _with_sinks(run)
+    if len(leaders) < 2:
+        raise Skipped(f"it takes two nodes, and {len(leaders)} can be reached")
+    limits = run.limits
+    arguments = {
+        rank: _reach(run, {other: there for other, there in leaders.items() if other != node})
+        for node, rank in leaders.items()
+    }
+    waves = 1 + len(leaders) // 16
+    limit = waves * (limits.connect + limits.bulk) + limits.operation
+    outcome = run.ask("reach", arguments, limit_s=limit)
+    for reply in outcome.replies.values():
+        run.got.probes += [record(Probe, probe) for probe in reply]
+    _second_look(run)
+    return trouble(outcome)
+
+
+def _second_look(run: Conductor) -> None:
+    """Pairs that failed are tried again, few at a time: all of many nodes at once may just be too much.
+
+    Nobody waits for more than a few of them: where most pairs are cut, the first look has told enough.
+    """
+    left = [probe for probe in run.got.probes if not _reached(probe)]
+    ends = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
+    cleared: dict[tuple[int, int], Probe] = {}
+    while left and time.monotonic() < ends:
+        leaders = _with_sinks(run)
+        turn: dict[int, int] = {}  # destinations by source, each node once on either side
+        for probe in left:
+            if probe.src not in turn and probe.dst not in turn.values():
+                turn[probe.src] = probe.dst
+        left = [probe for probe in left if turn.get(probe.src) != probe.dst]
+        arguments = {
+            leaders[src]: _reach(run, {dst: leaders[dst]})
+            for src, dst in turn.items()
+            if src in leaders and dst in leaders
+        }
+        limits = run.limits
+        outcome = run.ask("reach", arguments, limit_s=limits.connect + limits.bulk + limits.operation)
+        for reply in outcome.replies.values():
+            again = record(Probe, reply[0])
+            if _reached(again):
+                cleared[again.src, again.dst] = again
+    if cleared:
+        run.got.probes = [cleared.get((probe.src, probe.dst), probe) for probe in run.got.probes]
+        run.notes.append(
+            f"Connections that did not come about in time beside others, but did alone: {len(cleared)}."
+        )
+
+
+def _reach(run: Conductor, peers: dict[int, int]) -> dict[str, Any]:
+    """What a node is told of those others: their first ranks by node."""
+    return {
+        "peers": {str(node): _sink(run, rank) for node, rank in peers.items()},
+        "connect_s": run.limits.connect,
+        "bulk_s": run.limits.bulk,
+    }
+
+
+def _reached(probe: Probe) -> bool:
+    return probe.connected and probe.bulk_ok is not False
+
+
+def pairs(run: Conductor) -> str | None:
+    """Phase 4: rounds of pairs, each direction alone; then what was slow again, with nothing else running."""
+    refuse_busy(run)
+    leaders = _with_sinks(run)
+    if len(leaders) < 2:
+        raise Skipped(f"it takes two nodes, and {len(leaders)} can be reached")
+    order = sorted(leaders)
+    number, problem = 0, None
+    for one in schedule(len(order), seed=run.options.seed):
+        couples = [(order[a], order[b]) for a, b in one]
+        if time.monotonic() > run.phase_ends:
+            return "the time for the phase was over before all pairs were measured"
+        problem = _round(run, couples, number, alone=False) or problem
+        number += 2
+    count = max(leaders) + 1
+    for _ in range(PASSES):
+        again = tuple(dict.fromkeys((*diagnose(run.got.pairs, count).again, *suspects(run.got.pairs))))
+        for src, dst in again:
+            if time.monotonic() > run.phase_ends:
+                return "the time for the phase was over before the suspects were measured again"
+            problem = _round(run, [(src, dst)], number, alone=True) or problem
+            number += 1
+        if not again:
+            break
+    return problem
+
+
+def refuse_busy(run: Conductor) -> None:
+    busy = [fact for fact in run.got.facts.values() if run.device == "cuda" and fact.gpu_processes]
+    if busy:
+        first = busy[0]
+        raise Skipped(
+            f"the GPU of rank {first.rank} on {first.node_name or first.hostname} is used by "
+            f"{first.gpu_processes} other processes"
+        )
+
+
+def trouble(outcome: Outcome) -> str | None:
+    """Why a request was not answered by all, in words."""
+    if outcome.why is not None:
+        return outcome.why
+    return next((f"rank {rank}: {error}" for rank, error in sorted(outcome.errors.items())), None)
+
+
+# -- their parts ---------------------------------------------------------------------------------------
+
+
+def _round(run: Conductor, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
+    """All couples at once; unless ``alone``, first one direction and then the other."""
+    if run.backend == "nccl":
+        return _exchange(run, couples, number, alone=alone)
+    problem = None
+    # What the mesh has seen fail is tried again, but nobody waits long for it.
+    known = {(probe.src, probe.dst) for probe in run.got.probes if not probe.bulk_ok}
+    for turn, directed in enumerate([couples] if alone else [couples, [(b, a) for a, b in couples]]):
+        leaders = _with_sinks(run)
+        size = run.options.effort.pair_cpu
+        there = [(src, dst) for src, dst in directed if src in leaders and dst in leaders]
+        arguments = {}
+        for src, dst in there:
+            address, port = _sink(run, leaders[dst])
+            arguments[leaders[src]] = {
+                "address": address,
+                "port": port,
+                "size": size,
+                "repetitions": _PAIR_REPETITIONS,
+                "connect_s": run.limits.connect,
+                "limit_s": run.limits.bulk if (src, dst) in known else run.limits.operation / 2,
+            }
+        outcome = run.ask("send", arguments, limit_s=run.limits.operation)
+        for src, dst in directed:
+            reply = outcome.replies.get(leaders[src]) if src in leaders else None
+            error = (
+                "the node is gone" if src not in leaders else outcome.errors.get(leaders[src], outcome.why)
+            )
+            _pair(run, src, dst, number + turn, reply, error, alone)
+        problem = problem or trouble(outcome)
+    return problem
+
+
+def _pair(
+    run: Conductor, src: int, dst: int, number: int, reply: Any, error: str | None, alone: bool
+) -> None:
+    best = slow = None
+    if reply is not None:
+        error = reply.get("error")
+        if reply["seconds"]:
+            best, slow = summary(reply["seconds"], reply["bytes"])
+    run.got.pairs.append(
+        Pair(
+            src=src,
+            dst=dst,
+            round=number,
+            gbytes_per_s=best,
+            gbytes_per_s_p95=slow,
+            bytes=reply["bytes"] if reply is not None else None,
+            segments=reply.get("segments") if reply is not None else None,
+            retransmitted=reply.get("retransmitted") if reply is not None else None,
+            alone=alone,
+            error=None if best is not None else error or "it was not measured",
+        )
+    )
+
+
+def _exchange(run: Conductor, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
+    """Over NCCL: each GPU with its counterpart, in groups of two; a node's rate is its GPUs' together."""
+    store = sweep.store(run)
+    if store is None:
+        return "rank 0 could not serve the store through which groups find each other"
+    by_node: dict[int, list[int]] = {}
+    for rank in run.ranks:
+        by_node.setdefault(run.got.facts[rank].node, []).append(rank)
+    limit = run.limits.operation
+    arguments: dict[int, dict[str, Any]] = {}
+    for a, b in couples:
+        for left, right in zip(by_node.get(a, ()), by_node.get(b, ()), strict=False):
+            common = {
+                "store": store,
+                "group": f"{number}/{left}-{right}",
+                "size": run.options.effort.pair_cuda,
+                "repetitions": _PAIR_REPETITIONS,
+                "limit_s": limit,
+            }
+            arguments[left] = {**common, "first": True}
+            arguments[right] = {**common, "first": False}
+    outcome = run.ask("exchange", arguments, limit_s=limit)
+    for a, b in couples:
+        for turn, (src, dst) in enumerate([(a, b)] if alone else [(a, b), (b, a)]):
+            replies = [outcome.replies.get(rank) for rank in by_node.get(src, ())]
+            reply = _together(replies)
+            _pair(run, src, dst, number + turn, reply, outcome.why or "a GPU of the pair failed", alone)
+    return trouble(outcome)
+
+
+def _together(replies: list[Any]) -> dict[str, Any] | None:
+    """The GPUs of a node as one sender: all bytes, in the time of the slowest."""
+    if not replies or any(reply is None for reply in replies):
+        return None
+    seconds = [max(times) for times in zip(*(reply["there"] for reply in replies), strict=False)]
+    return {"seconds": seconds, "bytes": sum(reply["bytes"] for reply in replies), "error": None}
+
+
+def _with_sinks(run: Conductor) -> dict[int, int]:
+    """Each node's first rank, where it takes what others send."""
+    wanted = {
+        rank: {"address": run.addresses[rank]}
+        for rank in run.leaders.values()
+        if run.addresses.get(rank) and rank not in run.sinks
+    }
+    if wanted:
+        outcome = run.ask("listen", wanted, limit_s=run.limits.operation)
+        run.sinks.update(outcome.replies)
+        for rank, error in outcome.errors.items():
+            run.notes.append(f"Rank {rank} can't listen on {run.addresses[rank]}: {error}.")
+    return {node: rank for node, rank in run.leaders.items() if rank in run.sinks}
+
+
+def _sink(run: Conductor, rank: int) -> tuple[str, int]:
+    return run.addresses[rank], run.sinks[rank]

@@ -1,0 +1,196 @@
+"""What is done in each phase. Each function returns None, or in words why the phase could not be finished."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from checklist.measurements import (
+    PHASES,
+    Counters,
+    Facts,
+    GpuHealth,
+    Local,
+    PhaseName,
+    Transport,
+    record,
+)
+from checklist.options import Options
+from checklist.probes import gpus
+from checklist.probes.counters import growth
+from checklist.round_robin import ALL_PAIRS_UP_TO
+from checklist.run import sweep
+from checklist.run.control import Limits
+from checklist.run.pairing import Skipped, mesh, pairs, refuse_busy, trouble
+
+if TYPE_CHECKING:
+    from checklist.run.conductor import Conductor
+
+__all__ = ["DO", "PHASES", "Skipped", "limits_of"]
+_LEAVE_S = 10.0
+_LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # of silence
+
+
+def limits_of(options: Options) -> Limits:
+    """The control channel's limits for a run with those options."""
+    run = sum(options.limit_s(phase) for phase in options.phases)
+    # Rank 0 hears from every node twice a second: of many, it may be late without being lost
+    lost_after = _LOST_S if options.nodes <= ALL_PAIRS_UP_TO else _LOST_OF_MANY_S
+    return Limits(
+        rendezvous=options.start_limit_s, operation=options.hang_limit_s, run=run, lost_after=lost_after
+    )
+
+
+def facts(run: Conductor) -> str | None:
+    """Phase 0: what each rank says of itself; and how its GPU is before the load."""
+    if run.options.device == "cuda" or (run.options.device == "auto" and gpus.look().uuids):
+        run.device, run.backend = "cuda", "nccl"
+    arguments = {"backend": run.backend, "route_to": run.rendezvous.host}
+    outcome = run.ask("facts", dict.fromkeys(run.ranks, arguments), limit_s=run.limits.operation)
+    for rank, reply in outcome.replies.items():
+        run.got.facts[rank] = record(Facts, reply["facts"])
+        run.addresses[rank] = reply["address"] or ""
+        if not reply["usable"]:
+            run.unusable[rank] = reply["facts"]["nic_reason"]
+    for rank, (offset, error) in run.clocks().items():
+        if rank in run.got.facts:
+            run.fact(rank, clock_offset_s=offset, clock_offset_error_s=error)
+    _health(run, "before")
+    return trouble(outcome)
+
+
+def node(run: Conductor) -> str | None:
+    """Phase 2: each rank alone, all at once, as in training; and how its GPU is after that load."""
+    refuse_busy(run)
+    effort = run.options.effort
+    arguments = {
+        "device": run.device,
+        "checks": [check.name for check in run.options.checks if check.phase == "node"],
+        "load_s": effort.load_s,
+    }
+    limit = effort.load_s + 3 * run.limits.operation
+    size = run.options.storage_bytes or effort.storage_bytes
+    places = {rank: _places(run, rank) for rank in run.ranks}
+    told = {rank: {**arguments, "places": {**places[rank], "size": size}} for rank in run.ranks}
+    outcome = run.ask("local", told, limit_s=limit)
+    for reply in outcome.replies.values():
+        run.got.locals += [record(Local, local) for local in reply]
+    if outcome.unfinished:  # killed, perhaps in the middle of a file
+        left = {rank: places[rank] for rank in outcome.unfinished if rank in run.ranks}
+        _grant(run)
+        run.ask("remove", left, limit_s=_LEAVE_S)
+    _health(run, "after")
+    return trouble(outcome)
+
+
+def world(run: Conductor) -> str | None:
+    """Phase 3: collectives over all ranks."""
+    refuse_busy(run)
+    ranks = run.ranks
+    if len(ranks) < run.rendezvous.world:
+        raise Skipped(f"{run.rendezvous.world - len(ranks)} of {run.rendezvous.world} ranks are not there")
+    if len(ranks) < 2:
+        raise Skipped("it takes two ranks")
+    _refuse_cut(run)
+    # A hang here would be everybody's: start from processes that nothing has happened to.
+    problem = _join(run, ranks)
+    if problem is None:
+        problem = sweep.correctness(run, ranks) or sweep.sweep(run, ranks)
+    if problem is None and run.backend == "nccl":
+        _transport(run, ranks)
+    left = problem or trouble(run.ask("leave", {rank: {} for rank in ranks}, limit_s=_LEAVE_S, together=True))
+    if left is not None:
+        run.restart(tuple(rank for rank in ranks if rank in run.ranks))  # their group can't be used any more
+    return problem
+
+
+def counted(run: Conductor, name: PhaseName) -> str | None:
+    """Do the phase; where it loads the network, note what the hosts have counted meanwhile."""
+    before = _counters(run) if name in ("world", "pairs") else {}
+    try:
+        return DO[name](run)
+    finally:
+        _grant(run)
+        after = _counters(run) if before else {}
+        for rank, reading in after.items():
+            if rank in before:
+                grown = {"node": run.nodes[rank], "phase": name, **growth(before[rank], reading)}
+                run.got.counters.append(record(Counters, grown))
+
+
+DO: dict[PhaseName, Callable[[Conductor], str | None]] = {
+    "facts": facts,
+    "mesh": mesh,
+    "node": node,
+    "world": world,
+    "pairs": pairs,
+}
+
+
+# -- their parts ---------------------------------------------------------------------------------------
+
+
+def _grant(run: Conductor) -> None:
+    """Time to put things in order, also where the phase has used up its own."""
+    run.phase_ends = max(run.phase_ends, time.monotonic() + _LEAVE_S)
+
+
+def _join(run: Conductor, ranks: tuple[int, ...]) -> str | None:
+    store = sweep.store(run)
+    if store is None:
+        return "rank 0 could not serve the store through which groups find each other"
+    arguments = {
+        "where": store,
+        "group": "world",
+        "backend": run.backend,
+        "world": len(ranks),
+        "limit_s": run.limits.operation,
+    }
+    limit = 2 * run.limits.operation  # torch is imported by this, on all cores at once
+    outcome = run.ask("join", dict.fromkeys(ranks, arguments), limit_s=limit, together=True)
+    return trouble(outcome)
+
+
+def _places(run: Conductor, rank: int) -> dict[str, Any]:
+    """Where a rank writes and reads, and under which name; None: it was not asked for."""
+    asked = {check.name for check in run.options.checks}
+    work = str(run.options.work_directory or tempfile.gettempdir())
+    return {
+        "name": f".checklist-{run.scratch}-{rank}.tmp",
+        "directory": work if "storage" in asked else None,
+        "datastore": run.options.datastore if "datastore" in asked else None,
+    }
+
+
+def _transport(run: Conductor, ranks: tuple[int, ...]) -> None:
+    """What the logs say; the slowest network that any rank uses."""
+    outcome = run.ask("transport", {rank: {} for rank in ranks}, limit_s=run.limits.operation)
+    found = [record(Transport, reply) for _, reply in sorted(outcome.replies.items())]
+    slow = [one for one in found if one.network == "socket"]
+    between = [one for one in found if one.network not in (None, "shm")]
+    run.got.transport = next(iter([*slow, *between, *found]), None)
+
+
+def _counters(run: Conductor) -> dict[int, Any]:
+    """What each node's first rank reads of its host, by rank."""
+    return run.ask("counters", {rank: {} for rank in run.leaders.values()}, limit_s=_LEAVE_S).replies
+
+
+def _health(run: Conductor, when: str) -> None:
+    if run.device != "cuda":
+        return
+    outcome = run.ask("health", {rank: {"when": when} for rank in run.ranks}, limit_s=run.limits.operation)
+    run.got.health += [record(GpuHealth, reply) for reply in outcome.replies.values() if reply]
+
+
+def _refuse_cut(run: Conductor) -> None:
+    """A collective over hosts that can't reach each other hangs, and tells no more than the mesh has told."""
+    if run.unusable:
+        rank, why = next(iter(sorted(run.unusable.items())))
+        raise Skipped(f"a collective would hang: on rank {rank}, {why}")
+    gloo = run.backend == "gloo"
+    bad = [probe for probe in run.got.probes if not probe.connected or (gloo and not probe.bulk_ok)]
+    if bad:
+        raise Skipped(f"a collective would hang: node {bad[0].src} can't reach node {bad[0].dst}")

@@ -1,0 +1,224 @@
+"""A parent for ranks, which never touches a collective: so it can always end them and say what they did.
+
+:func:`run` is what ``python -m checklist`` and a flow's task call, once for each node (or each rank).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from checklist import measurements
+from checklist.measurements import Measurements
+from checklist.options import Options
+from checklist.run.conductor import Conductor
+from checklist.run.control import BEAT_S, Hub, Limits, Line, Link, Message
+from checklist.run.phases import limits_of
+from checklist.run.rendezvous import Rendezvous
+from checklist.run.worker_process import WorkerProcess
+from estimator.errors import UserError
+
+_END_S = 15.0  # for the last results to come, after the run's own limit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a run has ended, the same on every node."""
+
+    measurements: Measurements
+    status: int | None
+    """The exit status that rank 0 has settled on; None: it was not asked to."""
+
+
+def run(
+    options: Options,
+    rendezvous: Rendezvous,
+    *,
+    directory: Path | None = None,
+    seen: Callable[[Measurements], None] | None = None,
+) -> Measurements:
+    """:func:`take_part`, for who wants the measurements only."""
+    return take_part(options, rendezvous, directory=directory, seen=seen).measurements
+
+
+def take_part(
+    options: Options,
+    rendezvous: Rendezvous,
+    *,
+    directory: Path | None = None,
+    seen: Callable[[Measurements], None] | None = None,
+    conclude: Callable[[Measurements], int] | None = None,
+) -> End:
+    """Take part in one run of the checklist; returns on every node with what all have measured.
+
+    It ends in bounded time whatever hangs or dies, and leaves no process behind.
+
+    Parameters
+    ----------
+    options:
+        The same on every node.
+    rendezvous:
+        Which ranks this process looks after, and where rank 0 can be met.
+    directory:
+        Where logs and journals are kept. None: a temporary one, which is removed.
+    seen:
+        Where rank 0 is, called in another thread with what has been measured so far: after each phase, and
+        when a node is lost.
+    conclude:
+        Where rank 0 is, called in another thread at the end: makes every node's exit status of what all have
+        measured.
+
+    Raises
+    ------
+    UserError
+        When rank 0 can't be reached, does not take this process in, or is lost before the end.
+    """
+    kept = directory is not None
+    place = directory or Path(tempfile.mkdtemp(prefix="checklist-"))
+    place.mkdir(parents=True, exist_ok=True)
+    limits = limits_of(options)
+    hub = Hub(rendezvous, limits) if rendezvous.leads else None
+    conductor = Conductor(options, rendezvous, hub, limits, seen, conclude) if hub is not None else None
+    try:
+        if conductor is not None:
+            threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
+        link = Link.connect(rendezvous, limits)
+        with _sigterm_raises():
+            return _Supervisor(rendezvous, limits, link.line, place).serve()
+    finally:
+        if conductor is not None:
+            conductor.stop()
+        if hub is not None:
+            hub.close()
+        if not kept:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+class _Supervisor:
+    def __init__(self, rendezvous: Rendezvous, limits: Limits, line: Line, directory: Path) -> None:
+        self._line, self._limits = line, limits
+        self._heard: queue.Queue[Message] = queue.Queue()
+        environment = _environment(rendezvous)
+        self._workers: dict[int, WorkerProcess] = {}
+        try:
+            for rank, local_rank in zip(rendezvous.ranks, rendezvous.local_ranks, strict=True):
+                self._workers[rank] = WorkerProcess(
+                    rank=rank,
+                    local_rank=local_rank,
+                    node=rendezvous.node,
+                    directory=directory,
+                    environment=environment,
+                    heard=self._heard,
+                )
+        except BaseException:
+            self._close()
+            raise
+
+    def serve(self) -> End:
+        """Do what rank 0 says until it says that all is over."""
+        deadline = time.monotonic() + self._limits.rendezvous + self._limits.run + _END_S
+        threading.Thread(target=self._listen, name="checklist-link", daemon=True).start()
+        next_beat = 0.0
+        try:
+            while time.monotonic() < deadline:
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + BEAT_S
+                    ats = {str(rank): worker.at() for rank, worker in self._workers.items()}
+                    self._line.send({"kind": "beat", "ranks": ats})
+                with contextlib.suppress(queue.Empty):
+                    message = self._heard.get(timeout=BEAT_S)
+                    if message["kind"] == "end":
+                        return _result(message)
+                    self._handle(message)
+            raise UserError("The run did not end within its limit.", "Look at rank 0's output.")
+        finally:
+            self._close()
+
+    def _handle(self, message: Message) -> None:
+        kind = message["kind"]
+        if kind in ("from", "ended"):
+            self._line.send(message)
+        elif kind == "do":
+            self._workers[message["rank"]].tell(message)
+        elif kind == "restart":
+            for rank in message["ranks"]:
+                self._workers[rank].restart()
+        elif kind == "at":
+            at = {str(rank): self._workers[rank].at() for rank in message["ranks"]}
+            self._line.send({"kind": "at", "id": message["id"], "ranks": at})
+        elif kind == "lost":
+            raise UserError(
+                f"The connection to rank 0 was lost: {message['why']}.",
+                "Rank 0's output says more; if its host is gone, that host is the one to look at.",
+            )
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._line.receive()
+                if message["kind"] == "clock":  # answered here, at once
+                    self._line.send({**message, "now": time.time()})
+                else:
+                    self._heard.put(message)
+        except (OSError, ValueError, KeyError) as error:
+            self._heard.put({"kind": "lost", "why": str(error)})
+
+    def _close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._line.close()
+
+
+def _result(message: Message) -> End:
+    if message.get("error"):
+        raise UserError(message["error"], message.get("advice", ""))
+    measured = measurements.record(Measurements, message["measurements"])
+    return End(measurements=measured, status=message["status"])
+
+
+def _environment(rendezvous: Rendezvous) -> dict[str, str]:
+    """What workers need beyond what this process has itself."""
+    cores = len(os.sched_getaffinity(0))
+    processes = len(rendezvous.ranks) * (rendezvous.nodes if rendezvous.simulated else 1)
+    environment = {}
+    if "OMP_NUM_THREADS" not in os.environ:
+        environment["OMP_NUM_THREADS"] = str(max(1, cores // processes))
+    if rendezvous.simulated:
+        # One kernel plays several hosts, and what they say to each other goes over loopback.
+        environment["CHECKLIST_HOST_ID"] = f"{socket.gethostname()}/{rendezvous.node}"
+        environment["NODE_NAME"] = f"local{rendezvous.node}"
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            environment[name] = os.environ.get(name, "lo")
+    return environment
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Where SIGTERM would simply end this process: unwind instead, so that the workers are ended."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

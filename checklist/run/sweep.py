@@ -1,0 +1,222 @@
+"""Phase 3's content: which collectives, of which sizes and types, how often; what is made of the times."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from checklist.analysis import busbw
+from checklist.measurements import Collective
+
+if TYPE_CHECKING:
+    from checklist.run.conductor import Conductor
+    from checklist.run.requests import Outcome
+
+DTYPES = {"float32": 4, "bfloat16": 2}
+_CHECKED = 4099  # elements of a rank's part: prime, so that no chunk ends where another begins
+_OPS = {
+    "quick": ("all_reduce", "barrier"),
+    "standard": (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "send_recv",
+        "barrier",
+    ),
+    "deep": tuple(busbw.OPS),
+}
+_GROWTH = {"quick": 8, "standard": 4, "deep": 2}
+_SMALLEST = 8
+_FEWEST = 3  # iterations, however slow
+_FAST_S = 5e-3  # what takes less is repeated more often: its single times scatter more
+_MORE_WHERE_FAST = 5
+_SHARE = 0.7  # of the phase's time that the sweep may take
+
+
+def store(run: Conductor) -> tuple[str, int] | None:
+    """Where groups find each other; None: rank 0 can't serve it."""
+    if 0 not in run.ranks:
+        return None
+    address = run.rendezvous.host
+    outcome = run.ask("store", {0: {"address": address}}, limit_s=run.limits.operation)
+    return (address, int(outcome.replies[0])) if 0 in outcome.replies else None
+
+
+def correctness(run: Conductor, ranks: tuple[int, ...]) -> str | None:
+    """Every operation once for each type, with values that a wrong result can't have."""
+    if not _wanted(run, "correctness"):
+        return None
+    for op in busbw.OPS:
+        for dtype in DTYPES if op != "barrier" else ("float32",):
+            problem = _one(run, ranks, "correct", op, dtype, _CHECKED, 0)
+            if problem is not None:
+                return problem
+    return None
+
+
+def sweep(run: Conductor, ranks: tuple[int, ...]) -> str | None:
+    """Times over sizes, smallest first, until the largest that fits in memory and in the phase's time."""
+    if not (_wanted(run, "latency") or _wanted(run, "bandwidth")):
+        return None
+    profile = run.options.profile
+    cases = [
+        (op, dtype)
+        for op in _OPS[profile]
+        for dtype in (DTYPES if op != "barrier" and profile != "quick" else ("float32",))
+    ]
+    ends = time.monotonic() + _SHARE * (run.phase_ends - time.monotonic())
+    for number, (op, dtype) in enumerate(cases):
+        # An equal part of what is left for each: the first must not take the time of the last.
+        share = (ends - time.monotonic()) / (len(cases) - number)
+        problem = _sizes(run, ranks, op, dtype, time.monotonic() + share)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _sizes(run: Conductor, ranks: tuple[int, ...], op: str, dtype: str, ends: float) -> str | None:
+    """One operation and type over all sizes, until ``ends``."""
+    effort, growth = run.options.effort, _GROWTH[run.options.profile]
+    largest = effort.largest_cuda if run.device == "cuda" else effort.largest_cpu
+    expected = 0.0  # seconds of one iteration, from the size before
+    for size in sizes(op, largest, growth):
+        left = ends - time.monotonic()
+        bare = 1 if run.options.profile == "quick" else 2  # a plain loop takes as long again
+        if left < 0 or expected * bare * (_FEWEST + 2) > left:
+            run.notes.append(f"{op} ({dtype}) was not timed from {size} bytes on: out of time.")
+            return None
+        iterations = effort.iterations
+        if expected:
+            iterations *= _MORE_WHERE_FAST if bare > 1 and expected < _FAST_S else 1
+            iterations = max(_FEWEST, min(iterations, int(left / 3 / bare / expected)))
+        elements = busbw.buffer_elements(op, size, DTYPES[dtype], len(ranks))
+        problem = _one(run, ranks, "time", op, dtype, elements, iterations)
+        if problem == "memory":
+            run.notes.append(f"{op} ({dtype}) of {size} bytes does not fit into memory.")
+            return None
+        if problem is not None:
+            return problem
+        timed = [
+            item for item in run.got.collectives if (item.op, item.dtype, item.bare) == (op, dtype, False)
+        ]
+        expected = (timed[-1].seconds_median or 0.0) * growth if timed else 0.0
+    return None
+
+
+def sizes(op: str, largest: int, growth: int) -> list[int]:
+    """From 8 B up to ``largest``, which is always among them."""
+    if busbw.OPS[op].counts == "nothing":
+        return [0]
+    steps = math.ceil(math.log(largest / _SMALLEST, growth))
+    return [*(_SMALLEST * growth**step for step in range(steps)), largest]
+
+
+def _wanted(run: Conductor, check: str) -> bool:
+    return any(one.name == check for one in run.options.checks)
+
+
+def _one(
+    run: Conductor, ranks: tuple[int, ...], what: str, op: str, dtype: str, elements: int, iterations: int
+) -> str | None:
+    arguments: dict[str, Any] = {"op": op, "dtype": dtype, "elements": elements}
+    bare = what == "time" and run.options.profile != "quick"
+    if what == "time":
+        arguments |= {"iterations": iterations, "bare": bare}
+    outcome = run.ask(
+        what,
+        dict.fromkeys(ranks, arguments),
+        limit_s=run.limits.operation,
+        together=True,
+        operation=op,
+    )
+    size = busbw.actual_bytes(op, elements, DTYPES[dtype], len(ranks))
+    if not outcome.whole:
+        errors = " ".join(outcome.errors.values())
+        if "OutOfMemory" in errors and not outcome.unfinished:
+            return "memory"
+        error = outcome.why or next(iter(outcome.errors.values()))
+        run.got.collectives.append(_collective(run, op, dtype, size, ranks, error=error))
+        return error
+    if any("unavailable" in reply for reply in outcome.replies.values()):
+        run.notes.append(f"{op} ({dtype}) is not available with {run.backend}.")
+        return None
+    run.got.collectives.append(_measured(run, op, dtype, size, ranks, outcome))
+    if bare:
+        turns = _slowest(outcome, "bare")
+        run.got.collectives.append(
+            _collective(run, op, dtype, size, ranks, seconds=turns, samples=tuple(turns), bare=True)
+        )
+    return None
+
+
+def _measured(
+    run: Conductor, op: str, dtype: str, size: int, ranks: tuple[int, ...], outcome: Outcome
+) -> Collective:
+    """The slowest rank's time of each iteration; the wrong values of all ranks."""
+    wrong = {rank: int(reply["wrong"]) for rank, reply in outcome.replies.items() if reply["wrong"]}
+    return _collective(
+        run,
+        op,
+        dtype,
+        size,
+        ranks,
+        seconds=_slowest(outcome, "seconds"),
+        samples=tuple(_slowest(outcome, "ours")),
+        wrong=wrong,
+        chosen=next(
+            (reply["chosen"] for _, reply in sorted(outcome.replies.items()) if reply["chosen"]), None
+        ),
+    )
+
+
+def _slowest(outcome: Outcome, what: str) -> list[float]:
+    """Of each iteration the slowest rank's seconds."""
+    return [max(times) for times in zip(*(reply[what] for reply in outcome.replies.values()), strict=True)]
+
+
+def _collective(
+    run: Conductor,
+    op: str,
+    dtype: str,
+    size: int,
+    ranks: tuple[int, ...],
+    *,
+    seconds: list[float] | None = None,
+    wrong: dict[int, int] | None = None,
+    error: str | None = None,
+    bare: bool = False,
+    samples: tuple[float, ...] = (),
+    chosen: tuple[str, str] | None = None,
+) -> Collective:
+    median = statistics.median(seconds) if seconds else None
+    rated = median is not None and size > 0
+    return Collective(
+        op=op,
+        dtype=dtype,
+        bytes=size,
+        ranks=len(ranks),
+        nodes=len(run.leaders),
+        seconds_median=median,
+        seconds_p95=p95(seconds) if seconds else None,
+        algbw_gbytes_per_s=busbw.algbw(size, median) if rated and median else None,
+        busbw_gbytes_per_s=busbw.busbw(op, size, median, len(ranks)) if rated and median else None,
+        correct=None if wrong is None else not wrong,
+        wrong_values=None if wrong is None else sum(wrong.values()),
+        wrong_ranks=tuple(sorted(wrong or ())),
+        algorithm=chosen[0] if chosen else None,
+        protocol=chosen[1] if chosen else None,
+        iterations=len(seconds or ()),
+        samples=samples,
+        bare=bare,
+        error=error,
+    )
+
+
+def p95(seconds: list[float]) -> float:
+    """The time that 95 % of the iterations did not exceed."""
+    ordered = sorted(seconds)
+    return ordered[max(0, math.ceil(0.95 * len(ordered)) - 1)]

@@ -1,0 +1,155 @@
+"""The worker of one rank as its supervisor sees it: started, told, watched, killed with all its children."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from checklist.probes.progress import Progress
+from checklist.probes.worker import DIRECTORY, PARENT, PIPE
+from checklist.run.control import Message
+
+_ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
+_FLIGHT_RECORDS = "200"  # entries; without it torch keeps none
+_LOG_LINES = 3
+
+
+class WorkerProcess:
+    """Start it from a thread that lives as long as it should: the kernel ends it with that thread."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        local_rank: int,
+        node: int,
+        directory: Path,
+        environment: dict[str, str],
+        heard: queue.Queue[Message],
+    ) -> None:
+        self.rank, self.directory = rank, directory
+        self._own = {
+            "CHECKLIST_RANK": str(rank),
+            "CHECKLIST_LOCAL_RANK": str(local_rank),
+            "CHECKLIST_NODE": str(node),
+            DIRECTORY: str(directory),
+            **environment,
+        }
+        self._heard = heard
+        self._log = directory / f"rank{rank}.log"
+        self._journal = (directory / f"rank{rank}.jsonl").open("ab", buffering=0)
+        self.progress = Progress(directory / f"rank{rank}.progress", create=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, which waits for commands."""
+        reader, writer = os.pipe()
+        environment = {
+            "TORCH_FR_BUFFER_SIZE": _FLIGHT_RECORDS,
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET,TUNING",
+            "OMP_WAIT_POLICY": "passive",  # threads that spin slow down whoever shares the cores
+            **os.environ,
+            "NCCL_DEBUG_FILE": str(self.directory / f"rank{self.rank}.nccl"),
+            **self._own,
+            PIPE: str(writer),
+            PARENT: str(os.getpid()),
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"):
+            environment.pop(name, None)  # groups are made from what the supervisor says
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "checklist.probes.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    pass_fds=(writer,),
+                    start_new_session=True,  # a process group of its own, that can be killed whole
+                )
+        finally:
+            os.close(writer)
+        self._started += 1
+        threading.Thread(
+            target=self._read, args=(reader, self._started), name=f"checklist-rank{self.rank}", daemon=True
+        ).start()
+
+    def tell(self, command: Message) -> None:
+        """Give it a command; whether it takes it shows in what it says."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        with contextlib.suppress(OSError):  # it has died, which its pipe says too
+            process.stdin.write(json.dumps(command).encode() + b"\n")
+            process.stdin.flush()
+
+    def restart(self) -> None:
+        """Kill it, with all that it has started, and begin anew."""
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        """Kill the whole process group; nothing is left when this returns."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: a GPU that is gone
+            process.wait(timeout=5)
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+
+    def close(self) -> None:
+        self.kill()
+        self._journal.close()
+
+    def at(self) -> list[Any]:
+        """What it does: operation, sequence, and the state that the kernel gives (T: stopped)."""
+        operation, sequence = self.progress.read()
+        return [operation, sequence, self._state()]
+
+    def _state(self) -> str:
+        process = self._process
+        if process is None:
+            return "X"
+        try:
+            return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "X"
+
+    def _read(self, reader: int, started: int) -> None:
+        """Pass on what the worker says, then why it has ended."""
+        process = self._process
+        with os.fdopen(reader, "rb") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, OSError):  # a last line that is not whole; run is over
+                    message = json.loads(line)
+                    self._journal.write(line)
+                    self._heard.put({"kind": "from", "rank": self.rank, "message": message})
+        if process is None or self._process is not process or started != self._started:
+            return  # it was killed by us
+        code = process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        said = "" if code < 0 else self._last_words()
+        self._heard.put({"kind": "ended", "rank": self.rank, "why": how + said, "at": self.at()})
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f": {' | '.join(lines[-_LOG_LINES:])[-500:]}" if lines else ""

@@ -1,0 +1,338 @@
+"""Before anything is submitted: could this AWS Batch queue ever run that request?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from decorators.backends import tables
+from decorators.backends.findings import CALL_S, Clock, Findings
+from decorators.backends.kubernetes import images
+from decorators.backends.kubernetes.fit import Least
+from decorators.backends.tables import Quota
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.plan import MIB, Request
+
+INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchStep:
+    """What Metaflow will submit a step with, beside its size."""
+
+    queue: str | None = None
+    image: str | None = None
+    iam_role: str | None = None
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> BatchStep:
+        """From the values of a step's ``@batch``."""
+        return cls(queue=values.get("queue"), image=values.get("image"), iam_role=values.get("iam_role"))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Look:
+    """One preflight while it runs."""
+
+    client: Callable[[str], Any]
+    request: Request
+    least: Least
+    findings: Findings
+    clock: Clock
+
+
+def look(
+    request: Request, *, step: BatchStep, least: Least | None = None, clock: Clock | None = None
+) -> Findings:
+    """All rows. Raises UserError where AWS can't be asked at all, or no queue is named."""
+    seen = _Look(
+        client=_clients(),
+        request=request,
+        least=least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
+        findings=Findings(where=f"AWS Batch queue {step.queue or '(none named)'}"),
+        clock=clock or Clock(),
+    )
+    queue = _queue(seen, step.queue) if step.queue else _any_queue(seen)
+    if queue is not None:
+        environments = _environments(seen, queue)
+        able = [item for item in environments if _environment(seen, item)]
+        if environments and not able:
+            _none_able(seen)
+        for item in able:
+            _ask(seen, "region", partial(_offered, seen, item))
+            _ask(seen, "quota", partial(_quota, seen, item))
+    if not step.iam_role:
+        seen.findings.unknown(
+            "role",
+            "no IAM role is named for the jobs: they can't read S3",
+            "METAFLOW_ECS_S3_ACCESS_IAM_ROLE=ARN",
+        )
+    images.check(step.image, seen.findings, seen.clock, gpus=bool(request.gpus_per_node))
+    return seen.findings
+
+
+def _clients() -> Callable[[str], Any]:
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        raise UserError(
+            "Running on AWS Batch needs boto3, which is not installed.",
+            "pip install 'metaflow-finetune[aws]'",
+        ) from None
+    patience = Config(connect_timeout=CALL_S, read_timeout=CALL_S, retries={"total_max_attempts": 1})
+
+    def client(service: str) -> Any:
+        try:
+            return boto3.client(service, config=patience)
+        except (BotoCoreError, ValueError) as error:
+            raise UserError(
+                f"AWS can't be asked: {error}", "Set AWS_DEFAULT_REGION, or AWS_PROFILE."
+            ) from None
+
+    return client
+
+
+def _call(seen: _Look, ask: Callable[[], Any]) -> Any:
+    """One question that everything hangs on; UserError in one line where there is no answer."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        return ask()
+    except NoCredentialsError:
+        raise UserError(
+            "There are no AWS credentials here.", "Log in: aws configure, or aws sso login."
+        ) from None
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        if "Expired" in code:
+            raise UserError("The AWS credentials have expired.", "Log in again: aws sso login.") from None
+        if code in (
+            "UnrecognizedClientException",
+            "InvalidClientTokenId",
+            "InvalidSignatureException",
+            "AuthFailure",
+        ):
+            raise UserError(
+                f"AWS doesn't accept the credentials ({code}).", "aws sts get-caller-identity"
+            ) from None
+        seen.findings.unknown("queue", f"not told: {error.response.get('Error', {}).get('Message', code)}")
+        return None
+    except BotoCoreError as error:
+        if "Token" in type(error).__name__ or "SSO" in type(error).__name__:
+            raise UserError(f"The AWS login is over: {error}", "Log in again: aws sso login.") from None
+        raise UserError(
+            f"AWS Batch can't be reached: {error}", "Is the region right (AWS_DEFAULT_REGION)?"
+        ) from None
+
+
+def _ask(seen: _Look, check: str, ask: Callable[[], None]) -> None:
+    """A question that may go without answer."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    if seen.clock.left() <= 0:
+        seen.findings.unknown(check, "not asked: the time for asking is over")
+        return
+    try:
+        ask()
+    except ClientError as error:
+        told = error.response.get("Error", {})
+        seen.findings.unknown(check, f"not told: {told.get('Code') or told.get('Message')}")
+    except (BotoCoreError, KeyError) as error:
+        seen.findings.unknown(check, f"not told: {type(error).__name__}")
+
+
+def _any_queue(seen: _Look) -> dict[str, Any] | None:
+    """The queue that Metaflow takes where none is named: the first that is enabled."""
+    answer = _call(seen, seen.client("batch").describe_job_queues)
+    if answer is None:
+        return None
+    usable = [q for q in answer["jobQueues"] if q.get("state") == "ENABLED" and q.get("status") == "VALID"]
+    fix = "--queue NAME, resources.queues by GPU type in the settings, or METAFLOW_BATCH_JOB_QUEUE=NAME"
+    if not usable:
+        seen.findings.no("queue", "none is named, and the region has none that is enabled", fix)
+        return None
+    queue: dict[str, Any] = usable[0]
+    seen.findings.unknown("queue", f"none is named: Metaflow takes {queue['jobQueueName']}", fix)
+    return queue
+
+
+def _queue(seen: _Look, name: str) -> dict[str, Any] | None:
+    answer = _call(seen, lambda: seen.client("batch").describe_job_queues(jobQueues=[name]))
+    if answer is None:
+        return None
+    if not answer["jobQueues"]:
+        every = _call(seen, lambda: seen.client("batch").describe_job_queues()) or {"jobQueues": []}
+        names = ", ".join(item["jobQueueName"] for item in every["jobQueues"][:5])
+        region = seen.client("batch").meta.region_name
+        seen.findings.no(
+            "queue",
+            f"there is none of that name in {region}",
+            f"--queue {' or '.join(names.split(', '))}" if names else INFRA,
+        )
+        return None
+    queue: dict[str, Any] = answer["jobQueues"][0]
+    if queue.get("state") != "ENABLED" or queue.get("status") != "VALID":
+        seen.findings.no(
+            "queue",
+            f"it is {queue.get('state')}, {queue.get('status')} {queue.get('statusReason') or ''}".rstrip(),
+            f"aws batch update-job-queue --job-queue {queue['jobQueueName']} --state ENABLED",
+        )
+        return None
+    seen.findings.ok("queue", "ENABLED, VALID")
+    return queue
+
+
+def _environments(seen: _Look, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = [item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder") or []]
+    if not names:
+        seen.findings.no("compute environment", "the queue has none", INFRA)
+        return []
+    client = seen.client("batch")
+    answer = _call(seen, lambda: client.describe_compute_environments(computeEnvironments=names))
+    return list(answer["computeEnvironments"]) if answer else []
+
+
+def _environment(seen: _Look, item: Mapping[str, Any]) -> bool:
+    """Add the row of one compute environment; whether it could take the request."""
+    name, why = item["computeEnvironmentName"], _refusal(seen, item)
+    if why is None:
+        fitting = _fitting(item.get("computeResources") or {}, seen.request, seen.least)
+        what = ", ".join(fitting[:3]) if fitting else "machines that the instance table lacks"
+        seen.findings.ok("compute environment", f"{name}: {what}")
+        return True
+    # One of several that can't is no fault yet
+    seen.findings.unknown("compute environment", f"{name}: {why}")
+    return False
+
+
+def _refusal(seen: _Look, item: Mapping[str, Any]) -> str | None:
+    """Why this compute environment could never take the request; None: it could."""
+    request, least = seen.request, seen.least
+    if item.get("state") != "ENABLED" or item.get("status") not in ("VALID", "UPDATING"):
+        return f"{item.get('state')}, {item.get('status')}: {item.get('statusReason') or 'no reason told'}"
+    if item.get("type") == "UNMANAGED":
+        return "UNMANAGED: no jobs of several nodes" if request.nodes > 1 else None
+    told = item.get("computeResources") or {}
+    kind = told.get("type", "EC2")
+    if kind.startswith("FARGATE") and (request.gpus_per_node or request.nodes > 1):
+        return f"{kind} has no GPUs and runs no jobs of several nodes"
+    if kind == "SPOT" and request.nodes > 1:
+        return "SPOT runs no jobs of several nodes"
+    if kind.startswith("FARGATE"):
+        return None
+    if not _fitting(told, request, least) and not _untold(told, request):
+        has = ", ".join(told.get("instanceTypes") or []) or "no instance types"
+        wanted = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
+        return f"{has}: none has {wanted}, {least.cpu:g} vCPUs, {least.memory_bytes / 2**30:.0f} GiB"
+    most = told.get("maxvCpus")
+    needed = _vcpus(told, request, least)
+    if most is not None and most < needed:
+        return f"maxvCpus is {most}, {request.nodes} node(s) need {needed}"
+    return None
+
+
+def _none_able(seen: _Look) -> None:
+    request = seen.request
+    what = f"{request.nodes} x {request.gpus_per_node} {request.gpu}" if request.gpus_per_node else "the step"
+    rows = [row.found for row in seen.findings.rows if row.check == "compute environment"]
+    seen.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
+
+
+def _fitting(told: Mapping[str, Any], request: Request, least: Least) -> list[str]:
+    """Machine types of the instance table that the environment may start, and that are large enough."""
+    allowed = _allowed(told)
+    wanted = hardware.current().gpu(request.gpu).name if request.gpu else None
+    return [
+        item.name
+        for item in hardware.current().instances
+        if item.cloud == "aws"
+        and any(_matches(item.name, pattern) for pattern in allowed)
+        and (not request.gpus_per_node or (item.gpu == wanted and item.gpu_count >= request.gpus_per_node))
+        and (item.vcpu or 0) >= least.cpu
+        and (item.ram_bytes or 0) >= least.memory_bytes
+    ]
+
+
+def _allowed(told: Mapping[str, Any]) -> list[str]:
+    return [str(item) for item in told.get("instanceTypes") or []]
+
+
+def _untold(told: Mapping[str, Any], request: Request) -> bool:
+    """Whether it may start machines of which the table, that is of GPUs, says nothing."""
+    known = [item.name for item in hardware.current().instances if item.cloud == "aws"]
+    others = [name for name in _allowed(told) if not any(_matches(item, name) for item in known)]
+    return any(not request.gpus_per_node or re.match(r"[pg]\d", name) for name in others)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """An exact type, or a family ("p5")."""
+    return name == pattern or name.partition(".")[0] == pattern
+
+
+def _vcpus(told: Mapping[str, Any], request: Request, least: Least) -> int:
+    """vCPUs of the machines that the run takes: whole ones count."""
+    sizes = [hardware.current().find_instance(name) for name in _fitting(told, request, least)]
+    known = [item.vcpu for item in sizes if item is not None and item.vcpu]
+    return request.nodes * (min(known) if known else request.cpu)
+
+
+def _offered(seen: _Look, item: Mapping[str, Any]) -> None:
+    """Whether the region has the machine type."""
+    told = item.get("computeResources") or {}
+    names = [name for name in _fitting(told, seen.request, seen.least) if "." in name]
+    if not names:
+        return
+    client = seen.client("ec2")
+    answer = client.describe_instance_type_offerings(Filters=[{"Name": "instance-type", "Values": names}])
+    offered = {found["InstanceType"] for found in answer["InstanceTypeOfferings"]}
+    region = client.meta.region_name
+    if offered:
+        seen.findings.ok("region", f"{region} has {', '.join(sorted(offered)[:3])}")
+    else:
+        seen.findings.no(
+            "region",
+            f"{region} has no {', '.join(names[:3])}",
+            f"aws ec2 describe-instance-type-offerings --filters Name=instance-type,Values={names[0]}",
+        )
+
+
+def _quota(seen: _Look, item: Mapping[str, Any]) -> None:
+    """The account's limit on running vCPUs of the machine's family."""
+    told = item.get("computeResources") or {}
+    names = [name for name in _fitting(told, seen.request, seen.least) if "." in name]
+    limits = tables.quotas_of(names[0], spot=told.get("type") == "SPOT") if names else []
+    if not limits:
+        return
+    if not limits[0].code:
+        seen.findings.unknown("quota", f"which limit counts {names[0]} on Spot is not known")
+        return
+    limit, most = _limit_of(seen, limits)
+    needed = _vcpus(told, seen.request, seen.least)
+    if most < needed:
+        seen.findings.no(
+            "quota",
+            f"the account may run {most:g} vCPUs of {limit.family.upper()} machines, {needed} are needed",
+            "aws service-quotas request-service-quota-increase --service-code ec2 "
+            f"--quota-code {limit.code} --desired-value {needed}",
+        )
+    else:
+        seen.findings.ok("quota", f"{most:g} vCPUs of {limit.family.upper()} machines")
+
+
+def _limit_of(seen: _Look, limits: list[Quota]) -> tuple[Quota, float]:
+    """The narrowest limit that the account has, and its vCPUs. Raises ClientError."""
+    client = seen.client("service-quotas")
+    for limit in limits[:-1]:
+        try:
+            answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limit.code)
+        except client.exceptions.NoSuchResourceException:
+            continue  # P5 on Spot has a limit of its own in some accounts only
+        return limit, answer["Quota"]["Value"]
+    answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limits[-1].code)
+    return limits[-1], answer["Quota"]["Value"]

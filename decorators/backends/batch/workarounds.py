@@ -1,0 +1,67 @@
+"""Steps on several nodes of AWS Batch: what Metaflow 2.19.39 gets wrong there, refused or put right.
+
+Metaflow makes the other nodes' command of the main node's by replacing the task's id wherever its digits
+occur (https://github.com/Netflix/metaflow/issues/2564). A short id, as Metaflow's local metadata and a new
+metadata service hand out, occurs elsewhere too, in the address of the code package for one; the nodes then
+fail to start, and the main one waits for them. :func:`install` has the command made from its two places.
+
+The main node also waits, at its end, for the others' tasks to be there in the metadata. With local metadata
+each container has its own, and that wait can't end well: :func:`check` refuses it beforehand.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from decorators import _metaflow
+from decorators._metaflow import Backend
+from decorators.backends import oom_kills
+from decorators.backends.batch import errors as refusals_batch
+from estimator.errors import UserError
+
+_INDEX = "$AWS_BATCH_JOB_NODE_INDEX"  # for the node's own shell
+
+
+def check(backend: Backend, nodes: int) -> None:
+    """For the launch of a run. Raises UserError where its nodes could not find each other's tasks."""
+    if backend == "batch" and nodes > 1 and _metaflow.metadata_kind() == "local":
+        raise UserError(
+            f"A step on {nodes} nodes of AWS Batch needs a metadata service; this run's metadata is local.",
+            "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=service, or ask for one node.",
+        )
+
+
+def install() -> None:
+    """For the process that Metaflow starts for a remote step: commands put right, refusals in words."""
+    _metaflow.on_batch_client(
+        lambda client: client.meta.events.register("provide-client-params.batch.SubmitJob", correct)
+    )
+    _metaflow.put_batch_in_words(
+        refusals_batch.words, lambda job: oom_kills.note(oom_kills.in_batch_job(job))
+    )
+
+
+def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """The parameters of SubmitJob with the other nodes' command as it should be."""
+    overrides = params.get("nodeOverrides", {}).get("nodePropertyOverrides", [])
+    if len(overrides) == 2:
+        main, others = (each["containerOverrides"]["command"] for each in overrides)
+        made = others_command(main[-1], params["parameters"]["metaflow.task_id"])
+        if made is not None:
+            others[-1] = made
+    return params
+
+
+def others_command(main: str, task: str) -> str | None:
+    """The other nodes' command, of the main node's; None where that isn't as Metaflow 2.19.39 writes it."""
+    own = f"{task.replace('control-', '')}-node-{_INDEX}"
+    made = main
+    for before, count in ((r"MF_PATHSPEC=\S+/", 1), ("--task-id ", 1)):
+        pattern = rf"(?<!\S)({before}){re.escape(task)}(?!\S)"
+        made, found = re.subn(pattern, lambda match: match[1] + own, made)
+        if found != count:
+            return None
+    made = made.replace("ubf_control", "ubf_task")
+    head, split, tail = made.rpartition("--split-index 0")
+    return f"{head}--split-index {_INDEX}{tail}" if split else None

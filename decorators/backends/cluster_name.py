@@ -1,0 +1,110 @@
+"""Which cluster a run is launched at, by a name that is the same for every flow launched there.
+
+Made where the run is launched, and carried to its tasks in ``FINETUNE_CLUSTER``: in a pod the API server has
+another name than on a laptop. Where that variable is set before the launch, its value is the name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from decorators import _metaflow
+from decorators._metaflow import Backend, StepView
+from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, UnreachableError
+from estimator.errors import UserError
+from estimator.hardware import cluster_nodes
+
+CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
+TIMEOUT_S = 5.0  # of a question to the cluster
+UNKNOWN = "unknown"  # no kubeconfig or no region where a flow is compiled for somebody else to deploy
+
+_made: str | None = None  # by this process; any other value of the variable is the user's
+
+
+def cluster_name(backend: Backend, values: Mapping[str, Any] | None = None) -> str:
+    """The name of the target that a run of this backend is launched at from here.
+
+    ``kubernetes:<API server's host>/<namespace>``, ``batch:<region>/<queue>`` or ``local:<hostname>``.
+
+    Parameters
+    ----------
+    values:
+        Those of the step's ``@kubernetes`` or ``@batch``; for what is missing, Metaflow's configuration.
+    """
+    given = {name: value for name, value in (values or {}).items() if value}
+    where = {**_metaflow.configured_target(backend), **given}
+    if backend == "kubernetes":
+        return f"kubernetes:{_api_server()}/{where.get('namespace') or 'default'}"
+    if backend == "batch":
+        return f"batch:{_queue(str(where.get('queue') or UNKNOWN))}"
+    return f"local:{socket.gethostname()}"
+
+
+def current_cluster() -> str | None:
+    """The name that this run was launched with; None in a process that knows nothing of a launch."""
+    return os.environ.get(CLUSTER_VARIABLE) or None
+
+
+def settle(step: StepView, queue: str | None = None) -> str:
+    """Where a run is launched: decide on the name from what this step will run on, and remember it.
+
+    ``queue`` is the user's Batch queue, where it is not in the step's decorator yet; other backends' are not
+    part of the name.
+    """
+    global _made
+    given = current_cluster()
+    if given is not None and given != _made:
+        return given
+    backend = step.backend()
+    values = step.values(backend)
+    if queue and backend == "batch":
+        values["queue"] = queue
+    _made = os.environ[CLUSTER_VARIABLE] = cluster_name(backend, values)
+    return _made
+
+
+def lowest_priority_class() -> str | None:
+    """The Kubernetes PriorityClass that gives way to all others.
+
+    None where there is none below that of a pod that names none, and where this machine may not ask for them:
+    then a pod has the cluster's default.
+    """
+    try:
+        with ClusterApi() as api:
+            classes = api.get("/apis/scheduling.k8s.io/v1/priorityclasses", TIMEOUT_S).get("items") or []
+    except (UserError, ApiRefusedError, UnreachableError):
+        return None
+    usual = next((int(item["value"]) for item in classes if item.get("globalDefault")), 0)
+    below = [(int(item["value"]), str(item["metadata"]["name"])) for item in classes]
+    return min((pair for pair in below if pair[0] < usual), default=(0, None))[1]
+
+
+def _api_server() -> str:
+    try:
+        _, configuration = cluster_nodes.access(None)
+    except (UserError, ImportError):
+        return UNKNOWN
+    return urlsplit(str(configuration.host)).netloc or UNKNOWN
+
+
+def _queue(queue: str) -> str:
+    """``region/name``, from a queue's name or its ARN (``arn:aws:batch:REGION:ACCOUNT:job-queue/NAME``)."""
+    if queue.startswith("arn:"):
+        return f"{queue.split(':')[3] or UNKNOWN}/{queue.rpartition('/')[2]}"
+    return f"{_region()}/{queue}"
+
+
+def _region() -> str:
+    try:
+        from boto3.session import Session
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or UNKNOWN
+    try:
+        return Session().region_name or UNKNOWN
+    except BotoCoreError:  # a profile that there isn't
+        return UNKNOWN

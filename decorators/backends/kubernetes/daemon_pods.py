@@ -1,0 +1,64 @@
+"""What the pods that every node of a kind runs ask for: those of DaemonSets, and of the node itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from decorators.backends.kubernetes.api import Json
+from decorators.backends.tables import Room
+
+ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one question each is enough
+_STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node
+_RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+def most_of(get: Callable[..., Json], nodes: Iterable[str]) -> Room | None:
+    """The largest of the first few nodes' daemon pods; None where a node has none, as a new one.
+
+    Raises what ``get`` raises: reading the pods of all namespaces is a right that few logins have.
+    """
+    asked = [_on(get, name) for name in tuple(nodes)[:ASKED_NODES]]
+    if not asked or any(room is None for room in asked):
+        return None
+    rooms = [room for room in asked if room is not None]
+    return Room(cpu=max(room.cpu for room in rooms), memory_bytes=max(room.memory_bytes for room in rooms))
+
+
+def _on(get: Callable[..., Json], node: str) -> Room | None:
+    answer = get("/api/v1/pods", fieldSelector=f"spec.nodeName={node},{_RUNNING}")
+    pods = [pod for pod in answer.get("items") or [] if _stays(pod)]
+    if not pods:
+        return None
+    return Room(
+        cpu=sum(_request_of(pod, "cpu") for pod in pods),
+        memory_bytes=int(sum(_request_of(pod, "memory") for pod in pods)),
+    )
+
+
+def _stays(pod: Mapping[str, Any]) -> bool:
+    owners = pod.get("metadata", {}).get("ownerReferences") or []
+    return any(owner.get("kind") in _STAYING for owner in owners)
+
+
+def _request_of(pod: Mapping[str, Any], resource: str) -> float:
+    """As the scheduler counts (Kubernetes: init containers, sidecar containers, pod overhead)."""
+    spec = pod["spec"]
+    running = sum(_asked(container, resource) for container in spec.get("containers") or [])
+    most = 0.0
+    for container in spec.get("initContainers") or []:
+        if container.get("restartPolicy") == "Always":  # a sidecar: it stays beside all that come later
+            running += _asked(container, resource)
+        else:
+            most = max(most, _asked(container, resource))
+    return max(running, most) + _quantity((spec.get("overhead") or {}).get(resource))
+
+
+def _asked(container: Mapping[str, Any], resource: str) -> float:
+    return _quantity(((container.get("resources") or {}).get("requests") or {}).get(resource))
+
+
+def _quantity(text: str | None) -> float:
+    from kubernetes.utils import parse_quantity
+
+    return float(parse_quantity(text)) if text else 0.0

@@ -1,0 +1,106 @@
+"""What Kubernetes refuses, why it can't be asked, how pods have failed: for whoever has launched the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from decorators import _metaflow
+from decorators._metaflow import WaitedJob
+from decorators.backends import oom_kills
+from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from decorators.backends.kubernetes.waiting import pods_of
+from estimator.errors import UserError
+
+_OF_METAFLOW = "[save_logs]"  # its own lines in a pod's log
+_ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher needs."
+
+
+def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
+    """For the process that Metaflow starts for a remote step. ``ended`` gets the lines of one that failed."""
+
+    def told(job: WaitedJob) -> list[str]:
+        lines = endings(job)
+        ended(lines)
+        return lines
+
+    _metaflow.put_in_words(words, told)
+
+
+def endings(job: WaitedJob) -> list[str]:
+    """A line for each pod that has failed: where, and why; none where the API doesn't tell.
+
+    A pod that has run out of memory is also noted for the step's next attempt.
+    """
+    try:
+        with ClusterApi() as api:
+            failed = [pod for pod in pods_of(api, job) if pod.get("status", {}).get("phase") == "Failed"]
+    except (ApiRefusedError, UnreachableError, UserError):
+        return []
+    oom_kills.note(oom_kills.in_pods(failed))
+    return [f"pod {pod['metadata']['name']} on {_node(pod)} has failed: {_end_of(pod)}" for pod in failed]
+
+
+def _node(pod: Json) -> str:
+    return str(pod["spec"].get("nodeName") or "no node")
+
+
+def _end_of(pod: Json) -> str:
+    """What the node says, or else the container's exit code and last line."""
+    status = pod["status"]
+    if said := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
+        return said
+    for container in status.get("containerStatuses") or []:
+        ended = (container.get("state") or {}).get("terminated") or {}
+        lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
+        last = next((line for line in reversed(lines) if line and not line.startswith(_OF_METAFLOW)), "")
+        code = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
+        return f"{code}: {last}" if last else code
+    return "the node doesn't say why"
+
+
+def words(error: Exception, submitted: str) -> UserError:
+    """``submitted``: what is on the cluster already, and goes on there; empty: nothing is."""
+    status, said = _answer(error)
+    if submitted:
+        kind, name, *_, namespace = submitted.split()
+        left = f"{submitted} goes on unwatched; kubectl delete {kind} {name} -n {namespace} ends it."
+    else:
+        left = ""
+    if status is None:
+        problem = f"The Kubernetes API can't be reached: {said}"
+        return UserError(
+            problem, left or "Look at the server's address in the kubeconfig, and at the network."
+        )
+    if status == 401:
+        return UserError(
+            "The Kubernetes API does not take this login (401): it is wrong, or has expired.",
+            left or "Log in again, as for kubectl; kubectl auth can-i create jobs tells whether it works.",
+        )
+    return UserError(f"Kubernetes refuses: {said.rstrip('.')} ({status}).", left or _advice(status, said))
+
+
+def _advice(status: int, said: str) -> str:
+    if status == 403 and "exceeded quota" in said:
+        return "Ask for less, or have the namespace's quota raised: kubectl describe resourcequota shows it."
+    if status == 403:
+        return _ROLE
+    if status == 404 and "the server could not find the requested resource" in said:
+        return "JobSet is not installed: infra/kubernetes says how; a step on several nodes needs it."
+    if status == 404:
+        return "Look at METAFLOW_KUBERNETES_NAMESPACE: the namespace has to be there."
+    return "kubectl get events shows what happens on the cluster."
+
+
+def _answer(error: BaseException) -> tuple[int | None, str]:
+    """HTTP status and text of the answer; Metaflow may have put that into an exception of its own."""
+    origin: BaseException | None = error
+    while origin is not None and not hasattr(origin, "status"):
+        origin = origin.__cause__ or origin.__context__
+    if origin is None:
+        return None, " ".join(str(error).rsplit(">: ", 1)[-1].split())
+    try:
+        said = str(json.loads(getattr(origin, "body", None) or "{}")["message"])
+    except (ValueError, KeyError):
+        said = str(getattr(origin, "reason", None) or origin)
+    return getattr(origin, "status", None) or None, " ".join(said.split())

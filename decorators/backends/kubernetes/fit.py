@@ -1,0 +1,232 @@
+"""Which of a cluster's nodes could take a request, how they are found there, and why the others could not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from decorators.backends import tables
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL, ClusterFacts, Toleration
+from decorators.backends.options import Options
+from decorators.backends.tables import Room
+from estimator import hardware
+from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.from_cluster import ClusterNodes, group
+from estimator.plan import GIB, MIB, Request
+
+BLOCKING = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Least:
+    """What one node of the run can't do without; the request may be lowered to it."""
+
+    cpu: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """The nodes that could take one of the run's pods, and in words what the others lack."""
+
+    names: tuple[str, ...]
+    facts: ClusterFacts
+    lacks: tuple[tuple[str, int], ...]  # (what is wrong, nodes), the most frequent first
+    zones: tuple[tuple[str, int], ...]  # (zone, fitting nodes)
+    clouds: frozenset[str]  # whose nodes there are; empty: on premises, where nothing grows by itself
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Candidate:
+    node: Node
+    group: ClusterNodes | None  # None: the request needs no GPU
+    tolerations: tuple[Toleration, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What every node is judged by."""
+
+    request: Request
+    options: Options
+    least: Least
+    daemons: Room
+    own: tuple[Toleration, ...]
+    own_only: bool
+
+
+def fit(
+    nodes: Iterable[Node],
+    request: Request,
+    options: Options,
+    least: Least | None = None,
+    *,
+    daemons: Room | None = None,
+    own: tuple[Toleration, ...] = (),
+    own_only: bool = False,
+) -> Fit:
+    """Judge each node by itself, before the pods that run there now.
+
+    ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations;
+    ``own_only``: they stand instead of those that a request for GPUs gets by the table of taints.
+    """
+    every = tuple(nodes)
+    asked = _Asked(
+        request=request,
+        options=options,
+        least=least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
+        daemons=daemons or tables.daemons(),
+        own=own,
+        own_only=own_only,
+    )
+    found: list[_Candidate] = []
+    lacks: Counter[str] = Counter()
+    for node in every:
+        judged = _judge(node, asked)
+        if isinstance(judged, _Candidate):
+            found.append(judged)
+        else:
+            lacks[judged] += 1
+    kept, labels = _found_by(found, request)
+    zones = Counter(item.node.labels[ZONE_LABEL] for item in kept if ZONE_LABEL in item.node.labels)
+    together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
+    inside = [item for item in kept if together in (None, item.node.labels.get(ZONE_LABEL))]
+    return Fit(
+        names=tuple(item.node.name for item in kept),
+        facts=_facts(inside, labels, together, asked.daemons) if inside else ClusterFacts(),
+        lacks=tuple(lacks.most_common()),
+        zones=tuple(zones.most_common()),
+        clouds=frozenset(
+            scheme
+            for node in every
+            if (scheme := node.provider_id.partition(":")[0]) in ("aws", "gce", "azure")
+        ),
+    )
+
+
+def tolerated(taint: str) -> Toleration | None:
+    """The toleration of a taint that marks nodes with GPUs, by the table; None for any other fence."""
+    key, value, effect = _parts(taint)
+    for key_pattern, value_pattern in tables.gpu_taints():
+        if re.fullmatch(key_pattern, key) and re.fullmatch(value_pattern, value):
+            return Toleration(key=key, effect=effect, value=value or None)
+    return None
+
+
+def is_of_table(toleration: Toleration) -> bool:
+    """Whether the table of taints would tolerate the same."""
+    return tolerated(f"{toleration.key}={toleration.value or ''}:{toleration.effect}") is not None
+
+
+def _parts(taint: str) -> tuple[str, str, str]:
+    """(key, value, effect) of key=value:effect; the value may be left out."""
+    pair, _, effect = taint.rpartition(":")
+    key, _, value = pair.partition("=")
+    return key, value, effect
+
+
+def _judge(node: Node, asked: _Asked) -> _Candidate | str:
+    """The node as a candidate, or what is wrong with it."""
+    request, zone = asked.request, asked.options.zone
+    if not node.ready:
+        return "not Ready"
+    if node.unschedulable:
+        return "cordoned"
+    missing = [f"{k}={v}" for k, v in request.node_labels if node.labels.get(k) != v]
+    if missing:
+        return f"without the label {missing[0]}"
+    if zone and node.labels.get(ZONE_LABEL) != zone:
+        return f"not in zone {zone}"
+    one: ClusterNodes | None = None
+    if request.gpus_per_node:
+        cluster = group("", [node], hardware.current())
+        if not cluster.nodes:
+            return cluster.aside[0].reason if cluster.aside else "without GPUs"
+        one = cluster.nodes[0]
+        if request.gpu and one.gpu.name != hardware.current().gpu(request.gpu).name:
+            return f"with {one.instance.gpu_count} {one.gpu.name}"
+        if one.instance.gpu_count < request.gpus_per_node:
+            return f"with only {one.instance.gpu_count} of {request.gpus_per_node} GPUs"
+    return _sized(node, one, asked)
+
+
+def _sized(node: Node, one: ClusterNodes | None, asked: _Asked) -> _Candidate | str:
+    room, least, request = _room(node, asked.daemons), asked.least, asked.request
+    if room.cpu < least.cpu:
+        return f"with {room.cpu:g} of {least.cpu:g} CPUs"
+    if room.memory_bytes < least.memory_bytes:
+        return f"with {room.memory_bytes / GIB:.0f} of {least.memory_bytes / GIB:.0f} GiB of memory"
+    disk = node.allocatable.get("ephemeral-storage")
+    if disk is not None and disk < request.disk_mib * MIB:
+        return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
+    allowed: list[Toleration] = []
+    for taint in node.taints:
+        key, value, effect = _parts(taint)
+        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in asked.own):
+            continue
+        toleration = tolerated(taint) if request.gpus_per_node and not asked.own_only else None
+        if toleration is None:
+            return f"fenced off by the taint {taint}"
+        allowed.append(toleration)
+    return _Candidate(node=node, group=one, tolerations=tuple(allowed))
+
+
+def _room(node: Node, daemons: Room) -> Room:
+    """What one pod can have of the node beside its daemon pods."""
+    return Room(
+        cpu=node.allocatable.get("cpu", 0.0) - daemons.cpu,
+        memory_bytes=int(node.allocatable.get("memory", 0.0)) - daemons.memory_bytes,
+    )
+
+
+def _found_by(
+    candidates: list[_Candidate], request: Request
+) -> tuple[list[_Candidate], tuple[tuple[str, str], ...] | None]:
+    """The nodes that one selector finds, and that selector: the planned machine's, else the GPU's."""
+    if not request.gpus_per_node:
+        return candidates, None
+    exact = [
+        item for item in candidates if item.node.labels.get(INSTANCE_TYPE_LABEL) == request.instance_type
+    ]
+    if request.instance_type and exact:
+        return exact, ((INSTANCE_TYPE_LABEL, request.instance_type),)
+    selectors = Counter(selector for item in candidates for selector in _selectors(item))
+    if not selectors:
+        return candidates, None
+    labels, _ = selectors.most_common(1)[0]
+    return [item for item in candidates if labels in _selectors(item)], labels
+
+
+def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
+    """Labels of the node by which its GPU type is told, the table's first."""
+    had = item.node.labels.items()
+    known = [
+        row.labels
+        for row in tables.gpu_labels()
+        if item.group is not None and row.gpu == item.group.gpu.name and set(row.labels) <= set(had)
+    ]
+    if known:
+        return known
+    # A spelling that only the GPU table knows, or a machine type that is not the planned one
+    keys = {row.labels[0][0] for row in tables.gpu_labels() if len(row.labels) == 1} | {INSTANCE_TYPE_LABEL}
+    return [((key, value),) for key, value in had if key in keys]
+
+
+def _facts(
+    candidates: list[_Candidate],
+    labels: tuple[tuple[str, str], ...] | None,
+    zone: str | None,
+    daemons: Room,
+) -> ClusterFacts:
+    rooms = [_room(item.node, daemons) for item in candidates]
+    nodes = [item.node for item in candidates]
+    return ClusterFacts(
+        labels=labels,
+        tolerations=tuple(dict.fromkeys(t for item in candidates for t in item.tolerations)),
+        room=Room(cpu=min(r.cpu for r in rooms), memory_bytes=min(r.memory_bytes for r in rooms)),
+        efa=min(int(node.allocatable.get("vpc.amazonaws.com/efa", 0)) for node in nodes),
+        hugepages_bytes=min(int(node.allocatable.get("hugepages-2Mi", 0)) for node in nodes),
+        zone=zone,
+    )

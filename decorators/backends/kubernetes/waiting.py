@@ -1,0 +1,154 @@
+"""Why a Job's or JobSet's pods have not started: the scheduler's words, image errors, quotas, Kueue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from decorators._metaflow import WaitedJob
+from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from decorators.backends.waiting import STARTED, Hopeless, State
+from estimator.errors import UserError
+
+CALL_S = 5.0
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
+_BAD_IMAGE = "Look at its name and at the pull secret: kubectl describe pods shows the registry's answer."
+_SEE = "kubectl describe pods shows more."
+_BAD_CONFIG = "A Secret or ConfigMap that the pod names is missing: kubectl describe pods shows which."
+# The kubelet's reasons of a waiting container. A registry that hiccups gets time; a wrong name gets none.
+HOPELESS = {
+    "InvalidImageName": Hopeless(kind="image name", grace_s=0, advice=_BAD_IMAGE),
+    "ErrImageNeverPull": Hopeless(kind="image", grace_s=10, advice=_BAD_IMAGE),
+    "ErrImagePull": Hopeless(kind="image", grace_s=120, advice=_BAD_IMAGE),
+    "ImagePullBackOff": Hopeless(kind="image", grace_s=120, advice=_BAD_IMAGE),
+    "CreateContainerConfigError": Hopeless(kind="config", grace_s=30, advice=_BAD_CONFIG),
+    "CreateContainerError": Hopeless(kind="container", grace_s=30, advice=_SEE),
+    "RunContainerError": Hopeless(kind="container", grace_s=30, advice=_SEE),
+}
+
+
+def look(job: WaitedJob) -> State:
+    """One look; where the API doesn't answer the job counts as waiting, without a reason."""
+    try:
+        with ClusterApi() as api:
+            return _state(api, job)
+    except UserError as error:  # a kubeconfig that is being rewritten
+        return State(pending=True, reason=error.problem)
+    except (ApiRefusedError, UnreachableError) as error:
+        return State(pending=True, reason=f"the Kubernetes API doesn't tell: {error}")
+
+
+def end(job: WaitedJob) -> None:
+    """Delete the Job or JobSet with its pods; one that is gone already is fine."""
+    try:
+        with ClusterApi() as api:
+            api.delete(_path(job), CALL_S)
+    except (ApiRefusedError, UnreachableError, UserError) as error:
+        if getattr(error, "status", None) != 404:
+            job.complain(f"{job.what} can't be removed: {error}")
+
+
+def _state(api: ClusterApi, job: WaitedJob) -> State:
+    spec = api.get(_path(job), CALL_S).get("spec") or {}
+    pods = pods_of(api, job)
+    begun = [pod for pod in pods if (pod.get("status") or {}).get("phase") != "Pending"]
+    if len(begun) >= _expected(job, spec):
+        return STARTED
+    if spec.get("suspend"):
+        return State(pending=True, reason=_queued(api, job))
+    for pod in pods:
+        if (found := _of_containers(pod)) is not None:
+            return found
+    unscheduled = [text for pod in pods if (text := _unscheduled(pod))]
+    if unscheduled:
+        return State(pending=True, reason=unscheduled[0])
+    if len(pods) < _expected(job, spec):
+        return State(pending=True, reason=_not_made(api, job))
+    return State(pending=True, reason="the image is being pulled" if _is_placed(pods) else "")
+
+
+def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
+    """The pods of a Job or JobSet. Raises ApiRefusedError, UnreachableError."""
+    return _listed(api, job, "pods", labelSelector=_selector(job))
+
+
+def _path(job: WaitedJob) -> str:
+    root = JOBSETS if job.kind == "jobset" else "/apis/batch/v1"
+    return f"{root}/namespaces/{job.namespace}/{job.kind}s/{job.name}"
+
+
+def _selector(job: WaitedJob) -> str:
+    return f"{'jobset.sigs.k8s.io/jobset-name' if job.kind == 'jobset' else 'job-name'}={job.name}"
+
+
+def _expected(job: WaitedJob, spec: Json) -> int:
+    """Pods that the job has when it runs."""
+    if job.kind == "job":
+        return 1
+    return sum(int(item.get("replicas", 1)) for item in spec.get("replicatedJobs") or []) or 1
+
+
+def _listed(api: ClusterApi, job: WaitedJob, what: str, **query: str) -> list[Json]:
+    return api.get(f"/api/v1/namespaces/{job.namespace}/{what}", CALL_S, **query).get("items") or []
+
+
+def _of_containers(pod: Json) -> State | None:
+    """What keeps a placed pod's container from starting; None: nothing that is told."""
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        if (hopeless := HOPELESS.get(waiting.get("reason", ""))) is not None:
+            said = " ".join(str(waiting.get("message") or "").split())
+            image = f" ({status.get('image')})" if "mage" in waiting["reason"] else ""
+            return State(
+                pending=True,
+                reason=f"{waiting['reason']}{image}{': ' if said else ''}{said[:300]}",
+                hopeless=hopeless,
+            )
+    return None
+
+
+def _unscheduled(pod: Json) -> str:
+    """The scheduler's words."""
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("message") or condition.get("reason") or "")
+    return ""
+
+
+def _is_placed(pods: Iterable[Json]) -> bool:
+    return any((pod.get("spec") or {}).get("nodeName") for pod in pods)
+
+
+def _not_made(api: ClusterApi, job: WaitedJob) -> str:
+    """Why pods are not made at all: a quota, a service account that there isn't."""
+    try:
+        events = _listed(api, job, "events", fieldSelector="type=Warning,involvedObject.kind=Job")
+    except ApiRefusedError:
+        return ""
+    mine = [event for event in events if _about(event, job)]
+    newest = max(mine, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
+    return " ".join(str(newest.get("message") or "").split()) if newest is not None else ""
+
+
+def _about(event: Any, job: WaitedJob) -> bool:
+    name = str((event.get("involvedObject") or {}).get("name") or "")
+    return name == job.name or (job.kind == "jobset" and name.startswith(f"{job.name}-"))
+
+
+def _queued(api: ClusterApi, job: WaitedJob) -> str:
+    """Kueue's words on a suspended job."""
+    try:
+        version = api.get("/apis/kueue.x-k8s.io", CALL_S)["preferredVersion"]["groupVersion"]
+        path = f"/apis/{version}/namespaces/{job.namespace}/workloads"
+        workloads = api.get(path, CALL_S).get("items") or []
+    except ApiRefusedError:
+        return "it is suspended: a queue has not admitted it yet"
+    for workload in workloads:
+        owners = (workload.get("metadata") or {}).get("ownerReferences") or []
+        if not any(owner.get("name") == job.name for owner in owners):
+            continue
+        for condition in (workload.get("status") or {}).get("conditions") or []:
+            if condition.get("type") == "QuotaReserved" and condition.get("status") == "False":
+                queue = (workload.get("spec") or {}).get("queueName")
+                return f"in Kueue's queue {queue}: {condition.get('message')}"
+    return "it is suspended: a queue has not admitted it yet"

@@ -1,0 +1,148 @@
+"""What a step asks of the cluster: the plan's request, and over it what the user wrote down.
+
+Metaflow merges ``@resources`` with ``@kubernetes`` or ``@batch`` by rules of its own (2.19.39: the larger
+of the two, but on Kubernetes ``@resources`` decides on ``gpu`` and ``shared_memory``). A user who wrote a
+value in one of them means that value, so it is put in both places.
+
+Units: Kubernetes takes ``memory`` and ``disk`` in MB (10**6 bytes), Batch takes ``memory`` in MiB, and
+``shared_memory`` is in MiB everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from decorators._metaflow import Backend, Given
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, PLACEMENT
+from decorators.backends.options import Options
+from decorators.backends.placing import PLACED, noted
+from estimator.errors import UserError
+from estimator.plan import MIB, Override, Plan
+
+GPUS_PARAMETER = "gpus"
+_MB = 10**6
+_FIELDS = {  # a decorator's attribute: the request's field
+    "cpu": "cpu",
+    "memory": "memory_mib",
+    "shared_memory": "shared_memory_mib",
+    "disk": "disk_mib",
+}
+DATA_CPU = 4  # cores that hash and send files, and tokenise
+DATA_MEMORY_MIB = 16 * 1024  # files are streamed; the dataset's rows and tokens are in memory
+_RESOURCES_DECIDE = ("gpu", "shared_memory")
+
+
+def merge_given(
+    resources: Mapping[str, Given], compute: Mapping[str, Given], backend: Backend
+) -> dict[str, Given]:
+    """The user's values of ``@resources`` and of the compute decorator, merged as Metaflow would."""
+    kept = (*_FIELDS, "gpu", *PLACEMENT, *PLACED)
+    merged = {name: given for name, given in compute.items() if name in kept}
+    for name, given in resources.items():
+        other = merged.get(name)
+        decides = backend == "kubernetes" and name in _RESOURCES_DECIDE
+        if other is None or decides or _number(name, given) > _number(name, other):
+            merged[name] = given
+    return merged
+
+
+def with_given(
+    resolve: Callable[[dict[str, Any]], Plan],
+    parameters: dict[str, Any],
+    given: Mapping[str, Given],
+    backend: Backend,
+    options: Options | None = None,
+) -> Plan:
+    """The plan with the user's values in it, each noted as an override.
+
+    Another number of GPUs changes the layout too: where the flow has a parameter ``gpus``, the plan is
+    made with it. Raises UserError where two of the user's own values contradict each other.
+    """
+    plan = _with_gpus(resolve, parameters, given["gpu"]) if "gpu" in given else resolve(parameters)
+    for name, field in _FIELDS.items():
+        if name in given:
+            used = _to_mib(name, _number(name, given[name]), backend)
+            planned = getattr(plan.request, field)
+            if used != planned:
+                note = Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by)
+                plan = plan.with_override(note, **{field: used})
+    return noted(_with_placement(plan, given), given, backend, options or Options())
+
+
+def for_data(plan: Plan) -> Plan:
+    """The plan of a step that only handles the run's files: its disk, and of the rest what that needs."""
+    request = plan.request
+    own = dataclasses.replace(
+        request,
+        nodes=1,
+        gpus_per_node=0,
+        gpu=None,  # its queue is not that of the GPUs
+        cpu=min(request.cpu, DATA_CPU),
+        memory_mib=min(request.memory_mib, DATA_MEMORY_MIB),
+        shared_memory_mib=0,
+        instance_type=None,
+    )
+    return dataclasses.replace(plan, request=own)
+
+
+def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given) -> Plan:
+    gpus = int(_number("gpu", given))
+    asked = parameters.get(GPUS_PARAMETER)
+    if asked and asked != gpus:
+        raise UserError(
+            f"--gpus {asked} and {given.by.rstrip('=')} {gpus} contradict each other.",
+            "Give the number of GPUs for each node once.",
+        )
+    if GPUS_PARAMETER in parameters and gpus > 0:
+        plan = resolve({**parameters, GPUS_PARAMETER: gpus})
+        planned = "left open"
+    else:
+        plan = resolve(parameters)
+        planned = str(plan.request.gpus_per_node)
+    if planned == str(gpus):
+        return plan
+    note = Override(name="gpus_per_node", planned=planned, used=str(gpus), given_by=given.by)
+    return plan.with_override(note, gpus_per_node=gpus)
+
+
+def _with_placement(plan: Plan, given: Mapping[str, Given]) -> Plan:
+    planned = plan.request.instance_type
+    chosen = next((given[name] for name in PLACEMENT if name in given), None)
+    if planned is None or chosen is None:
+        return plan
+    labels = chosen.value if isinstance(chosen.value, dict) else {}
+    used = labels.get(INSTANCE_TYPE_LABEL)
+    if used == planned:
+        return plan
+    note = Override(
+        name="instance_type",
+        planned=planned,
+        used=used or f"any that fits {_selector_text(chosen.value)}",
+        given_by=chosen.by,
+    )
+    return plan.with_override(note, instance_type=used)
+
+
+def _selector_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={label}" for name, label in value.items())
+    return str(value)
+
+
+def _to_mib(name: str, value: float, backend: Backend) -> int:
+    if backend == "kubernetes" and name in ("memory", "disk"):
+        value = value * _MB / MIB
+    return math.floor(value)
+
+
+def _number(name: str, given: Given) -> float:
+    try:
+        return float(given.value)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{given.by.rstrip('=')}: {name} {given.value!r} is not a number.",
+            f"Write {name}=8, for example.",
+        ) from None

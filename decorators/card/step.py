@@ -1,0 +1,386 @@
+"""What the card shows, as plain blocks made from a CardState; decorators.card.writer puts them on the page.
+
+First screen: what runs where, its state, predicted beside measured. Below: the curves, the plan with its
+reasons, the ranks. A figure that is not known is shown as "unknown".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from decorators.card import charts
+from decorators.card.charts import MeasuredPart, MemoryPoint
+from decorators.profile.history import RankRow
+from decorators.state import CardState
+from estimator.plan import GIB, Plan, Request
+from launchers.report.metrics import dist_lines, duration
+
+UNKNOWN = "unknown"
+_ALIKE = str.maketrans(
+    {
+        "*": "\N{ASTERISK OPERATOR}",
+        "`": "\N{MODIFIER LETTER PRIME}",
+        "<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}",
+        ">": "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}",
+        "~": "\N{TILDE OPERATOR}",
+        "\\": "\N{SET MINUS}",
+    }
+)
+_LIKE_UNDERSCORE = "\N{MODIFIER LETTER LOW MACRON}"
+MOST_RANKS = 64  # rows of the rank table
+MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their maximum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    markdown: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """A table; cells are text or blocks."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+Block = Text | Chart | Grid
+
+
+def draw(state: CardState) -> list[Block]:
+    """The whole card."""
+    blocks: list[Block] = [
+        Text(markdown=f"## {title(state)}\n\n{status(state)}"),
+        Chart(spec=_memory_bars(state)),
+        Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))),
+    ]
+    notes = (
+        state.measured.notes
+        if state.plan
+        else ("Nothing was predicted for this step.", *state.measured.notes)
+    )
+    if notes:
+        blocks.append(Text(markdown="\n".join(f"- {safe(note)}" for note in notes)))
+    if state.steps:
+        blocks.append(Chart(spec=_curves(state)))
+    memory = memory_points(state)
+    if memory:
+        estimate = state.plan.prediction.memory if state.plan else None
+        blocks.append(Chart(spec=charts.memory_over_time(memory, estimate)))
+    if state.plan is not None:
+        blocks += _plan(state.plan)
+    if state.ranks:
+        blocks += _ranks(state.ranks)
+    blocks += [Text(markdown="### What was measured"), Grid(headers=("", ""), rows=node_rows(state))]
+    return blocks
+
+
+def title(state: CardState) -> str:
+    """Model, method, engine and hardware."""
+    measured = state.measured
+    if state.plan is None:
+        name = measured.device_names[0] if measured.device_names else "no GPU"
+        return (
+            f"Step {measured.step} on {measured.host} ({len(measured.gpus)} x {name})"
+            if measured.gpus
+            else (f"Step {measured.step} on {measured.host} ({name})")
+        )
+    plan = state.plan
+    text = f"{plan.model} · {plan.method} · {plan.engine} · {hardware(plan)}"
+    if plan.layout.nodes > 1:
+        text += f" · node {measured.node}" + ("" if measured.node == 0 else " (the main card is node 0's)")
+    return safe(text)
+
+
+def hardware(plan: Plan) -> str:
+    """ "2 nodes x 8 A100-80GB" or "1 node x 2 CPU processes"."""
+    layout, request = plan.layout, plan.request
+    nodes = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}"
+    if layout.device == "cuda":
+        return f"{nodes} x {layout.processes_per_node} {request.gpu or 'GPU'}"
+    return f"{nodes} x {layout.processes_per_node} CPU process{'es' if layout.processes_per_node > 1 else ''}"
+
+
+def status(state: CardState) -> str:
+    """One line: where the step is, or how it ended."""
+    done = state.measured.steps
+    progress = f"step {done}" + (f" of {state.total_steps}" if state.total_steps else "") if done else ""
+    loss = f"loss {state.steps[-1].loss:.4f}" if state.steps and state.steps[-1].loss is not None else ""
+    took = duration(state.measured.duration_seconds)
+    if state.failed is not None:
+        first = next(iter(state.failed.strip().splitlines()), "")
+        return _join(f"**Failed** after {took}", progress, loss) + f"\n\n> {safe(first[:300])}"
+    if state.ended is not None:
+        return _join(f"**Finished** in {took}", progress, loss)
+    phase = "" if state.phase in ("", "train") else state.phase
+    eta = f"ETA {duration(state.eta_seconds)}" if state.eta_seconds is not None else ""
+    if state.plan is not None:
+        eta = eta or "ETA unknown"
+    return _join(f"**Running** for {took}", phase, progress, loss, eta)
+
+
+def comparison(state: CardState) -> list[tuple[str, str, str]]:
+    """(what, predicted, measured), as text."""
+    measured, plan = state.measured, state.plan
+    so_far = "" if state.ended else " so far"
+    prediction = plan.prediction if plan else None
+    memory = prediction.memory if prediction else None
+    on_gpu = plan.layout.device == "cuda" if plan else bool(measured.gpus)
+    rows = [
+        (
+            f"memory of a {'GPU' if on_gpu else 'process'}",
+            f"{size(memory.likely_bytes)}, at most {size(memory.upper_bytes)}" if memory else UNKNOWN,
+            size(measured.memory_peak_bytes),
+        )
+    ]
+    if measured.gpus:
+        rows.append(
+            (
+                "the same, by NVML",
+                f"{size(memory.capacity_bytes)} there are" if memory else UNKNOWN,
+                size(max(gpu.peak_used_bytes for gpu in measured.gpus)),
+            )
+        )
+    rows += [
+        (
+            "host memory of a node",
+            size(memory.host_bytes) if memory else UNKNOWN,
+            size(measured.host_peak_bytes),
+        ),
+        (
+            "tokens/s",
+            count(prediction.tokens_per_second) if prediction else UNKNOWN,
+            count(measured.tokens_per_second),
+        ),
+    ]
+    if measured.mfu is not None:
+        rows.append(("MFU", "", f"{measured.mfu:.1%}"))
+    rows += [
+        (
+            "time",
+            duration(prediction.hours * 3600) if prediction and prediction.hours is not None else UNKNOWN,
+            duration(measured.duration_seconds) + so_far,
+        ),
+        (
+            "USD",
+            f"{prediction.usd:,.2f}" if prediction and prediction.usd is not None else UNKNOWN,
+            f"{measured.usd:,.2f}{so_far}" if measured.usd is not None else UNKNOWN,
+        ),
+    ]
+    return rows
+
+
+def measured_parts(state: CardState) -> list[MeasuredPart]:
+    """The measured bar: torch's peak of the fullest rank on GPUs, resident memory on CPUs."""
+    ranks = state.measured.ranks
+    on_gpu = [r for r in ranks if r.reserved_peak_bytes is not None]
+    if on_gpu:
+        fullest = max(on_gpu, key=lambda rank: rank.reserved_peak_bytes or 0)
+        allocated, reserved = fullest.allocated_peak_bytes or 0, fullest.reserved_peak_bytes or 0
+        return [
+            MeasuredPart(name="allocated", size_bytes=allocated),
+            MeasuredPart(name="reserved besides", size_bytes=max(reserved - allocated, 0)),
+        ]
+    resident = [r.rss_peak_bytes for r in ranks if r.rss_peak_bytes is not None]
+    if resident:
+        return [MeasuredPart(name="resident", size_bytes=max(resident))]
+    if state.plan is None and state.measured.host_rss_peak_bytes:
+        return [MeasuredPart(name="resident", size_bytes=state.measured.host_rss_peak_bytes)]
+    return []
+
+
+def memory_points(state: CardState) -> list[MemoryPoint]:
+    """Memory over time: of each GPU by NVML; else of each rank, by torch or resident; else of the step."""
+    if state.samples and state.samples[0].gpus:
+        count_of = len(state.samples[0].gpus)
+        per_time = [(s.at, [g.used_bytes for g in s.gpus]) for s in state.samples]
+        if count_of > MOST_LINES:
+            return [_point(state, at, f"most of {count_of} GPUs", max(used)) for at, used in per_time]
+        return [_point(state, at, f"GPU {i}", value) for at, used in per_time for i, value in enumerate(used)]
+    reserved = [(m, m.reserved_peak) for m in state.memory if m.reserved_peak is not None]
+    if reserved:
+        several = len({m.rank for m, _ in reserved}) > MOST_LINES
+        return [_point(state, m.at, "a rank" if several else f"rank {m.rank}", used) for m, used in reserved]
+    if state.memory:
+        if len({memory.rank for memory in state.memory}) > MOST_LINES:
+            return [_point(state, m.at, "a rank", m.rss) for m in state.memory]
+        return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.memory]
+    return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.samples]
+
+
+def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """The plan's choices, in words."""
+    layout, request = plan.layout, plan.request
+    return (
+        ("asked for, each node", request_text(request)),
+        (
+            "layout",
+            f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}, "
+            + ("not sharded" if layout.sharding == "none" else layout.sharding)
+            + (f", tensor parallel {layout.tensor_parallel}" if layout.tensor_parallel > 1 else "")
+            + (f", offload to {layout.offload}" if layout.offload != "none" else ""),
+        ),
+        (
+            "batch",
+            f"{layout.global_batch} sequences = {layout.micro_batch} micro batch x "
+            f"{layout.accumulation} accumulation x {layout.data_parallel} data parallel; "
+            f"sequence length {layout.seq_len:,}",
+        ),
+        (
+            "numbers",
+            f"{layout.precision}, {layout.optimizer}, activation checkpointing "
+            f"{'on' if layout.activation_checkpointing else 'off'}",
+        ),
+        ("memory estimate", plan.prediction.memory.basis),
+        ("speed estimate", plan.prediction.throughput_basis or UNKNOWN),
+    )
+
+
+def request_text(request: Request) -> str:
+    """What is asked of the cluster for one node."""
+    parts = [
+        f"{request.gpus_per_node} x {request.gpu or 'GPU'}" if request.gpus_per_node else "no GPU",
+        f"{request.cpu} CPU core{'s' if request.cpu > 1 else ''}",
+        f"{size(request.memory_mib * 2**20)} memory",
+        f"{size(request.shared_memory_mib * 2**20)} shared memory",
+        f"{size(request.disk_mib * 2**20)} disk",
+    ]
+    if request.instance_type:
+        parts.append(request.instance_type + (f" ({request.cloud})" if request.cloud else ""))
+    return ", ".join(parts)
+
+
+def rank_rows(ranks: Sequence[RankRow]) -> tuple[tuple[str, ...], ...]:
+    """One row of text for each rank."""
+    return tuple(
+        (
+            str(row.rank),
+            row.info.host if row.info else UNKNOWN,
+            row.info.device if row.info else UNKNOWN,
+            row.phase,
+            count(row.tokens_per_second),
+            size(row.memory.reserved_peak if row.memory else None)
+            if row.memory is None or row.memory.reserved_peak is not None
+            else "no GPU",
+            size(row.memory.rss_peak if row.memory else None),
+        )
+        for row in ranks[:MOST_RANKS]
+    )
+
+
+def node_rows(state: CardState) -> tuple[tuple[str, str], ...]:
+    """What the samples say about this node."""
+    m = state.measured
+    rows = [
+        (
+            f"GPU {gpu.index}: {gpu.name}",
+            f"{size(gpu.peak_used_bytes)} of {size(gpu.total_bytes)} at the peak "
+            f"({size(gpu.start_used_bytes)} before the step), "
+            f"{_percent(gpu.mean_utilisation)} busy, {_watts(gpu.peak_power_watts)}",
+        )
+        for gpu in m.gpus
+    ]
+    cores = f"{m.mean_cpu_cores:.1f} cores on average" if m.mean_cpu_cores is not None else UNKNOWN
+    rows += [
+        ("host memory of the step's processes", f"{size(m.host_peak_bytes)} of {size(m.host_total_bytes)}"),
+        ("CPU of the step's processes", cores),
+        ("shared memory (/dev/shm) at the peak", size(m.shared_memory_peak_bytes)),
+        ("free disk, at least", size(m.disk_free_min_bytes)),
+        ("the profiler itself", f"{m.samples:,} samples, {m.sampling_share:.2%} of the step's time"),
+    ]
+    return tuple(rows)
+
+
+def size(value: float | None) -> str:
+    """Bytes in GiB (or MiB), or "unknown"."""
+    if value is None:
+        return UNKNOWN
+    if value < GIB:
+        return f"{value / 2**20:,.0f} MiB"
+    return f"{value / GIB:,.1f} GiB" if value < 100 * GIB else f"{value / GIB:,.0f} GiB"
+
+
+def count(value: float | None) -> str:
+    """A figure of any size, or "unknown"."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def _memory_bars(state: CardState) -> dict[str, Any]:
+    on_gpu = state.plan.layout.device == "cuda" if state.plan else bool(state.measured.gpus)
+    estimate = state.plan.prediction.memory if state.plan else None
+    unit = "GPU" if on_gpu else "process"
+    return charts.memory_bars(estimate, measured_parts(state), unit)
+
+
+def _curves(state: CardState) -> dict[str, Any]:
+    steps = state.steps
+    views = [
+        charts.line([(s.step, s.loss) for s in steps], "loss"),
+        charts.line([(s.step, s.lr) for s in steps], "learning rate", from_zero=True, number_format=".1e"),
+        charts.line([(s.step, s.tokens_per_second) for s in steps], "tokens/s", from_zero=True),
+        charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
+    ]
+    if any(s.mfu is not None for s in steps):
+        views.append(charts.line([(s.step, s.mfu) for s in steps], "MFU", from_zero=True, number_format="%"))
+    if any(s.grad_norm is not None for s in steps):
+        views.append(charts.line([(s.step, s.grad_norm) for s in steps], "gradient norm", from_zero=True))
+    return charts.side_by_side(views)
+
+
+def _plan(plan: Plan) -> list[Block]:
+    blocks: list[Block] = [Text(markdown="### The plan"), Grid(headers=("", ""), rows=plan_rows(plan))]
+    if plan.overrides:
+        rows = tuple((o.name, o.planned, o.used, o.given_by) for o in plan.overrides)
+        blocks.append(Text(markdown="**Other values than the planned ones**"))
+        blocks.append(Grid(headers=("what", "planned", "used", "given by"), rows=rows))
+    for heading, lines in (("Why", plan.why), ("Considered and not taken", plan.rejected)):
+        if lines:
+            listed = "\n".join(f"- {safe(text)}" for text in lines)
+            blocks.append(Text(markdown=f"**{heading}**\n\n{listed}"))
+    return blocks
+
+
+def _ranks(ranks: Sequence[RankRow]) -> list[Block]:
+    headers = ("rank", "host", "device", "at", "tokens/s", "GPU memory peak", "host memory peak")
+    blocks: list[Block] = [Text(markdown="### Ranks of this node")]
+    infos = [row.info for row in ranks if row.info is not None]
+    if infos:
+        blocks.append(Text(markdown=safe(dist_lines(infos)[0])))
+    blocks.append(Grid(headers=headers, rows=rank_rows(ranks)))
+    if len(ranks) > MOST_RANKS:
+        blocks.append(Text(markdown=f"and {len(ranks) - MOST_RANKS} more"))
+    return blocks
+
+
+def _point(state: CardState, at: float, who: str, used: int) -> MemoryPoint:
+    return MemoryPoint(minutes=max(at - state.started, 0.0) / 60, who=who, used_bytes=used)
+
+
+def _percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _watts(watts: float | None) -> str:
+    return "power unknown" if watts is None else f"{watts:,.0f} W"
+
+
+def _join(*parts: str) -> str:
+    return " · ".join(part for part in parts if part)
+
+
+def safe(text: str) -> str:
+    """Text that Markdown shows as it is, in one line. (Cells of tables are shown as they are anyway.)
+
+    Metaflow's cards drop a sign behind a backslash and show entities as they are written, so signs that mean
+    something give way to others that look alike.
+    """
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _LIKE_UNDERSCORE, text)  # within a word it means nothing
+    return " ".join(text.translate(_ALIKE).replace("](", "]\N{ZERO WIDTH SPACE}(").split())

@@ -1,0 +1,30 @@
+"""Writes a drawn card into Metaflow's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from decorators.card.step import Block, Chart, Text, draw
+from decorators.state import CardState
+
+
+def write(manager: Any, state: CardState) -> None:
+    """Replace the content of a card (Metaflow's CardComponentManager) by a drawing of ``state``."""
+    write_blocks(manager, draw(state))
+
+
+def write_blocks(manager: Any, blocks: Sequence[Block]) -> None:
+    """Replace the content of a card by these blocks."""
+    manager.clear()
+    manager.extend([_component(block) for block in blocks])
+
+
+def _component(block: Block) -> Any:
+    from metaflow.cards import Markdown, Table, VegaChart
+
+    if isinstance(block, Text):
+        return Markdown(block.markdown)
+    if isinstance(block, Chart):
+        return VegaChart(block.spec)
+    return Table(headers=list(block.headers), data=[list(row) for row in block.rows])

@@ -1,0 +1,122 @@
+"""Calibration's hook: a step that was planned and measured leaves its record in the estimator's store."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+
+from decorators.profile.measured import Measured
+from estimator import calibration, hardware
+from estimator.calibration import Finished, Store
+from estimator.errors import UserError
+from estimator.plan import Plan
+
+FEWEST_STEPS = (
+    2  # the optimizer's states are made at the end of the first, so the second is the first to peak
+)
+
+
+def finished(plan: Plan, measured: Measured, *, run: str, date: str, formulas: str) -> Finished | None:
+    """The pair of a plan and what one node has measured; None where it says nothing of the plan's error.
+
+    Raises UserError where the two can't belong together.
+    """
+    peak = process_peak(plan, measured)
+    if peak is None or measured.node != 0 or measured.steps < FEWEST_STEPS:
+        return None
+    memory = plan.prediction.memory.uncorrected or plan.prediction.memory
+    reserved = [rank.reserved_peak_bytes for rank in measured.ranks if rank.reserved_peak_bytes]
+    allocated = [rank.allocated_peak_bytes for rank in measured.ranks if rank.allocated_peak_bytes]
+    return Finished(
+        engine=plan.engine,
+        method=plan.method,
+        gpu=_gpu(plan, measured),
+        model=_name(plan.model),
+        setup=_setup(plan),
+        formulas=formulas,
+        predicted_bytes=memory.likely_bytes,
+        predicted_upper_bytes=memory.upper_bytes,
+        predicted_categories=memory.categories,
+        measured_bytes=peak[0],
+        measured_kind=peak[1],
+        reserved_bytes=max(reserved, default=None),
+        allocated_bytes=max(allocated, default=None),
+        torch=_torch_version(),
+        date=date,
+        run=run,
+    )
+
+
+def process_peak(plan: Plan, measured: Measured) -> tuple[int, str] | None:
+    """The largest process's memory, whole, and how it was found; None where no process has reported any.
+
+    On a GPU, what NVML saw beyond what was in use before the step: context, communication and the allocator's
+    reserve. Where NVML is missing or has seen less than torch reserved, torch's figure and the context as
+    predicted. On a CPU, resident memory.
+    """
+    if plan.layout.device == "cpu":
+        resident = [rank.rss_peak_bytes for rank in measured.ranks if rank.rss_peak_bytes]
+        return (max(resident), "resident") if resident else None
+    reserved = max((rank.reserved_peak_bytes or 0 for rank in measured.ranks), default=0)
+    if not reserved:
+        return None
+    device = max((gpu.peak_used_bytes - gpu.start_used_bytes for gpu in measured.gpus), default=0)
+    if device >= reserved:
+        return device, "device"
+    runtime = dict(plan.prediction.memory.categories).get("runtime", 0)
+    return reserved + runtime, "reserved, and the context as predicted"
+
+
+def keep(plan: Plan | None, measured: Measured, *, run: str, in_container: bool) -> str | None:
+    """Put a finished step into the local store; a line where that was not possible, and never an error."""
+    if plan is None or (in_container and not os.environ.get(calibration.VARIABLE)):
+        return None  # a container's files end with it
+    try:
+        mark = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
+        found = finished(plan, measured, run=run, date=_now(), formulas=mark)
+        if found is not None:
+            Store().add(found)
+    except UserError as error:
+        return f"calibration: this run is not kept: {error.problem}"
+    except Exception as error:  # noqa: BLE001  # measuring never breaks a run
+        return f"calibration: this run could not be kept: {type(error).__name__}: {error}"
+    return None
+
+
+def _gpu(plan: Plan, measured: Measured) -> str:
+    """The GPU table's name of the measured device, else the driver's."""
+    if plan.layout.device == "cpu":
+        return "cpu"
+    reported = [rank.device.partition(" ")[2] for rank in measured.ranks]  # "cuda:0 NVIDIA H200"
+    names = [*measured.device_names, *reported, plan.request.gpu or ""]
+    name = next((name for name in names if name), "unknown GPU")
+    known = hardware.find_gpu_by_nvml_name(name)
+    return known.name if known else name
+
+
+def _name(model: str) -> str:
+    """A model's public name; of a folder or a bucket only its last part."""
+    hub = model.count("/") <= 1 and not model.startswith(("/", ".", "~"))
+    return model if hub and "://" not in model else model.rstrip("/").rpartition("/")[2]
+
+
+def _setup(plan: Plan) -> str:
+    layout = plan.layout
+    checkpointing = "checkpointing" if layout.activation_checkpointing else "no checkpointing"
+    return (
+        f"{layout.nodes} x {layout.processes_per_node} processes, {layout.sharding}, micro batch "
+        f"{layout.micro_batch} x {layout.accumulation}, {layout.seq_len} tokens, {layout.precision}, "
+        f"{layout.optimizer}, {checkpointing}"
+    )
+
+
+def _torch_version() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

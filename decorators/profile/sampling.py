@@ -1,0 +1,280 @@
+"""Sampling of one node: GPUs through NVML, the step's process tree and the host through psutil.
+
+Per-process GPU memory is not asked for: inside a container NVML can't name the container's processes. What
+is read is the memory of each whole device that the task can see; what was in use when the step began is
+kept beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from decorators.profile.process_tree import ProcessTree
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+OWN_CPU_BUDGET = 0.004  # of the step's time, for one core
+PSS_SECONDS = 10.0
+PSS_CPU_BUDGET = 0.001
+KEPT_SAMPLES = 1000
+MOST_NOTES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSample:
+    used_bytes: int
+    utilisation: float | None  # 0 to 1
+    power_watts: float | None
+    temperature_celsius: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One look at the node."""
+
+    at: float
+    gpus: tuple[GpuSample, ...]
+    rss_bytes: int
+    pss_bytes: int | None
+    host_used_bytes: int
+    shared_memory_bytes: int | None
+    disk_free_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuInfo:
+    index: int
+    name: str
+    total_bytes: int
+
+
+class Gpus:
+    """The GPUs that this process may use. ``note`` says why there are none, if so."""
+
+    def __init__(self) -> None:
+        self.infos: list[GpuInfo] = []
+        self.note = ""
+        self._handles: list[Any] = []
+        try:
+            import pynvml
+
+            self._nvml = pynvml
+            pynvml.nvmlInit()
+            for handle in _visible(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
+                self._add(handle)
+            if not self.infos:
+                self.note = "No GPU is visible to this step: only host memory is measured."
+        except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
+            if type(error).__name__ in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
+                self.note = "No NVIDIA GPU on this machine: only host memory is measured."
+            else:
+                self.note = f"GPUs are not measured, only host memory: {_words(error)}."
+
+    def _add(self, handle: Any) -> None:
+        name = self._nvml.nvmlDeviceGetName(handle)
+        self.infos.append(
+            GpuInfo(
+                index=len(self.infos),
+                name=name.decode() if isinstance(name, bytes) else str(name),
+                total_bytes=int(self._memory(handle).total),
+            )
+        )
+        self._handles.append(handle)
+
+    def sample(self) -> tuple[GpuSample, ...]:
+        return tuple(
+            GpuSample(
+                used_bytes=int(self._memory(handle).used),
+                utilisation=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100),
+                power_watts=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetPowerUsage(h) / 1000),
+                temperature_celsius=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetTemperature(h, 0)),
+            )
+            for handle in self._handles
+        )
+
+    def _memory(self, handle: Any) -> Any:
+        try:  # version 2 leaves out what the driver keeps for itself
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
+        except Exception:  # noqa: BLE001  # older drivers, MIG devices
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    @staticmethod
+    def _ask(question: Any) -> Any:
+        try:
+            return question()
+        except Exception:  # noqa: BLE001  # a figure that this device hasn't got, as MIG has no utilisation
+            return None
+
+
+def _visible(nvml: Any, chosen: str | None) -> list[Any]:
+    """Handles of the devices that CUDA_VISIBLE_DEVICES leaves; numbers are taken as NVML's order."""
+    if chosen is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    handles = []
+    for word in (word.strip() for word in chosen.split(",")):
+        if word.startswith(("GPU-", "MIG-")):
+            handles.append(nvml.nvmlDeviceGetHandleByUUID(word))
+        elif word.isdigit() and int(word) < nvml.nvmlDeviceGetCount():
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(int(word)))
+        else:
+            break  # as CUDA does: what follows a wrong entry is not visible
+    return handles
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+@dataclass
+class Samples:
+    """What the sampler has found so far; read it under the sampler's lock."""
+
+    kept: list[Sample] = field(default_factory=list)  # thinned out evenly as they grow
+    count: int = 0
+    rss_peak: int = 0
+    pss_peak: int | None = None
+    shared_memory_peak: int | None = None
+    disk_free_min: int | None = None
+    gpu_start: tuple[int, ...] = ()
+    gpu_peak: tuple[int, ...] = ()
+    gpu_power_peak: list[float | None] = field(default_factory=list)
+    gpu_temperature_peak: list[int | None] = field(default_factory=list)
+    gpu_utilisation: list[list[float]] = field(default_factory=list)  # [sum, seconds] of each
+    _stride: int = 1
+
+    def add(self, sample: Sample, seconds: float) -> None:
+        """Take a sample that stands for the last ``seconds``."""
+        self.rss_peak = max(self.rss_peak, sample.rss_bytes)
+        self.pss_peak = _most(self.pss_peak, sample.pss_bytes)
+        self.shared_memory_peak = _most(self.shared_memory_peak, sample.shared_memory_bytes)
+        known = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
+        self.disk_free_min = min(known, default=None)
+        self._add_gpus(sample.gpus, seconds)
+        if self.count % self._stride == 0:
+            self.kept.append(sample)
+            if len(self.kept) >= KEPT_SAMPLES:
+                self.kept = self.kept[::2]
+                self._stride *= 2
+        self.count += 1
+
+    def _add_gpus(self, gpus: tuple[GpuSample, ...], seconds: float) -> None:
+        if len(gpus) != len(self.gpu_peak):
+            self.gpu_start = self.gpu_peak = tuple(gpu.used_bytes for gpu in gpus)
+            self.gpu_power_peak, self.gpu_temperature_peak = [None] * len(gpus), [None] * len(gpus)
+            self.gpu_utilisation = [[0.0, 0.0] for _ in gpus]
+        self.gpu_peak = tuple(max(a, gpu.used_bytes) for a, gpu in zip(self.gpu_peak, gpus, strict=True))
+        for i, gpu in enumerate(gpus):
+            self.gpu_power_peak[i] = _most(self.gpu_power_peak[i], gpu.power_watts)
+            self.gpu_temperature_peak[i] = _most(self.gpu_temperature_peak[i], gpu.temperature_celsius)
+            if gpu.utilisation is not None:
+                self.gpu_utilisation[i][0] += gpu.utilisation * seconds
+                self.gpu_utilisation[i][1] += seconds
+
+
+def _most(a: Any, b: Any) -> Any:
+    known = [value for value in (a, b) if value is not None]
+    return max(known) if known else None
+
+
+class Sampler:
+    """Samples in a background thread until it is stopped; never raises into the step."""
+
+    def __init__(self, interval_s: float, foreign: tuple[str, ...] = ()) -> None:
+        self.lock = threading.Lock()
+        self.samples = Samples()
+        self.gpus: list[GpuInfo] = []
+        self.notes: list[str] = []
+        self.own_cpu_seconds = 0.0
+        self.cpu_seconds = 0.0
+        self.started = time.monotonic()
+        self._interval = interval_s
+        self._tree = ProcessTree(foreign)
+        self._next_pss = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-profile-sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take a last sample and end; waits at most 5 seconds for a device that doesn't answer."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def note(self, text: str) -> None:
+        """Something that the reader of the figures should know; said once."""
+        with self.lock:
+            if text not in self.notes and len(self.notes) < MOST_NOTES:
+                self.notes.append(text)
+
+    def _run(self) -> None:
+        try:
+            gpus = Gpus()
+            with self.lock:
+                self.gpus = gpus.infos
+            if gpus.note:
+                self.note(gpus.note)
+            self._loop(gpus)
+        except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
+            self.note(f"The profiler stopped: {_words(error)}.")
+
+    def _loop(self, gpus: Gpus) -> None:
+        last = self.started
+        while True:
+            stopping = self._stop.is_set()
+            before = time.thread_time()
+            try:
+                sample = self._sample(gpus)
+                now = time.monotonic()
+                with self.lock:
+                    self.samples.add(sample, now - last)
+                    self.cpu_seconds = self._tree.cpu_seconds
+                last = now
+            except Exception as error:  # noqa: BLE001
+                self.note(f"Some samples failed: {_words(error)}.")
+            cost = time.thread_time() - before
+            with self.lock:
+                self.own_cpu_seconds = time.thread_time()
+            if stopping:
+                return
+            self._stop.wait(max(self._interval, cost / OWN_CPU_BUDGET))
+
+    def _sample(self, gpus: Gpus) -> Sample:
+        pss = None
+        if time.monotonic() >= self._next_pss:
+            before = time.thread_time()
+            pss = self._tree.pss()
+            cost = time.thread_time() - before
+            self._next_pss = time.monotonic() + max(PSS_SECONDS, cost / PSS_CPU_BUDGET)
+        memory = psutil.virtual_memory()
+        return Sample(
+            at=time.time(),
+            gpus=gpus.sample(),
+            rss_bytes=self._tree.sample(),
+            pss_bytes=pss,
+            host_used_bytes=int(memory.total - memory.available),
+            shared_memory_bytes=_used(SHARED_MEMORY),
+            disk_free_bytes=_free(Path.cwd()),
+        )
+
+
+def _used(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).used
+    except OSError:
+        return None
+
+
+def _free(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None

@@ -1,0 +1,259 @@
+"""What the newest checklist of a cluster says to a training run that is launched there.
+
+The newest finished ``verdict`` of ``ChecklistFlow`` on the same cluster
+(``decorators/backends/cluster_name.py``) counts, whoever launched it. A failure of less than a day stops the
+run; nodes that failed are kept out; the measured bandwidth goes into the estimate. Where there is no
+checklist, none of this says anything.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from checklist import result as results
+from checklist.measurements import Collective
+from checklist.outputs.taint import KEY, LABEL
+from checklist.result import Result
+from decorators._metaflow import Backend, say
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.hardware import cluster_nodes
+from estimator.plan import Plan
+from estimator.throughput import MeasuredBandwidth
+
+FLOW = "ChecklistFlow"
+STEP = "verdict"
+MOST_RUNS = 50  # of the flow that are looked at, the newest
+LIMIT_S = 20.0  # for looking at them
+HOUR_S, DAY_S = 3600.0, 86_400.0
+STOPS_S = DAY_S  # so long a failure stops runs; later the cluster may have been mended
+BANDWIDTH_S = 30 * DAY_S  # so long a measured bandwidth counts
+IGNORE_VARIABLE = "METAFLOW_RUN_IGNORE_CHECKLIST"
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """The newest checklist of a cluster."""
+
+    run: str
+    """Its run, ``ChecklistFlow/12``."""
+    result: Result
+    age_s: float
+    """Seconds since it ended."""
+
+    @property
+    def ago(self) -> str:
+        return f"{_words(self.age_s)} ago ({self.run})"
+
+    def refusal(self, backend: Backend, *, resumes: bool = False) -> UserError | None:
+        """Why no run should begin here; None: nothing against it, or too long ago."""
+        if self.result.verdict != "FAIL" or self.age_s >= STOPS_S:
+            return None
+        failed = [finding for finding in self.result.findings if finding.verdict == "FAIL"]
+        bad = f" Bad nodes: {', '.join(self.result.bad_nodes)}." if self.result.bad_nodes else ""
+        advice = [" ".join(finding.advice) for finding in failed[:1]]
+        remote = "" if backend == "local" else f" --with {backend}"
+        again = f"Then run the checklist again: python flows/checklist_flow.py run{remote}"
+        # resume takes no parameters; this is how Metaflow takes one from the environment
+        anyway = f"{IGNORE_VARIABLE}=1 before the command" if resumes else "--ignore-checklist"
+        return UserError(
+            f"The checklist of this cluster failed {self.ago}: {self.result.headline}{bad}",
+            "\n".join((*advice, again, f"To train all the same: {anyway}")),
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        """What is worth a line though it stops nothing."""
+        if self.result.verdict == "FAIL":
+            return (f"The checklist of this cluster failed {self.ago}: {self.result.headline}",)
+        if self.result.verdict == "NO-VERDICT":
+            return (f"The checklist of this cluster had no verdict {self.ago}: {self.result.headline}",)
+        return ()
+
+    def bandwidth(self) -> MeasuredBandwidth | None:
+        """The collectives' bandwidth over NCCL on real machines; None: not measured, or too long ago."""
+        run = self.result.measurements
+        largest = _largest_all_reduce(self.result)
+        if run.local or run.backend != "nccl" or self.age_s >= BANDWIDTH_S or largest is None:
+            return None
+        among = len(run.nodes)
+        inter = self.result.busbw_gbytes_per_s if among > 1 else None
+        intra = largest.busbw_gbytes_per_s if among == 1 and largest.ranks > 1 else None
+        if inter is None and intra is None:
+            return None
+        size = f"{largest.bytes / MIB:,.0f} MiB"
+        over = f"{among} nodes" if among > 1 else f"the {largest.ranks} GPUs of a node"
+        return MeasuredBandwidth(
+            inter_node_gbytes_per_s=inter,
+            intra_node_gbytes_per_s=intra,
+            source=f"{self.run}, all_reduce of {size} over {over}",
+            date=time.strftime("%Y-%m-%d", time.gmtime(self.result.finished_unix)),
+        )
+
+    def is_of(self, plan: Plan) -> bool:
+        """Whether it measured the machines that a plan asks for, as far as both are known."""
+        names = {name for fact in self.result.measurements.facts for name in fact.gpu_names}
+        gpus = {gpu.name for gpu in map(hardware.find_gpu_by_nvml_name, names) if gpu is not None}
+        types = {fact.instance_type for fact in self.result.measurements.facts} - {None}
+        asked = plan.request.instance_type
+        return gpus == {plan.request.gpu} and (asked is None or not types or types == {asked})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptOut:
+    """How the next run avoids the nodes that failed."""
+
+    labels: tuple[tuple[str, str], ...] = ()
+    """That a node must carry."""
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Search:
+    """What the reading thread leaves behind."""
+
+    stopped: bool = False
+    found: list[Checked] = field(default_factory=list)
+    problem: str | None = None
+
+
+def admit(cluster: str, backend: Backend, *, ignored: bool, resumes: bool = False) -> Checked | None:
+    """The newest checklist of that cluster, told in a line where it is not good; None: there is none.
+
+    Raises UserError where it says that no run should begin, unless that is to be ``ignored``.
+    """
+    checked, problem = newest(cluster)
+    if problem is not None:
+        say(problem)
+    if checked is None:
+        return None
+    refusal = checked.refusal(backend, resumes=resumes)
+    if refusal is not None and not ignored:
+        raise refusal
+    for line in checked.remarks():
+        say(line)
+    return checked
+
+
+def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, str | None]:
+    """The newest checklist of that cluster, and a line where there may be one that can't be read.
+
+    Looks at ``MOST_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
+    """
+    from metaflow import get_namespace, namespace
+
+    search = _Search()
+    before = get_namespace()
+    namespace(None)  # a nightly checklist's namespace is its deployment's
+    try:
+        reader = threading.Thread(target=_look, args=(cluster, search), name="fitness", daemon=True)
+        reader.start()
+        reader.join(limit_s)
+    finally:
+        search.stopped = True
+        namespace(before)
+    if search.found:
+        return search.found[0], None
+    if reader.is_alive():
+        return None, f"No checklist of this cluster was found within {limit_s:g} s."
+    return None, search.problem
+
+
+def _look(cluster: str, search: _Search) -> None:
+    try:
+        for task in _verdicts(search):
+            if task["cluster"].data != cluster:
+                continue
+            run = f"{FLOW}/{task.pathspec.split('/')[1]}"
+            try:
+                made = results.from_json(json.dumps(task["result"].data))
+            except UserError as error:
+                search.problem = (
+                    f"The newest checklist of this cluster ({run}) can't be used: {error.problem}"
+                )
+                return
+            age = max(0.0, time.time() - made.finished_unix)
+            search.found.append(Checked(run=run, result=made, age_s=age))
+            return
+    except Exception as error:  # noqa: BLE001 - whatever a metadata service or datastore may answer with
+        search.problem = f"The checklists of this cluster can't be read: {type(error).__name__}."
+
+
+def _verdicts(search: _Search) -> Iterator[Any]:
+    """Finished tasks of the flow's verdict, newest first."""
+    from metaflow import Flow
+    from metaflow.exception import MetaflowNotFound
+
+    try:
+        runs = iter(Flow(FLOW).runs())
+    except MetaflowNotFound:  # there has been none
+        return
+    for _, run in zip(range(MOST_RUNS), runs, strict=False):
+        if search.stopped:
+            return
+        try:
+            task = run[STEP].task
+        except KeyError:  # it ended before its verdict
+            continue
+        if task is not None and task.finished and {"cluster", "result"} <= {item.id for item in task}:
+            yield task
+
+
+def keep_out(checked: Checked, backend: Backend) -> KeptOut:
+    """How the nodes that it named are avoided, whatever its age: by a taint, else by fit nodes' label."""
+    bad = checked.result.bad_nodes
+    if not bad or backend == "local":
+        return KeptOut()
+    told = f"Nodes that failed the checklist: {', '.join(bad)}."
+    if backend != "kubernetes":
+        return KeptOut(lines=(f"{told} {backend} can't be told to avoid them: terminate those machines.",))
+    try:
+        _, nodes = cluster_nodes.fetch()
+    except UserError as error:
+        return KeptOut(lines=(f"{told} Whether they are marked is unknown: {error.problem}",))
+    there = [node for node in nodes if node.name in bad]
+    tainted = {node.name for node in there if any(taint.startswith(KEY) for taint in node.taints)}
+    fit = {node.name for node in nodes if node.labels.get(LABEL) == "true"}
+    lines = []
+    if tainted:
+        lines.append(f"Kept out by their taint {KEY}: {', '.join(sorted(tainted))}.")
+    others = {node.name for node in there} - tainted
+    labelled = others - fit if fit else set()
+    if labelled:
+        lines.append(f"Kept out by asking for nodes with {LABEL}=true: {', '.join(sorted(labelled))}.")
+    lines += [
+        f"Not kept out: {name}. To do so: kubectl taint nodes {name} {KEY}=true:NoSchedule"
+        for name in sorted(others - labelled)
+    ]
+    return KeptOut(labels=((LABEL, "true"),) if labelled else (), lines=tuple(lines))
+
+
+def reason(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:
+    """Why the plan's speed is what it is, for the plan; None where its links were not measured."""
+    inter, intra = bandwidth.inter_node_gbytes_per_s, bandwidth.intra_node_gbytes_per_s
+    if inter is not None and plan.layout.nodes > 1:
+        return f"between nodes {inter:.4g} GB/s as measured ({bandwidth.source}, {bandwidth.date})"
+    if intra is not None and plan.layout.processes_per_node > 1:
+        return f"between a node's GPUs {intra:.4g} GB/s as measured ({bandwidth.source}, {bandwidth.date})"
+    return None
+
+
+def _largest_all_reduce(result: Result) -> Collective | None:
+    """The measurement that Result.busbw_gbytes_per_s is of."""
+    done = [
+        item
+        for item in result.measurements.collectives
+        if item.op == "all_reduce" and not item.bare and item.error is None
+    ]
+    return max(done, key=lambda item: item.bytes, default=None)
+
+
+def _words(seconds: float) -> str:
+    if seconds < HOUR_S:
+        return f"{max(1, round(seconds / 60))} min"
+    return f"{seconds / HOUR_S:.0f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"

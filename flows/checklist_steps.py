@@ -1,0 +1,287 @@
+"""What the steps of the checklist flow do: one node's part of the run, the past, the verdict, its telling."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checklist import measurements, past_runs
+from checklist import result as results
+from checklist.measurements import BROKEN_OFF, PHASES, Hang, Measurements, Phase
+from checklist.outputs import publish
+from checklist.outputs.publish import Outputs
+from checklist.past_runs import Earlier
+from checklist.result import Result
+from checklist.run import local
+from checklist.run.rendezvous import of_node
+from checklist.verdict import judge
+from decorators._metaflow import FinetuneError, in_container, waits_for_other_nodes
+from decorators.node_request import keep_endings
+from decorators.storage import datastore
+from estimator.errors import UserError
+from flows.checklist_launch import Settled, table_of
+from launchers.gang.rank import die_with_parent
+
+MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
+HISTORY_S = 60.0  # for reading them
+FAILURES = ("FAIL", "NO-VERDICT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One node's place in the step."""
+
+    node: int
+    nodes: int
+    main_host: str
+    ports: tuple[int, ...]
+    token: str
+
+
+def check_node(
+    settled: Settled, place: Node, work: Path, key: str
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Take part as one node: what all nodes have measured, as plain values, or why there is nothing.
+
+    A node that fails is told and not raised: the verdict is made of what the others have measured. On node 0
+    what there is so far is kept in the datastore under ``key``, for when not even its own task ends.
+    """
+    if not in_container():
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    here = of_node(
+        node=place.node,
+        nodes=place.nodes,
+        processes=settled.options.gpus_per_node or 1,
+        host=place.main_host,
+        token=place.token,
+        simulated=settled.local,
+    )
+    try:
+        uuids = settled.shares[place.node]
+        measured = local.run_node(
+            settled.options, replace(here, ports=place.ports), uuids, work, lambda so_far: _keep(key, so_far)
+        )
+        if place.node == 0:
+            _keep(key, measured)
+    except UserError as error:
+        print(f"node {place.node}: {error.problem}\n{error.advice}", flush=True)
+        return None, error.problem
+    except Exception as error:  # noqa: BLE001 - the others' measurements must still reach the verdict
+        traceback.print_exc()
+        return None, f"The checklist itself failed on node {place.node}: {type(error).__name__}."
+    if place.node == 0:
+        _end_here_without(measured)
+    return measurements.to_dict(measured), None
+
+
+def _end_here_without(measured: Measurements) -> None:
+    """Fail this task where it would only wait for one that is gone; the verdict is made of what is kept."""
+    from metaflow import current
+
+    gone = sorted({hang.node for hang in measured.hangs if hang.kind == "lost"})
+    if gone and waits_for_other_nodes():
+        nodes = " and ".join(f"node {node}" for node in gone)
+        problem = f"No more was heard of {nodes}, without which the step can't end well."
+        keep_endings(current.run_id, [problem])
+        raise FinetuneError(problem, "The verdict is made of what was measured until then.")
+
+
+def _keep(key: str, measured: Measurements) -> None:
+    """A copy in the datastore, which nothing but a lost step reads: so it costs a line where that fails."""
+    try:
+        datastore().put_bytes(key, measurements.to_json(measured).encode())
+    except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with
+        print(f"What was measured so far can't be kept in the datastore: {type(error).__name__}: {error}")
+
+
+def kept_under(key: str) -> Measurements | None:
+    """What the nodes' tasks have kept under that key; None: nothing."""
+    try:
+        return measurements.from_json(datastore().get_bytes(key).decode())
+    except FileNotFoundError:
+        return None
+
+
+def together(
+    settled: Settled,
+    nodes: Iterable[tuple[int, dict[str, Any] | None, str | None]],
+    *,
+    lost: bool = False,
+    kept: Measurements | None = None,
+    endings: tuple[str, ...] = (),
+) -> Measurements:
+    """One run's measurements from (node, what it has got, its problem); node 0's, where it has any.
+
+    ``lost``: the nodes' step has failed as a whole, which is no task's own doing. Then there may be nothing
+    but what was ``kept``, and ``endings``, a line for each pod that has failed; and that a node was lost says
+    nothing against it, as its pod may just have been taken away, for more important work say.
+    """
+    ordered = sorted(nodes, key=lambda item: item[0])
+    problems = tuple(f"Node {node}: {problem}" for node, _, problem in ordered if problem)
+    found = next((measured for _, measured, _ in ordered if measured is not None), None)
+    made = kept if found is None else measurements.record(Measurements, found)
+    if lost and not problems:
+        problems = endings or ("A pod or container of the nodes' step did not come to its end.",)
+    if made is None:
+        return _nothing(settled, problems)
+    if lost and not settled.local:
+        made = replace(made, hangs=tuple(map(_taken, made.hangs)))
+    if lost:
+        made = replace(made, phases=tuple(_explained(phase, problems[0]) for phase in made.phases))
+    return replace(made, notes=(*made.notes, *problems))
+
+
+def _explained(phase: Phase, why: str) -> Phase:
+    return replace(phase, reason=why.rstrip(".")) if phase.reason == BROKEN_OFF else phase
+
+
+def _taken(hang: Hang) -> Hang:
+    return replace(hang, kind="taken") if hang.kind == "lost" else hang
+
+
+def _nothing(settled: Settled, problems: tuple[str, ...]) -> Measurements:
+    """A run of which nothing came back: every phase says why."""
+    options = settled.options
+    why = problems[0] if problems else "no node has answered"
+    return Measurements(
+        started_unix=time.time(),
+        seconds=0.0,
+        profile=options.profile,
+        device="cuda" if options.device == "cuda" else "cpu",
+        backend="nccl" if options.device == "cuda" else "gloo",
+        nodes_asked=options.nodes,
+        gpus_per_node_asked=options.gpus_per_node or 1,
+        local=settled.local,
+        phases=tuple(Phase(name=name, status="failed", reason=why.rstrip(".")) for name in PHASES),
+        notes=problems,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """Earlier runs of the same cluster."""
+
+    runs: tuple[past_runs.Run, ...] = ()
+    kept: Earlier = field(default_factory=Earlier)
+    notes: tuple[str, ...] = ()
+
+
+def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> Past:
+    """What the newest earlier runs of this flow on this cluster have left, through Metaflow's client.
+
+    Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
+    """
+    from metaflow import get_namespace, namespace
+
+    runs: list[past_runs.Run] = []
+    problems: list[str] = []
+    reader = threading.Thread(
+        target=_read_past, args=(flow, cluster, run_id, runs, problems), name="history", daemon=True
+    )
+    before = get_namespace()
+    namespace(None)  # whoever launched them: a nightly run's namespace is its deployment's
+    try:
+        reader.start()
+        reader.join(limit_s)
+    finally:
+        namespace(before)
+    notes = [f"Earlier runs were read for {limit_s:g} s, then no more."] if reader.is_alive() else []
+    read, told = tuple(runs), tuple(problems)  # the thread may still add to its own
+    kept = past_runs.earlier(read, told)
+    count = "1 earlier run" if len(read) == 1 else f"{len(read)} earlier runs"
+    notes.append(
+        f"History: {count} of {cluster}, {len(kept.records)} figures, "
+        f"{len(kept.open_failures)} failures still open."
+    )
+    return Past(runs=read, kept=kept, notes=(*notes, *told))
+
+
+def _read_past(flow: str, cluster: str, run_id: str, runs: list[past_runs.Run], problems: list[str]) -> None:
+    from metaflow import Flow
+    from metaflow.exception import MetaflowNotFound
+
+    try:
+        for run in Flow(flow).runs():
+            if run.id == run_id:
+                continue
+            try:
+                task = run["verdict"].task
+                if task is None or not task.finished or task["cluster"].data != cluster:
+                    continue
+                runs.append(past_runs.from_json(json.dumps(task["kept"].data)))
+            except KeyError:  # it ended before its verdict
+                continue
+            except UserError as error:
+                problems.append(f"Run {run.id} can't be used: {error.problem}")
+            if len(runs) >= MOST_RUNS:
+                return
+    except MetaflowNotFound:  # the first run, where not even this one is known yet
+        return
+    except Exception as error:  # noqa: BLE001 - a history that can't be read must not cost the result
+        problems.append(f"The history can't be read further: {type(error).__name__}: {error}")
+
+
+def judged(settled: Settled, measured: Measurements, past: Past) -> Result:
+    """The run's result, its past taken into account."""
+    made = judge(
+        measured,
+        checks=settled.options.checks,
+        thresholds=table_of(settled.thresholds),
+        history=past.kept.records,
+        open_failures=past.kept.open_failures,
+        system=settled.options.system,
+    )
+    return replace(made, notes=(*made.notes, *past.notes))
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """Exactly the content of result.json."""
+    values: dict[str, Any] = json.loads(results.to_json(result))
+    return values
+
+
+def from_plain(values: Mapping[str, Any]) -> Result:
+    """Undo :func:`plain`."""
+    return measurements.record(Result, dict(values))
+
+
+def kept_of(result: Result) -> dict[str, Any]:
+    """What later runs read of this one."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(past_runs.run_of(result))))
+    return values
+
+
+def tell(result: Result, outputs: Outputs, file: Path | None) -> None:
+    """Write the copy and call every output. What fails is a line: the datastore has the result already."""
+    if file is not None:
+        try:
+            results.write(result, file)
+            print(f"result: {file.absolute()}")
+        except UserError as error:
+            print(f"{error.problem} {error.advice}", file=sys.stderr)
+    for said in publish.publish(result, outputs):
+        for line in said.lines:
+            print(line, file=sys.stderr if said.failed else sys.stdout)
+    sys.stdout.flush()
+
+
+def refusal(result: Result) -> UserError | None:
+    """What the flow's last step ends with; None: the cluster is fit, as far as can be told."""
+    if result.verdict not in FAILURES:
+        return None
+    advice = next((" ".join(finding.advice) for finding in result.findings if finding.advice), "")
+    if not result.findings and result.standing:
+        open_ones = ",".join(dict.fromkeys(item.check for item in result.standing))
+        advice = (
+            f"Only a PASS of the same check, asked as hard, of the same nodes clears it: --only {open_ones}"
+        )
+    return UserError(f"{result.verdict}: {result.headline}", advice)

@@ -1,0 +1,262 @@
+"""What a scheduler says to a command that it runs once on each node: Slurm, PBS, OpenMPI, torchrun."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from estimator.errors import UserError
+from estimator.plan import MIB
+from launchers.gang.control import NodeAddress
+
+FIRST_PORT = 29_400
+PORTS = 8  # candidates for the control channel; another job of the same host takes another one
+_SLOTS = 64  # groups of ports that jobs are spread over by their number
+_BRACKETS = re.compile(r"([^\[,]*)\[([^\]]*)\]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """This node's place among those of its job."""
+
+    scheduler: str  # "slurm", "pbs", "mpi", "torchrun"; "none": one node, started by hand
+    job: str  # of the scheduler's; the same on all nodes, and for a job that is requeued
+    attempt: str  # tells this start of the job from its other starts; the same on all nodes
+    node: int  # 0: the main node
+    nodes: int
+    main_host: str  # name or address of node 0
+    ports: tuple[int, ...]
+    memory_bytes: int | None = None  # of a node, that the job may use; None: the scheduler doesn't say
+
+    def address(self, secret: str, purpose: str) -> NodeAddress:
+        """Where the nodes meet for ``purpose``; ``secret`` keeps other users' processes out."""
+        return NodeAddress(
+            node=self.node,
+            nodes=self.nodes,
+            main_host=self.main_host,
+            ports=self.ports,
+            token=f"{secret}/{self.job}/{self.attempt}/{purpose}",
+        )
+
+
+def node_address(environment: Mapping[str, str] = os.environ, *, hostname: str | None = None) -> Allocation:
+    """This node's place, from the variables that torchrun, srun, mpiexec or PBS set.
+
+    Without any of them: one node, this one. ``hostname`` is this host's name (default: as it says itself).
+
+    Raises UserError where the job was started in a way that can't work: several tasks on a node, several
+    nodes but no srun, or a variable that says nothing.
+    """
+    if "GROUP_RANK" in environment and "WORLD_SIZE" in environment:
+        return _torchrun(environment)
+    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
+        return _slurm(environment)
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        return _mpi(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    if "PMI_RANK" in environment and "PMI_SIZE" in environment:  # MPICH, Intel MPI, Cray PALS
+        return _mpi(environment, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+    if "PBS_JOBID" in environment:
+        return _pbs(environment, hostname or socket.gethostname())
+    if "SLURM_JOB_ID" in environment:
+        return _slurm_without_srun(environment)
+    return _alone("none", str(os.getpid()))
+
+
+def expand(nodelist: str) -> list[str]:
+    """The hosts of Slurm's short form: ``gpu[03-05,9],login`` is gpu03, gpu04, gpu05, gpu9, login.
+
+    A name may hold several brackets (``rack[1-2]n[0-1]``: the last one runs fastest).
+    """
+    hosts: list[str] = []
+    for word in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        pieces: list[list[str]] = []
+        end = 0
+        for match in _BRACKETS.finditer(word):
+            pieces += [[match[1]], _numbers(match[2])]
+            end = match.end()
+        pieces.append([word[end:]])
+        hosts += ["".join(parts) for parts in itertools.product(*pieces)]
+    return hosts
+
+
+def _numbers(ranges: str) -> list[str]:
+    """``03-05,9``: 03, 04, 05, 9; zeros in front are kept."""
+    found: list[str] = []
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if not dash:
+            found.append(first)
+            continue
+        try:
+            found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+        except ValueError:
+            raise UserError(
+                f"The scheduler's list of nodes has {part!r} in it, which is no range.",
+                "Look at SLURM_STEP_NODELIST; scontrol show hostnames must be able to read it.",
+            ) from None
+    return found
+
+
+def _torchrun(environment: Mapping[str, str]) -> Allocation:
+    if _number(environment, "LOCAL_WORLD_SIZE", 1) > 1:
+        raise _several("torchrun", "--nproc-per-node 1")
+    first = _number(environment, "MASTER_PORT", FIRST_PORT) + 1  # torchrun's own store listens there
+    return Allocation(
+        scheduler="torchrun",
+        job=environment.get("TORCHELASTIC_RUN_ID", ""),
+        attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        node=_number(environment, "GROUP_RANK"),
+        nodes=_number(environment, "GROUP_WORLD_SIZE", _number(environment, "WORLD_SIZE")),
+        main_host=environment.get("MASTER_ADDR") or "127.0.0.1",
+        ports=_ports(first),
+    )
+
+
+def _slurm(environment: Mapping[str, str]) -> Allocation:
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")  # "1(x4)", "2,1(x3)"
+    if any(int(count) > 1 for count in re.findall(r"(?:^|,)(\d+)", tasks)):
+        raise _several("srun", "--ntasks-per-node=1")
+    hosts = expand(environment.get("SLURM_STEP_NODELIST", ""))
+    nodes = _number(environment, "SLURM_STEP_NUM_NODES", len(hosts))
+    main_host = environment.get("MASTER_ADDR") or (hosts[0] if hosts else "")
+    if not main_host:
+        raise UserError(
+            "srun does not say which nodes the job has (SLURM_STEP_NODELIST is empty).",
+            "Set MASTER_ADDR to the first host of the job.",
+        )
+    job = environment.get("SLURM_JOB_ID", "")
+    return Allocation(
+        scheduler="slurm",
+        job=job,
+        attempt=f"{environment.get('SLURM_RESTART_COUNT', '0')}.{environment['SLURM_STEP_ID']}",
+        node=_number(environment, "SLURM_NODEID"),
+        nodes=nodes,
+        main_host=main_host if nodes > 1 else "127.0.0.1",
+        ports=_ports_of_job(environment, job),
+        memory_bytes=_slurm_memory(environment),
+    )
+
+
+def _slurm_without_srun(environment: Mapping[str, str]) -> Allocation:
+    nodes = _number(environment, "SLURM_JOB_NUM_NODES", 1)
+    if nodes > 1:
+        raise UserError(
+            f"This job has {nodes} nodes, but the command runs on one of them only.",
+            "Start it with srun: srun --ntasks-per-node=1 python -m launchers ...",
+        )
+    job = environment["SLURM_JOB_ID"]
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    return _alone("slurm", job, attempt=restarts, memory_bytes=_slurm_memory(environment))
+
+
+def _slurm_memory(environment: Mapping[str, str]) -> int | None:
+    """--mem or --mem-per-cpu, which Slurm gives in MiB; 0 is all of the node's."""
+    whole = _number(environment, "SLURM_MEM_PER_NODE", 0)
+    of_cpus = _number(environment, "SLURM_MEM_PER_CPU", 0) * _number(environment, "SLURM_CPUS_ON_NODE", 0)
+    return (whole or of_cpus) * MIB or None
+
+
+def _mpi(environment: Mapping[str, str], rank: str, size: str, on_node: str) -> Allocation:
+    if _number(environment, on_node, 1) > 1:
+        raise _several("mpiexec", "one process on each node (OpenMPI: --map-by ppr:1:node)")
+    nodes = _number(environment, size)
+    hosts = _node_file(environment)
+    main_host = environment.get("MASTER_ADDR") or (hosts[0] if hosts else "")
+    if nodes > 1 and not main_host:
+        raise UserError(
+            "mpiexec does not say which host process 0 is on.",
+            "Export MASTER_ADDR with the first host's name to all processes (OpenMPI: -x MASTER_ADDR).",
+        )
+    job = environment.get("PBS_JOBID") or environment.get("SLURM_JOB_ID") or ""
+    return Allocation(
+        scheduler="pbs" if "PBS_JOBID" in environment else "mpi",
+        job=job,
+        attempt=environment.get("OMPI_MCA_ess_base_jobid", environment.get("PALS_APID", "0")),
+        node=_number(environment, rank),
+        nodes=nodes,
+        main_host=main_host if nodes > 1 else "127.0.0.1",
+        ports=_ports_of_job(environment, job),
+    )
+
+
+def _pbs(environment: Mapping[str, str], hostname: str) -> Allocation:
+    """pbsdsh: no variable says which node this is, so its name is looked up in the job's list."""
+    job = environment["PBS_JOBID"]
+    hosts = _node_file(environment)
+    if hosts is None:
+        raise UserError(
+            f"PBS_NODEFILE ({environment.get('PBS_NODEFILE') or 'not set'}) can't be read on {hostname}.",
+            "PBS keeps it on the first node only: copy it to a shared folder, and set it to the copy.",
+        )
+    if len(hosts) == 1:
+        return _alone("pbs", job)
+    short = [host.partition(".")[0] for host in hosts]
+    if hostname.partition(".")[0] not in short:
+        raise UserError(f"{hostname} is not one of the job's nodes: {', '.join(hosts)}.")
+    return Allocation(
+        scheduler="pbs",
+        job=job,
+        attempt="0",
+        node=short.index(hostname.partition(".")[0]),
+        nodes=len(hosts),
+        main_host=environment.get("MASTER_ADDR") or hosts[0],
+        ports=_ports_of_job(environment, job),
+    )
+
+
+def _node_file(environment: Mapping[str, str]) -> list[str] | None:
+    """The hosts of PBS_NODEFILE, each once; None where there is no such file."""
+    try:
+        lines = Path(environment.get("PBS_NODEFILE", "")).read_text().split()
+    except OSError:
+        return None
+    return list(dict.fromkeys(lines)) or None
+
+
+def _alone(scheduler: str, job: str, attempt: str = "0", memory_bytes: int | None = None) -> Allocation:
+    return Allocation(
+        scheduler=scheduler,
+        job=job,
+        attempt=attempt,
+        node=0,
+        nodes=1,
+        main_host="127.0.0.1",
+        ports=(),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _ports_of_job(environment: Mapping[str, str], job: str) -> tuple[int, ...]:
+    """The same on all nodes; jobs that share a host mostly get different ones."""
+    if "MASTER_PORT" in environment:
+        return _ports(_number(environment, "MASTER_PORT") + 1)
+    digits = re.match(r"\d+", job)
+    return _ports(FIRST_PORT + PORTS * (int(digits[0]) % _SLOTS if digits else 0))
+
+
+def _ports(first: int) -> tuple[int, ...]:
+    return tuple(range(first, first + PORTS)) if first + PORTS < 65_536 else _ports(FIRST_PORT)
+
+
+def _several(launcher: str, how: str) -> UserError:
+    return UserError(
+        f"{launcher} has started several processes on a node: one starts all that the node's GPUs need.",
+        f"Give {launcher} {how}.",
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise UserError(
+            f"{name} is {text!r}, which is no whole number.", "Look at how the job was started."
+        ) from None

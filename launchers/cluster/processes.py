@@ -1,0 +1,235 @@
+"""The processes of one node: how they are started, found and ended.
+
+Every process of a gang carries ``FINETUNE_GANG=<marker>`` in its environment, and so do all that it
+starts. So they can be found whatever session they are in and whoever their parent is now. Three things
+end them: the node's task; when the task itself is killed, the kernel (PR_SET_PDEATHSIG on each step of
+task -> agent -> rank) and launchers.sweeper, which finds what the kernel's chain does not reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+MARKER = "FINETUNE_GANG"
+_RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # where somebody has set a handler for them
+PARENT = "FINETUNE_PARENT_PID"  # who a process's parent should be, for die_with_parent
+_ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
+_PROC = Path("/proc")
+
+
+def marked_pids(marker: str) -> list[int]:
+    """Living processes (zombies are not) with this marker in their environment."""
+    wanted = f"{MARKER}={marker}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # it has just ended, or is another user's
+                continue
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def end_all(marker: str, *, grace_s: float, limit_s: float = 10.0) -> list[int]:
+    """End all processes of a gang on this machine: SIGTERM, after ``grace_s`` SIGKILL.
+
+    Returns those that are still there after ``limit_s`` more seconds (stuck in the kernel).
+    """
+    left = marked_pids(marker)
+    deadline = time.monotonic() + grace_s
+    if grace_s > 0:
+        _signal(left, signal.SIGTERM)
+        while left and time.monotonic() < deadline:
+            time.sleep(0.05)
+            left = [pid for pid in left if is_running(pid)]
+    deadline = time.monotonic() + limit_s
+    while (left := marked_pids(marker)) and time.monotonic() < deadline:
+        _signal(left, signal.SIGKILL)
+        time.sleep(0.05)
+    return left
+
+
+def _signal(pids: list[int], how: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, how)
+
+
+def child_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]:
+    environment = {**os.environ, **extra, MARKER: marker, PARENT: str(os.getpid())}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    return environment
+
+
+def rank_environment(
+    *, processes: int, cores: int, main_host: str, node: int = 0, on_gpus: bool = False
+) -> dict[str, str]:
+    """What the engines need to find in a rank's environment."""
+    machine = len(os.sched_getaffinity(0))
+    threads = max(1, (min(machine, cores) if cores > 0 else machine) // processes)
+    environment = {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        # Threads that spin while they wait make a step many times slower on cores that others use too.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": os.environ.get("TRANSFORMERS_VERBOSITY", "error"),
+        "TIKTOKEN_CACHE_DIR": "",  # its cache goes by path: a new tokenizer at an old path would be missed
+    }
+    if is_loopback(main_host):  # all nodes are on this machine, whatever its host name resolves to
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        if on_gpus:  # each local node takes its own share of the machine's GPUs
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            gpus = visible.split(",") if visible else [str(index) for index in range((node + 1) * processes)]
+            own = gpus[node * processes : (node + 1) * processes]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return environment
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def start_agent(
+    *,
+    marker: str,
+    job_file: Path,
+    engine: str | None,
+    logs_dir: Path,
+    node: int,
+    nodes: int,
+    processes: int,
+    main_host: str,
+    main_port: int,
+    rendezvous_s: float,
+    environment: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    """Start the node's agent (torchrun with static rendezvous) in a session of its own.
+
+    Call it from a thread that lives as long as the agent should: the kernel takes the end of that
+    thread for the end of the parent.
+    """
+    logs_dir.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "launchers.gang.agent"),
+        *("--nnodes", str(nodes), "--node_rank", str(node), "--nproc_per_node", str(processes)),
+        *("--master_addr", main_host, "--master_port", str(main_port)),
+        *("--rdzv_id", "gang", "--rdzv_conf", f"timeout={int(rendezvous_s)}"),
+        *("--max_restarts", "0", "--monitor_interval", "0.1"),
+        *("--log_dir", str(logs_dir / marker), "--redirects", "3"),
+        *("-m", "launchers.worker", str(job_file)),
+        *(("--engine", engine) if engine else ()),
+    ]
+    with (logs_dir / "agent.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(marker, environment),
+            start_new_session=True,  # Ctrl-C reaches the task only, which ends its processes in order
+        )
+
+
+def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
+    """Start the small process that ends the gang's processes when this one has gone."""
+    return subprocess.Popen(
+        [sys.executable, "-S", "-m", "launchers.sweeper", marker, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PYTHONPATH": str(_ROOT), "PATH": os.environ.get("PATH", "")},
+        start_new_session=True,
+    )
+
+
+def end_sweeper(sweeper: subprocess.Popen[bytes]) -> None:
+    sweeper.kill()
+    sweeper.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """In a process that SIGTERM would simply end: let it unwind instead, so that all is put in order."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[Callable[[], None]]:
+    """Signals that would raise here wait until the caller calls what this yields; a second one does not.
+
+    What a handler raises can come up between the taking of a lock and the block that gives it back, and then
+    whoever needs that lock waits for ever. In other threads than the main one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    handlers = {int(number): signal.getsignal(number) for number in _RAISING}
+    own = {number: handler for number, handler in handlers.items() if callable(handler)}
+    waiting: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if number in waiting:
+            own[number](number, frame)
+        else:
+            waiting.append(number)
+
+    def look() -> None:
+        if waiting:
+            number = waiting.pop(0)
+            own[number](number, None)
+
+    for number in own:
+        signal.signal(number, remember)
+    try:
+        yield look
+    finally:
+        for number, handler in own.items():
+            if signal.getsignal(number) is remember:  # a handler may have put another in its place
+                signal.signal(number, handler)
+    look()
+
+
+def tail(path: Path, lines: int = 20) -> str:
+    """The last lines of a log; empty when it can't be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16_384))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

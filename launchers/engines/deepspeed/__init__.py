@@ -1,0 +1,1 @@
+"""DeepSpeed behind :class:`launchers.engines.Engine`: our loop over a transformers model."""

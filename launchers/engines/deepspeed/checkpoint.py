@@ -1,0 +1,181 @@
+"""DeepSpeed's checkpoints: each rank's part into its node's folder, and back from the union of all.
+
+A checkpoint folder holds ``engine.json`` (what wrote it), ``engine/`` (DeepSpeed's files: its shard from
+every rank, with ZeRO 0-2 also the weights from rank 0) and ``random-00000.pt`` (a rank's generators).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from estimator.errors import UserError
+from launchers.engines.deepspeed.config import zero_stage
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, checkpoint_part_done
+
+TAG = "engine"
+UNIVERSAL_TAG = "universal"
+CONVERSION_TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenBy:
+    """What a checkpoint depends on; engine.json."""
+
+    stage: int
+    world_size: int
+    method: str
+    precision: str
+    optimizer: str
+
+    @classmethod
+    def of(cls, job: TrainJob) -> WrittenBy:
+        return cls(
+            stage=zero_stage(job),
+            world_size=job.plan.layout.world_size,
+            method=job.plan.method,
+            precision=job.plan.layout.precision,
+            optimizer=job.settings.optimizer.name,
+        )
+
+
+def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
+    """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
+    folder = job.checkpoint_dir(step)
+    (folder / TAG).mkdir(parents=True, exist_ok=True)  # DeepSpeed makes it on rank 0's node only
+    engine.save_checkpoint(
+        str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=job.plan.method != "full"
+    )
+    torch.save(_generators(), folder / f"random-{env.rank:05d}.pt")
+    if env.rank == 0:
+        (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
+    dist.barrier()
+    checkpoint_part_done(folder, env, step)
+
+
+def needs_conversion(job: TrainJob) -> bool:
+    """Whether the checkpoint to resume from was sharded over another number of processes.
+
+    Raises UserError where DeepSpeed can't take it at all.
+    """
+    if job.resume_dir is None:
+        return False
+    path = job.resume_dir / "engine.json"
+    if not path.is_file():
+        raise UserError(
+            f"{job.resume_dir}: not a whole checkpoint of the DeepSpeed engine (no engine.json).",
+            "Resume from an earlier checkpoint, with the launcher that wrote it.",
+        )
+    then, now = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
+    for field in ("stage", "method", "precision", "optimizer"):
+        if getattr(then, field) != getattr(now, field):
+            raise UserError(
+                f"the checkpoint was written with {field} {getattr(then, field)},"
+                f" this run has {getattr(now, field)}.",
+                "DeepSpeed goes on only with the same ZeRO stage, method, precision and optimizer.",
+            )
+    if now.stage == 0 or then.world_size == now.world_size:
+        return False  # without ZeRO nothing is sharded
+    if now.optimizer != "adamw":
+        raise UserError(
+            f"the checkpoint was written by {then.world_size} processes, this run has {now.world_size}:"
+            " DeepSpeed can reshard AdamW's states only.",
+            f"Resume with {then.world_size} processes or with --set zero.stage=0 from the start.",
+        )
+    return True
+
+
+def convert(job: TrainJob, env: RankEnv) -> Path:
+    """Rewrite the checkpoint for any number of processes ("universal"), once on each node.
+
+    Called by every rank; returns the folder to load from when it is there.
+    """
+    assert job.resume_dir is not None  # noqa: S101 - needs_conversion() has looked
+    folder = job.work_dir / "engine" / "resume"
+    failure: list[str | None] = [None]
+    if env.local_rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        failure = [_run_conversion(job.resume_dir / TAG, folder / UNIVERSAL_TAG)]
+    failures: list[list[str | None]] = [[None] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(failures, failure)
+    for (text,) in failures:
+        if text:
+            raise UserError(
+                "DeepSpeed could not convert the checkpoint to this number of processes: "
+                f"{text.strip().splitlines()[-1]}",
+                "Resume with as many processes as wrote it.",
+            )
+    return folder
+
+
+def _run_conversion(source: Path, destination: Path) -> str | None:
+    """What ds_to_universal said if it failed. A process of its own: it works in a folder next to its
+    output and holds a whole shard in memory, which is given back when it ends."""
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    command += ["--input_folder", str(source), "--output_folder", str(destination), "--inject_missing_state"]
+    command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {CONVERSION_TIMEOUT_S} s"
+    return None if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
+
+
+def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) -> None:
+    """Bring weights, optimizer, schedule and generators back to where the checkpoint was written."""
+    assert job.resume_dir is not None  # noqa: S101 - the caller has looked
+    folder, tag = (job.resume_dir, TAG) if converted is None else (converted, UNIVERSAL_TAG)
+    loaded, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=job.plan.method == "full")
+    if loaded is None:
+        raise UserError(
+            f"{folder}: DeepSpeed found no checkpoint in it.",
+            "The folder must hold the files of all nodes; resume from an earlier checkpoint.",
+        )
+    _steps_beside_parameters(engine.basic_optimizer)
+    path = job.resume_dir / f"random-{env.rank:05d}.pt"
+    if converted is None and path.is_file():
+        _set_generators(torch.load(path, weights_only=False))
+    if converted is not None:
+        dist.barrier()  # the node's other ranks may still be reading
+        if env.local_rank == 0:
+            shutil.rmtree(converted, ignore_errors=True)
+
+
+def _steps_beside_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Fused optimizers want their step counts as tensors on the parameters' device; DeepSpeed restores them
+    as they lie in the file."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if group.get("fused") and "step" in state:
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
+
+
+def _generators() -> dict[str, Any]:
+    states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_generators(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

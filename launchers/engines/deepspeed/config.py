@@ -1,0 +1,81 @@
+"""From a TrainJob to DeepSpeed's JSON configuration. Needs neither torch nor DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launchers.gang.job import TrainJob
+
+# The bucket of gradients that is reduced at once, in elements. DeepSpeed's default, 5e8, holds 1 GB in bf16
+# on every GPU (twice that with overlapping communication), also for a model that is smaller than it.
+# estimator/memory/buffers.py counts on it.
+LARGEST_BUCKET = 200_000_000
+
+
+def zero_stage(job: TrainJob) -> int:
+    """ZeRO stage of the plan's sharding; plain data parallelism is stage 0."""
+    sharding = job.plan.layout.sharding
+    if sharding in ("none", "ddp"):
+        return 0
+    if not sharding.startswith("zero"):
+        raise ValueError(f"plan.layout.sharding = {sharding!r}: DeepSpeed shards with zero0 to zero3.")
+    return int(sharding.removeprefix("zero"))
+
+
+def configuration(
+    job: TrainJob, *, trained: int | None = None, load_universal: bool = False
+) -> dict[str, Any]:
+    """DeepSpeed's configuration of a job; ``settings.engine`` is laid over it last.
+
+    ``trained`` is the number of parameters that get gradients, the whole model's as long as not known.
+
+    Optimizer and schedule are torch's own, given to ``deepspeed.initialize`` as objects, so that no
+    CUDA or C++ extension has to be compiled; naming an "optimizer" or a "scheduler" in
+    ``settings.engine`` hands them over to DeepSpeed.
+    """
+    layout = job.plan.layout
+    stage = zero_stage(job)
+    bucket = min(LARGEST_BUCKET, job.plan.parameters if trained is None else trained)
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": layout.device == "cuda",
+        "contiguous_gradients": True,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
+    if stage and layout.offload == "cpu":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": layout.device == "cuda"}
+    values: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.accumulation,
+        "gradient_clipping": job.settings.clip_grad_norm or 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # SGD
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam has to be compiled, torch's has not
+        "bf16": {"enabled": layout.precision != "fp32"},  # with fp32 master weights in the optimizer
+        "steps_per_print": 1_000_000_000,
+        "wall_clock_breakdown": False,
+    }
+    if load_universal:
+        values["checkpoint"] = {"load_universal": True}
+    return _overlaid(values, job.settings.engine)
+
+
+def write(job: TrainJob, values: dict[str, Any]) -> Path:
+    """Keep the configuration with the run: engine/deepspeed.json."""
+    path = job.work_dir / "engine" / "deepspeed.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=1))
+    return path
+
+
+def _overlaid(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        merged[key] = (
+            _overlaid(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        )
+    return merged

@@ -1,0 +1,56 @@
+"""DeepSpeed: transformers models on deepspeed.initialize, ZeRO 0 to 3, optimizer offload, LoRA by peft."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launchers.engines import _hf_layout
+from launchers.gang.job import TrainJob
+
+if TYPE_CHECKING:
+    from estimator.models import ModelSpec
+    from launchers.settings import Settings
+
+
+# What its loading, its adapters and its export are made for; transformers loads more, untested here.
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+
+
+class DeepSpeed:
+    """The Engine for DeepSpeed; see launchers.engines.Engine."""
+
+    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
+        if spec.family not in FAMILIES:
+            return f"deepspeed runs {', '.join(FAMILIES)} models here, and {spec.name} is {spec.family}"
+        if settings.method == "qlora":
+            return "qlora: its 4-bit base weights need bitsandbytes on CUDA, and ZeRO can't shard them here"
+        if settings.compile:
+            return "compile: not together with ZeRO's hooks"
+        if settings.zero.offload != "none" and settings.zero.stage == 0:
+            return (
+                f"zero.offload={settings.zero.offload} with zero.stage=0: only the optimizer of stages"
+                " 1 to 3 can be offloaded"
+            )
+        return None
+
+    def train(self, job: TrainJob) -> None:
+        from launchers.engines.deepspeed.train import train
+
+        train(job)
+
+    def collect(self, job: TrainJob, destination: Path) -> None:
+        adapter = job.output_dir / "adapter"
+        for name in ("model", "adapter"):
+            shutil.rmtree(destination / name, ignore_errors=True)
+        weights = sorted((job.output_dir / "model").glob("*.safetensors"))
+        _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+        if adapter.is_dir():
+            _hf_layout.lay_out_adapter(
+                adapter / "adapter_model.safetensors",
+                json.loads((adapter / "adapter_config.json").read_text()),
+                destination / "adapter",
+                base_model=job.settings.model,
+            )

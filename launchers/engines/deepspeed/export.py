@@ -1,0 +1,86 @@
+"""What is left at the end: a model in Hugging Face format, and the adapter on its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from launchers.engines import _hf_layout
+from launchers.engines.deepspeed.config import zero_stage
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv
+
+_ADAPTER_PREFIX = "base_model.model."
+
+
+def save(engine: Any, job: TrainJob, env: RankEnv) -> None:
+    """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter."""
+    adapters = job.plan.method != "full"
+    state = None
+    if zero_stage(job) == 3:  # gathers the shards on rank 0, with all ranks' help
+        state = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=adapters)
+    if env.rank != 0:
+        return
+    shutil.rmtree(job.output_dir, ignore_errors=True)
+    if not adapters:
+        engine.module.save_pretrained(job.output_dir / "model", state_dict=state)
+        return
+    adapter = job.output_dir / "adapter"
+    # "auto" would look into the base model's vocabulary, on the hub where it has to
+    engine.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
+    merge(job.model_dir, adapter, job.output_dir / "model")
+
+
+def merge(base: Path, adapter: Path, destination: Path) -> None:
+    """Base weights plus adapter, file by file on the CPU, in the base's own files, names and types.
+
+    Holds one file of weights at a time, so that it works for models that are larger than memory.
+    """
+    changes = _low_rank_products(adapter)
+    destination.mkdir(parents=True)
+    applied: set[str] = set()
+    for path in _weight_files(base):
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+        weights = load_file(path)
+        for name in weights.keys() & changes.keys():
+            down, up, scale = changes[name]
+            change = (up.float() @ down.float()) * scale
+            weights[name] = (weights[name].float() + change).to(weights[name].dtype).contiguous()
+            applied.add(name)
+        save_file(weights, destination / path.name, metadata=metadata)
+    if missing := changes.keys() - applied:
+        raise RuntimeError(
+            f"the base model has no weights called {', '.join(sorted(missing)[:3])} to merge into"
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that transformers would load; some repositories hold a second copy in another layout."""
+    index = folder / _hf_layout.INDEX
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def _low_rank_products(adapter: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
+    """Name of a base weight: A, B and the factor of B @ A to add to it."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    downs = [name for name in tensors if name.endswith(".lora_A.weight")]
+    return {
+        name.removeprefix(_ADAPTER_PREFIX).removesuffix(".lora_A.weight") + ".weight": (
+            tensors[name],
+            tensors[name.replace(".lora_A.", ".lora_B.")],
+            scale,
+        )
+        for name in downs
+    }

@@ -1,0 +1,218 @@
+"""TrainJob -> the name of a torchtune recipe and its whole YAML. Imports neither torch nor torchtune.
+
+One "epoch" of the recipe is what is left of the run: the order of the rows, epochs included, is fixed when
+the data is prepared (launchers.dataset.prepared), so the recipe never shuffles.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+from estimator.models import ModelSpec
+from estimator.plan import Layout
+from launchers.dataset.prepared import Prepared
+from launchers.engines.torchtune.support import ATTENTION, MLP, unsupported, unsupported_shards
+from launchers.gang.job import TrainJob
+from launchers.settings import Settings
+
+_PARTS = "launchers.engines.torchtune.parts"
+_MODELS = "torchtune.models"
+_CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune.qwen2.Qwen2Checkpointer"}
+
+
+def recipe_name(job: TrainJob) -> str:
+    method = "full" if job.settings.method == "full" else "lora"
+    where = "distributed" if job.plan.layout.world_size > 1 else "single_device"
+    return f"{method}_finetune_{where}"
+
+
+def recipe_config(job: TrainJob) -> dict[str, Any]:
+    """The recipe's whole configuration; ``settings.engine`` is laid over it last.
+
+    Raises UserError where torchtune can't do what is asked.
+    """
+    hf_config = json.loads((job.model_dir / "config.json").read_text())
+    spec = ModelSpec.from_hf_config(hf_config, job.settings.model)
+    settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
+    reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(hf_config, spec)
+    if reason:
+        raise UserError(f"torchtune can't run this: {reason}.", "Try --launcher deepspeed.")
+    values = {
+        "output_dir": str(job.output_dir),
+        "seed": settings.seed,
+        "shuffle": False,
+        "device": layout.device,
+        "dtype": layout.precision,
+        "model": model_component(spec, settings, layout),
+        # A pad id beyond the model's vocabulary can't be embedded; what padding holds doesn't matter.
+        "tokenizer": {
+            "_component_": f"{_PARTS}.PadOnly",
+            "pad_id": data.info.pad_id if 0 <= data.info.pad_id < spec.vocab else 0,
+        },
+        "dataset": {
+            "_component_": f"{_PARTS}.PreparedDataset",
+            "folder": str(job.data_dir),
+            "start_step": job.start_step,
+            "total_steps": job.total_steps,
+            "packed": data.info.packed,
+        },
+        "checkpointer": {
+            "_component_": _CHECKPOINTERS.get(spec.family, "torchtune.training.FullModelHFCheckpointer"),
+            "checkpoint_dir": str(job.model_dir),
+            "checkpoint_files": weight_files(job.model_dir),
+            "recipe_checkpoint": None,
+            "output_dir": str(job.output_dir),
+            "model_type": {"llama": "LLAMA3", "mistral": "MISTRAL", "qwen2": "QWEN2"}[spec.family],
+        },
+        "resume_from_checkpoint": False,
+        "save_adapter_weights_only": False,
+        "batch_size": layout.micro_batch,
+        "epochs": 1,
+        "max_steps_per_epoch": None,
+        "gradient_accumulation_steps": layout.accumulation,
+        "optimizer_in_bwd": False,
+        # "inf" clips nothing, and the norm is still measured.
+        "clip_grad_norm": "inf" if settings.clip_grad_norm is None else settings.clip_grad_norm,
+        "compile": settings.compile,
+        "optimizer": _optimizer(settings, layout),
+        "lr_scheduler": _schedule(settings),
+        "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+        "enable_activation_checkpointing": layout.activation_checkpointing,
+        "enable_activation_offloading": False,
+        "metric_logger": {"_component_": f"{_PARTS}.NoLogger"},
+        "log_every_n_steps": 1,
+        "log_peak_memory_stats": False,
+        "profiler": {"_component_": "torchtune.training.setup_torch_profiler", "enabled": False},
+    }
+    return merge(values, settings.engine)
+
+
+def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
+    layout = job.plan.layout
+    if layout.tensor_parallel > 1:
+        return "its recipes clip gradients only without tensor parallelism"
+    if data.info.global_batch != layout.global_batch:
+        return (
+            f"the data was prepared for a global batch of {data.info.global_batch}, the plan has "
+            f"{layout.global_batch}"
+        )
+    if data.info.total_steps < job.total_steps:
+        return f"the data was prepared for {data.info.total_steps} steps, the job has {job.total_steps}"
+    if data.info.seq_len > layout.seq_len:
+        return f"the data was prepared for sequences of {data.info.seq_len}, the plan has {layout.seq_len}"
+    return unsupported_shards(spec, layout.world_size) if job.settings.method == "qlora" else None
+
+
+def _incomplete(hf_config: dict[str, Any], spec: ModelSpec) -> str | None:
+    """torchtune's checkpointer reads these from config.json and knows no defaults for them."""
+    needed = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
+    needed += ["tie_word_embeddings"] if spec.family == "qwen2" else []
+    missing = [name for name in needed if name not in hf_config]
+    return f"the model's config.json has no {missing[0]}, which torchtune reads" if missing else None
+
+
+def model_component(spec: ModelSpec, settings: Settings, layout: Layout) -> dict[str, Any]:
+    """The builder and its arguments. Rotary tables are only made as long as the sequences are."""
+    module, extra = _builder(spec)
+    adapters = settings.method != "full"
+    values: dict[str, Any] = {
+        "_component_": f"{_MODELS}.{module}.{'lora_' if adapters else ''}{module}",
+        "vocab_size": spec.vocab,
+        "num_layers": spec.layers,
+        "num_heads": spec.heads,
+        "num_kv_heads": spec.kv_heads,
+        "embed_dim": spec.hidden,
+        "intermediate_dim": spec.ffn,
+        "max_seq_len": layout.seq_len,
+        "attn_dropout": 0.0,
+        "norm_eps": spec.norm_eps,
+        "rope_base": spec.rope_theta,
+        **extra,
+    }
+    return values | _adapters(settings) if adapters else values
+
+
+def _builder(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
+    """torchtune's builder for a model, and the arguments that only it has.
+
+    Llama 2 is Llama 3 with another rotary base. Of the Llama builders only 3.2's can tie the embeddings;
+    its scaling by 1 is none.
+    """
+    if spec.family == "qwen2":
+        return "qwen2", {"tie_word_embeddings": spec.tied_embeddings}
+    if spec.family == "mistral":
+        return "mistral", {}
+    factor = spec.rope_scaling_factor if spec.rope_scaling_type else None
+    if spec.tied_embeddings:
+        return "llama3_2", {"scale_factor": factor or 1, "tie_word_embeddings": True}
+    if factor:
+        return "llama3_1", {"scale_factor": factor}
+    return "llama3", {}
+
+
+def _adapters(settings: Settings) -> dict[str, Any]:
+    lora = settings.lora
+    return {
+        "lora_attn_modules": [tune for hf, tune in ATTENTION.items() if hf in lora.targets],
+        "apply_lora_to_mlp": set(lora.targets) >= MLP,
+        "apply_lora_to_output": False,
+        "lora_rank": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "quantize_base": settings.method == "qlora",
+    }
+
+
+def _optimizer(settings: Settings, layout: Layout) -> dict[str, Any]:
+    chosen = settings.optimizer
+    if chosen.lr == "auto":
+        raise ValueError("optimizer.lr is still auto: it should be resolved before training")
+    common = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
+    if chosen.name == "sgd":
+        return {"_component_": "torch.optim.SGD", **common, "momentum": 0.9}
+    return {
+        "_component_": "torch.optim.AdamW",
+        **common,
+        "betas": list(chosen.betas),
+        "eps": chosen.eps,
+        "fused": layout.device == "cuda",
+    }
+
+
+def _schedule(settings: Settings) -> dict[str, Any]:
+    schedule = settings.schedule
+    if schedule.name == "cosine":
+        component = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
+        return {"_component_": component, "num_warmup_steps": schedule.warmup_steps}
+    return {
+        "_component_": f"{_PARTS}.warmup_schedule",
+        "shape": schedule.name,
+        "num_warmup_steps": schedule.warmup_steps,
+    }
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``base``, section by section; naming another component replaces its section."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merge(old, value) if both and "_component_" not in value else value  # type: ignore[arg-type]
+    return result
+
+
+def weight_files(model_dir: Path) -> list[str]:
+    """Names of the safetensors files of a model; raises UserError when there are none."""
+    index = model_dir / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    names = sorted(path.name for path in model_dir.glob("*.safetensors"))
+    names = [name for name in names if not name.startswith(("adapter", "consolidated"))]
+    if not names:
+        raise UserError(
+            f"{model_dir} holds no *.safetensors weights.", "torchtune reads safetensors only: convert them."
+        )
+    return names

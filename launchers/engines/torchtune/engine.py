@@ -1,0 +1,67 @@
+"""torchtune 0.6.1: full fine-tuning, LoRA and QLoRA of dense models, on one process or several (FSDP2).
+
+This file is the engine's face. Behind it are ``torchtune_support`` (what it can't do), ``torchtune_config``
+(TrainJob -> YAML), ``torchtune_recipe`` (running torchtune's own recipes) with ``torchtune_checkpoint`` and
+``torchtune_clock``, and ``torchtune_parts`` (what the YAML names).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import yaml
+
+from estimator.models import ModelSpec
+from launchers.engines import _hf_layout
+from launchers.engines.torchtune import config as torchtune_config
+from launchers.engines.torchtune import support as torchtune_support
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, RankReporter
+from launchers.settings import Settings
+
+_FINAL = "epoch_0"  # the recipes see one epoch, and name their output after it
+
+
+class Torchtune:
+    """See :class:`launchers.engines.Engine`."""
+
+    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
+        return torchtune_support.unsupported(settings, spec)
+
+    def train(self, job: TrainJob) -> None:
+        env = RankEnv.read()
+        reporter = RankReporter(job.telemetry_dir, env)
+        reporter.phase("load", job.start_step)
+        values = torchtune_config.recipe_config(job)
+        if env.local_rank == 0:
+            folder = job.work_dir / "engine"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "torchtune.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local by now
+
+        from launchers.engines.torchtune import recipe  # imports torchtune: about 10 s
+
+        recipe.run(job, env, reporter, torchtune_config.recipe_name(job), values)
+        reporter.close()
+
+    def collect(self, job: TrainJob, destination: Path) -> None:
+        saved = job.output_dir / _FINAL
+        weights = sorted(path for path in saved.glob("model*.safetensors"))
+        _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+        if job.settings.method != "full":
+            _hf_layout.lay_out_adapter(
+                saved / "adapter_model.safetensors",
+                json.loads((saved / "adapter_config.json").read_text()),
+                destination / "adapter",
+                base_model=_base_model(job),
+            )
+
+
+def _base_model(job: TrainJob) -> str:
+    """What the adapters belong to, as PEFT can find it: a Hugging Face id, or else the local folder."""
+    spec = ModelSpec.from_hf_config(
+        json.loads((job.model_dir / "config.json").read_text()), job.settings.model
+    )
+    return spec.hf_id or str(job.model_dir)

@@ -1,0 +1,105 @@
+"""The components that our torchtune YAML names: data that is already tokens, a schedule, no logger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from launchers.dataset.prepared import IGNORE, Prepared
+
+
+class PadOnly:
+    """Stands where a recipe wants a tokenizer: the rows are tokens already, only padding is left."""
+
+    def __init__(self, pad_id: int) -> None:
+        self.pad_id = pad_id
+
+
+class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """The rows of a prepared folder in training order, from ``start_step`` on.
+
+    The recipes' sampler gives rank r of W the items r, r + W, ... Step s of any world size therefore trains
+    on exactly ``order[s * global_batch : (s + 1) * global_batch]``.
+
+    Counts what it has handed out (the recipes load in the training process, without workers), so that a
+    rank knows its own samples and tokens; padding is not counted.
+    """
+
+    def __init__(
+        self, tokenizer: PadOnly, *, folder: str, start_step: int, total_steps: int, packed: bool
+    ) -> None:
+        self._data = Prepared(Path(folder))
+        info = self._data.info
+        self._rows = self._data.order[start_step * info.global_batch : total_steps * info.global_batch]
+        self._pad_id = tokenizer.pad_id
+        self._packed = packed
+        self._samples = self._tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._data.row(int(self._rows[index]))
+        self._samples += 1
+        self._tokens += len(row.tokens)
+        tokens, labels = row.tokens.astype(np.int64), row.labels.astype(np.int64)
+        if not self._packed:
+            return {"tokens": tokens, "labels": labels}
+        return self._pack(tokens, labels, row.positions.astype(np.int64), row.lengths.astype(np.int64))
+
+    def _pack(self, tokens: Any, labels: Any, positions: Any, lengths: Any) -> dict[str, Any]:
+        """Tensors of one length, as torchtune's collate wants them; the padding is a document of its own."""
+        missing = self._data.info.seq_len - len(tokens)
+        if missing:
+            tokens = np.pad(tokens, (0, missing), constant_values=self._pad_id)
+            labels = np.pad(labels, (0, missing), constant_values=IGNORE)
+            positions = np.concatenate([positions, np.arange(missing)])
+            lengths = np.append(lengths, missing)
+        return {
+            "tokens": torch.from_numpy(tokens),
+            "labels": torch.from_numpy(labels),
+            "input_pos": torch.from_numpy(positions),
+            "seq_lens": torch.from_numpy(lengths),
+        }
+
+    def take_counts(self) -> tuple[int, int]:
+        """Samples and tokens handed out since the last call."""
+        counts = self._samples, self._tokens
+        self._samples = self._tokens = 0
+        return counts
+
+
+def warmup_schedule(
+    optimizer: torch.optim.Optimizer,
+    *,
+    shape: Literal["linear", "constant"],
+    num_warmup_steps: int,
+    num_training_steps: int,
+    last_epoch: int = -1,
+) -> LambdaLR:
+    """The two schedules that torchtune has not, with the formulas of transformers' schedules."""
+
+    def factor(step: int) -> float:
+        if step < num_warmup_steps:
+            return step / max(1, num_warmup_steps)
+        if shape == "constant":
+            return 1.0
+        return max(0.0, (num_training_steps - step) / max(1, num_training_steps - num_warmup_steps))
+
+    return LambdaLR(optimizer, factor, last_epoch)
+
+
+class NoLogger:
+    """A metric logger that keeps nothing: the telemetry of launchers.gang.rank takes its place."""
+
+    def log_config(self, config: Any) -> None: ...
+
+    def log(self, name: str, data: Any, step: int) -> None: ...
+
+    def log_dict(self, payload: Any, step: int) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,291 @@
+"""Runs torchtune's own recipes, from their unmodified files, through a subclass of their class.
+
+torchtune 0.6.1 is the last release, and its four fine-tuning recipes end their useful life as they are: they
+save at the ends of epochs only, resume from there only, and log on rank 0 only. The subclass overrides as
+little as gives a run what it needs:
+
+``setup``                after the recipe's own: first adapters that don't depend on the number of processes,
+                         weights and optimizer from the checkpoint that the run goes on from, the step
+                         counter, and the hooks that time forward and backward passes
+``_setup_lr_scheduler``  the schedule of the whole run, begun at the step that the run goes on from
+``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, is where
+                         telemetry and checkpoints are written
+``train``                phases; the clock starts
+``cleanup``              the process group ends also where the recipe has none of its own
+
+The training loop, the model, the loss, the data loader and the final save are the recipe's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import math
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torchtune.training
+from omegaconf import OmegaConf
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
+from launchers.engines.torchtune.clock import StepClock
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
+
+RECIPES = {
+    "full_finetune_single_device": "FullFinetuneRecipeSingleDevice",
+    "full_finetune_distributed": "FullFinetuneRecipeDistributed",
+    "lora_finetune_single_device": "LoRAFinetuneRecipeSingleDevice",
+    "lora_finetune_distributed": "LoRAFinetuneRecipeDistributed",
+}
+
+if TYPE_CHECKING:
+
+    class _Recipe:
+        """What this module uses of torchtune's recipe classes."""
+
+        global_step: int
+        _device: torch.device
+        _model: torch.nn.Module
+        _optimizer: torch.optim.Optimizer
+        _dataloader: Any
+        _metric_logger: Any
+
+        def __init__(self, cfg: Any) -> None: ...
+        def setup(self, cfg: Any) -> None: ...
+        def _setup_lr_scheduler(self, **arguments: Any) -> Any: ...
+        def _setup_profiler(self, cfg_profiler: Any = None) -> Any: ...
+        def train(self) -> None: ...
+        def cleanup(self) -> None: ...
+
+else:
+    _Recipe = object
+
+
+class Steps(_Recipe):
+    """Laid over a recipe class: telemetry and checkpoints at every step, and going on from one."""
+
+    def __init__(self, cfg: Any, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
+        self._job, self._env, self._reporter = job, env, reporter
+        self._latest = _Latest(None)
+        super().__init__(cfg)
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        self.global_step = self._reported_step = self._job.start_step
+        if self._env.rank == 0:
+            self._metric_logger = self._latest = _Latest(self._metric_logger)
+        if self._job.resume_dir is None:
+            draw_adapters(self._model, self._job.settings.seed)
+        else:
+            torchtune_checkpoint.load(self._job.resume_dir, self._model, self._optimizer)
+            self._restore_generators_at_first_forward(self._job.resume_dir)
+        self._clock = StepClock(self._device.type == "cuda")
+        self._clock.watch(self._model, self._optimizer)
+
+    def _setup_lr_scheduler(self, **arguments: Any) -> Any:
+        start = self._job.start_step
+        if start:
+            for group in self._optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+        arguments |= {"num_training_steps": self._job.total_steps, "last_epoch": start - 1}
+        return super()._setup_lr_scheduler(**arguments)
+
+    def _setup_profiler(self, cfg_profiler: Any = None) -> Any:
+        return _SteppedProfiler(super()._setup_profiler(cfg_profiler), self._after_batch)
+
+    def train(self) -> None:
+        self._reporter.phase("train", self._job.start_step)
+        self._clock.restart()
+        super().train()
+
+    def _after_batch(self) -> None:
+        """Single-device recipes call this after every micro batch, the others after every step."""
+        step = self.global_step
+        if step == self._reported_step:
+            return
+        self._reported_step = step
+        self._report(step)
+        job = self._job
+        if step == job.total_steps:
+            self._reporter.phase("save", step)
+        elif job.checkpoint_every and step % job.checkpoint_every == 0:
+            self._checkpoint(step)
+        self._clock.restart()
+
+    def _report(self, step: int) -> None:
+        samples, tokens = self._dataloader.dataset.take_counts()
+        metrics = self._latest.of(step)
+        times = self._clock.read()
+        self._reporter.step(
+            step=step,
+            loss=metrics.get("loss"),
+            lr=self._clock.lr,
+            grad_norm=metrics.get("grad_norm"),
+            samples=samples,
+            tokens=tokens,
+            dt=times.step,
+            dtf=times.forward,
+            dtb=times.backward,
+        )
+
+    def _checkpoint(self, step: int) -> None:
+        self._reporter.phase("checkpoint", step)
+        folder = self._job.checkpoint_dir(step)
+        torchtune_checkpoint.save(folder, self._model, self._optimizer)
+        checkpoint_part_done(folder, self._env, step)
+        self._reporter.phase("train", step)
+
+    def _restore_generators_at_first_forward(self, folder: Path) -> None:
+        """Only then: building the model and the data loader draw random numbers too."""
+
+        def restore(*_: Any) -> None:
+            handle.remove()
+            torchtune_checkpoint.load_generators(folder)
+
+        handle = self._model.register_forward_pre_hook(restore)
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def draw_adapters(model: torch.nn.Module, seed: int) -> None:
+    """Draw LoRA's first weights as torchtune does (Kaiming uniform), whole and from one seed.
+
+    The recipes draw each shard by its rank's generator, so that a run on two processes would begin with
+    other adapters than a run on one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if not name.endswith("lora_a.weight"):
+            continue
+        whole = torch.empty(parameter.shape, dtype=torch.float32)
+        torch.nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+        values = whole.to(device=parameter.device, dtype=parameter.dtype)
+        if isinstance(parameter, DTensor):
+            values = distribute_tensor(values, parameter.device_mesh, parameter.placements)
+        with torch.no_grad():
+            parameter.copy_(values)
+
+
+class _SteppedProfiler:
+    """A recipe's profiler whose ``step`` calls back afterwards."""
+
+    def __init__(self, profiler: Any, after_step: Any) -> None:
+        self._profiler, self._after_step = profiler, after_step
+
+    def step(self) -> None:
+        self._profiler.step()
+        self._after_step()
+
+    def start(self) -> None:
+        self._profiler.start()
+
+    def stop(self) -> None:
+        self._profiler.stop()
+
+    def __enter__(self) -> _SteppedProfiler:
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._profiler.__exit__(*error)
+
+
+class _Latest:
+    """A metric logger that keeps the newest step's values, and passes everything on to another."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+        self._step, self._values = -1, dict[str, float]()
+
+    def log_dict(self, payload: Any, step: int) -> None:
+        self._step, self._values = step, {key: float(value) for key, value in payload.items()}
+        self._logger.log_dict(payload, step=step)
+
+    def close(self) -> None:
+        self._logger.close()
+
+    def of(self, step: int) -> dict[str, float]:
+        return self._values if step == self._step else {}
+
+
+def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: dict[str, Any]) -> None:
+    """Train with recipe ``name`` under configuration ``values``."""
+    on_cpu = values["device"] == "cpu"
+    recipe_class = getattr(_load(name), RECIPES[name])
+    steps: Any = type("Stepped" + RECIPES[name], (Steps, recipe_class), {})
+    with _cpu_shims() if on_cpu else contextlib.nullcontext():
+        if name == "lora_finetune_distributed":  # the others begin the group themselves, or have none
+            if not on_cpu:
+                torch.cuda.set_device(env.local_rank)
+            dist.init_process_group("gloo" if on_cpu else "cuda:nccl,cpu:gloo")
+        recipe = steps(OmegaConf.create(values), job, env, reporter)
+        reporter.started(device=_device_name(recipe._device), backend=_backend(), engine="torchtune")
+        recipe.setup(cfg=OmegaConf.create(values))
+        recipe.train()
+        recipe.cleanup()
+    reporter.phase("done", job.total_steps)
+
+
+def _load(name: str) -> ModuleType:
+    """A recipe's module. The ``recipes`` package refuses to be imported, so it is loaded by its path."""
+    origin = importlib.util.find_spec("torchtune")
+    assert origin is not None  # noqa: S101
+    assert origin.origin is not None  # noqa: S101
+    path = Path(origin.origin).parent.parent / "recipes" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"torchtune_recipe_{name}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"torchtune's recipe {path} can't be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _cpu_shims() -> Iterator[None]:
+    """What 0.6.1's distributed recipes call without asking whether there is a GPU.
+
+    ``get_memory_stats`` raises on a CPU, ``cleanup_before_training`` calls torch.cpu.empty_cache, which
+    doesn't exist, and ``log_memory_stats`` expects a GPU's figures.
+    """
+
+    def memory_stats(device: Any, reset_stats: bool = True) -> dict[str, float]:  # noqa: ARG001
+        return {"peak_memory_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+
+    shims: dict[str, Any] = {
+        "get_memory_stats": memory_stats,
+        "cleanup_before_training": gc.collect,
+        "log_memory_stats": lambda *_, **__: None,
+    }
+    originals = {name: getattr(torchtune.training, name) for name in shims}
+    for name, shim in shims.items():
+        setattr(torchtune.training, name, shim)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torchtune.training, name, original)
+
+
+def _backend() -> str:
+    if not dist.is_initialized():
+        return "none"
+    return "nccl" if "nccl" in dist.get_backend() else "gloo"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    return f"{device} {torch.cuda.get_device_name(device)}"

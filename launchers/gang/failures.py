@@ -1,0 +1,122 @@
+"""What can end a gang: the failures that nodes tell each other, and the errors that run_node raises."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from estimator.errors import UserError
+
+Kind = Literal["rank", "agent", "node", "hang", "task", "user"]
+
+# What a healthy rank says when its peer has gone: the consequence of a failure, not its cause.
+_SECONDARY = re.compile(
+    r"connection (reset|closed|refused|was closed)|broken pipe|socket closed|closed by peer"
+    r"|application timeout caused pair closure|gloo/transport|ncclRemoteError|ncclSystemError"
+    r"|remote process exited|NCCL communicator was aborted|DistNetworkError|TCPStore|DistStoreError",
+    re.IGNORECASE,
+)
+
+# What torch says of a GPU's memory (torch.OutOfMemoryError), of the host's (c10's CPU allocator), and Python
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|DefaultCPUAllocator: can't allocate|^MemoryError"
+    r"|CUBLAS_STATUS_ALLOC_FAILED"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """One thing that went wrong on one node, as it travels between the nodes."""
+
+    kind: Kind
+    node: int
+    host: str
+    at: float  # seconds since the epoch, by the clock of that node
+    message: str  # one line
+    rank: int | None = None
+    traceback: str = ""  # of the rank, or the end of its log
+    advice: str = ""  # kind "user": what to do
+    secondary: bool = False  # most likely the consequence of another failure
+    out_of_memory: bool = False  # of a GPU's memory or the host's
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Failure:
+        return cls(**values)
+
+    @classmethod
+    def of_rank(cls, path: Path, *, node: int, host: str) -> Failure | None:
+        """Read errors/rank-NNNNN.json (launchers.gang.rank.write_error); None while it is not whole."""
+        try:
+            values = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        rank, user = int(values["rank"]), values.get("user")
+        if user:
+            return cls(
+                kind="user",
+                node=node,
+                host=host,
+                at=values["at"],
+                rank=rank,
+                message=user["problem"],
+                advice=user["advice"],
+            )
+        return cls(
+            kind="rank",
+            node=node,
+            host=host,
+            at=values["at"],
+            rank=rank,
+            message=f"rank {rank} on {host} failed: {values['message']}",
+            traceback=values["traceback"],
+            secondary=bool(_SECONDARY.search(values["message"])),
+            out_of_memory=bool(_OUT_OF_MEMORY.search(values["message"])),
+        )
+
+    def error(self) -> Exception:
+        """The exception that every node raises for this failure."""
+        if self.kind == "user":
+            return UserError(self.message, self.advice)
+        kinds = {"node": NodeLost, "hang": RankHung, "rank": RankFailed, "agent": RankFailed}
+        return kinds.get(self.kind, GangFailed)(self)
+
+
+def root_cause(failures: Iterable[Failure]) -> Failure:
+    """The earliest failure; real causes before consequences, what the user can mend before the rest.
+
+    A full disk on one node ends a checkpoint on all, and the others may be the first to say so.
+    """
+    return min(failures, key=lambda failure: (failure.secondary, failure.kind != "user", failure.at))
+
+
+class GangFailed(RuntimeError):  # noqa: N818 it says what has happened
+    """The run has ended on all nodes, because of ``failure`` on one of them."""
+
+    def __init__(self, failure: Failure) -> None:
+        when = datetime.fromtimestamp(failure.at).astimezone().strftime("%H:%M:%S")
+        text = f"{failure.message} (node {failure.node}, {when})"
+        super().__init__(f"{text}\n\n{failure.traceback.rstrip()}\n" if failure.traceback else text)
+        self.failure = failure
+
+    def __reduce__(self) -> tuple[type[GangFailed], tuple[Failure]]:
+        return type(self), (self.failure,)
+
+
+class RankFailed(GangFailed):
+    """A training process raised, or was ended by a signal; the text holds its traceback."""
+
+
+class RankHung(GangFailed):
+    """A training process gave no sign of life for ``resources.hang_timeout_s``."""
+
+
+class NodeLost(GangFailed):
+    """A node went away, or was stopped, without its processes having failed."""

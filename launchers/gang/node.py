@@ -1,0 +1,298 @@
+"""Runs one node's part of a training job, beside the other nodes: :func:`run_node`.
+
+Whatever happens on any node, at any moment, every node's call ends within seconds, with the same root
+cause, and leaves no process behind::
+
+    node task -> agent (torchrun) -> ranks        what runs; each dies with its parent
+    node task <-> node 0's task                   launchers.gang.control: who is there, what has failed
+    telemetry, errors, logs in the work folder    launchers.gang.watch: what the ranks say
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from estimator.errors import UserError
+from launchers.cluster import processes
+from launchers.full_disk import NO_SPACE
+from launchers.gang.control import Control, NodeAddress, Timeouts, Verdict
+from launchers.gang.failures import Failure, GangFailed, NodeLost, RankFailed, RankHung
+from launchers.gang.hub import Hub
+from launchers.gang.job import TrainJob
+from launchers.gang.member import Member
+from launchers.gang.uploads import Uploads
+from launchers.gang.watch import LocalRanks
+from launchers.report.telemetry import Event, Follower
+from launchers.store.checkpoints import CheckpointStore
+
+__all__ = [
+    "GangFailed",
+    "NodeAddress",
+    "NodeLost",
+    "NodeResult",
+    "RankFailed",
+    "RankHung",
+    "Timeouts",
+    "run_node",
+]
+
+PARENT_GONE = "the end of the process that had started its task"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResult:
+    """A node's part that has ended well."""
+
+    node: int
+    host: str
+    seconds: float
+    logs_dir: Path
+    stored_steps: tuple[int, ...]  # checkpoints whose part this node has stored
+
+
+def run_node(
+    job: TrainJob,
+    address: NodeAddress,
+    *,
+    on_event: Callable[[Event], None],
+    checkpoints: CheckpointStore | None = None,
+    engine: str | None = None,
+    timeouts: Timeouts | None = None,
+) -> NodeResult:
+    """Run this node's ranks to the end of training; the same call is made on every node.
+
+    Parameters
+    ----------
+    job:
+        With a work folder of this node's own; what an earlier attempt has left in it is removed.
+    on_event:
+        Called from this thread with each telemetry event of the node's ranks. What it raises ends the run.
+    checkpoints:
+        Where finished checkpoints go, beside the training. None: they stay in the work folder.
+    engine:
+        MODULE:CLASS to use instead of the job's engine.
+
+    Raises
+    ------
+    UserError
+        A mistake of the user's found by a rank, or a full disk; on every node.
+    RankFailed, RankHung, NodeLost, GangFailed
+        The root cause, the same on every node; ``.failure`` tells where.
+    SystemExit
+        After SIGTERM, or when the process that started this one (Metaflow's scheduler) has ended.
+    """
+    layout = job.plan.layout
+    if layout.nodes != address.nodes:
+        raise ValueError(f"the plan is for {layout.nodes} nodes, the address says {address.nodes}")
+    timeouts = timeouts or Timeouts()
+    control: Control = (Hub if address.node == 0 else Member)(address, timeouts, job.start_step)
+    with processes.sigterm_raises(), contextlib.closing(control):
+        return _Node(job, address, on_event, checkpoints, engine, timeouts, control).run()
+
+
+class _Node:
+    def __init__(
+        self,
+        job: TrainJob,
+        address: NodeAddress,
+        on_event: Callable[[Event], None],
+        store: CheckpointStore | None,
+        engine: str | None,
+        timeouts: Timeouts,
+        control: Control,
+    ) -> None:
+        self._job = job
+        self._address = address
+        self._on_event = on_event
+        self._store = store
+        self._engine = engine
+        self._timeouts = timeouts
+        self._control = control
+        self._host = socket.gethostname()
+        self._marker = uuid.uuid4().hex
+        self._started = time.monotonic()
+        self._parent = os.getppid()
+        self._follower = Follower(job.telemetry_dir)
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> NodeResult:
+        _clear(self._job)
+        job_file = self._job.save()
+        uploads = Uploads(self._job, self._address.node, self._store, self._control)
+        sweeper = processes.start_sweeper(self._marker)
+        try:
+            failure = self._train(job_file, uploads).failure
+            self._end_processes(well=failure is None)
+            for event in self._follower.poll():  # before a checkpoint is committed that follows them
+                self._on_event(event)
+            uploads.remove_unfinished()
+            self._drain(uploads, self._timeouts.upload_after_failure)
+        except BaseException as error:
+            failure = self._of_task(error)
+            if isinstance(error, SystemExit):  # which by itself says nothing
+                _log.warning("%s", failure.message)
+            self._control.fail(failure)
+            self._end_processes(well=False)
+            uploads.remove_unfinished()
+            self._await_verdict()
+            raise
+        finally:
+            self._end_processes(well=False)
+            processes.end_sweeper(sweeper)
+        if failure is not None:
+            raise self._with_last_checkpoint(failure).error()
+        return NodeResult(
+            node=self._address.node,
+            host=self._host,
+            seconds=time.monotonic() - self._started,
+            logs_dir=self._job.work_dir / "logs",
+            stored_steps=tuple(uploads.stored),
+        )
+
+    def _train(self, job_file: Path, uploads: Uploads) -> Verdict:
+        """Start the ranks and follow them until it is known, on all nodes alike, how it ends."""
+        try:
+            port = self._control.join()
+        except GangFailed as error:
+            return Verdict(error.failure)
+        self._agent = self._start_agent(job_file, port)
+        ranks = LocalRanks(self._job, self._address.node, self._marker, self._agent, self._timeouts)
+        trained_at: float | None = None
+        told = upload_told = False
+        with processes.signals_wait() as look_for_signals:
+            while True:
+                look_for_signals()
+                for event in self._follower.poll():
+                    ranks.heard(event)
+                    self._on_event(event)
+                for failure in ranks.failures():
+                    self._control.fail(failure)
+                uploads.look()
+                if uploads.error is not None and not upload_told:
+                    upload_told = True
+                    self._control.fail(self._of_task(uploads.error))
+                if not told and not upload_told and ranks.finished():
+                    trained_at = trained_at or time.monotonic()
+                    if uploads.idle and self._control.others_done():
+                        told = True
+                        self._control.done()
+                    elif not uploads.idle and time.monotonic() - trained_at > self._timeouts.upload:
+                        raise UserError(
+                            f"The last checkpoint could not be stored within {self._timeouts.upload:g} s.",
+                            "Look at the network to the datastore, or make fewer checkpoints.",
+                        )
+                verdict = self._control.verdict()
+                if verdict is not None:
+                    return verdict
+                if os.getppid() != self._parent:
+                    raise SystemExit(PARENT_GONE)
+                time.sleep(self._timeouts.poll)
+
+    def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
+        layout, address = self._job.plan.layout, self._address
+        return processes.start_agent(
+            marker=self._marker,
+            job_file=job_file,
+            engine=self._engine,
+            logs_dir=self._job.work_dir / "logs",
+            node=address.node,
+            nodes=address.nodes,
+            processes=layout.processes_per_node,
+            main_host=address.main_host,
+            main_port=port,
+            rendezvous_s=self._timeouts.rendezvous,
+            environment=processes.rank_environment(
+                processes=layout.processes_per_node,
+                cores=self._job.plan.request.cpu,
+                main_host=address.main_host,
+                node=address.node,
+                on_gpus=layout.device == "cuda",
+            ),
+        )
+
+    def _end_processes(self, *, well: bool) -> None:
+        agent, self._agent = self._agent, None
+        if well and agent is not None:
+            # The agents leave their exit barrier together; nothing is left to be lost here.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(timeout=5)
+        left = processes.end_all(self._marker, grace_s=self._timeouts.grace)
+        if left:
+            _log.warning("processes %s on %s could not be ended: stuck in the kernel", left, self._host)
+        if agent is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(timeout=5)
+
+    def _drain(self, uploads: Uploads, limit: float) -> None:
+        """After a failure: checkpoints that every node had finished are still worth storing."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and uploads.error is None:
+            uploads.look()
+            if uploads.idle and not self._control.parts_missing():
+                return
+            time.sleep(self._timeouts.poll)
+
+    def _await_verdict(self) -> None:
+        """Give the others the reason before leaving."""
+        deadline = time.monotonic() + 3 * self._timeouts.settle
+        while self._control.verdict() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _of_task(self, error: BaseException) -> Failure:
+        node, host = self._address.node, self._host
+        common = {"node": node, "host": host, "at": time.time()}
+        if isinstance(error, UserError):
+            return Failure(kind="user", message=error.problem, advice=error.advice, **common)  # type: ignore[arg-type]
+        if not isinstance(error, Exception):
+            how = error.code if isinstance(error, SystemExit) else type(error).__name__
+            if how == 128 + signal.SIGTERM:
+                how = PARENT_GONE if self._parent_is_gone(within=0.3) else "SIGTERM"
+            return Failure(kind="node", message=f"node {node} ({host}) was stopped by {how}", **common)  # type: ignore[arg-type]
+        return Failure(
+            kind="task",
+            message=f"the task of node {node} on {host} failed: {type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+            **common,  # type: ignore[arg-type]
+        )
+
+    def _parent_is_gone(self, within: float) -> bool:
+        """The signal for a parent's death comes with the end of one of its threads, before it has gone."""
+        deadline = time.monotonic() + within
+        while os.getppid() == self._parent and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return os.getppid() != self._parent
+
+    def _with_last_checkpoint(self, failure: Failure) -> Failure:
+        if failure.kind != "user" or NO_SPACE not in failure.message or self._store is None:
+            return failure
+        last = self._store.latest()
+        kept = (
+            f"The last whole checkpoint is that of step {last.step}." if last else "No checkpoint was stored."
+        )
+        return dataclasses.replace(failure, advice=f"{kept} {failure.advice}".strip())
+
+
+def _clear(job: TrainJob) -> None:
+    """Remove what an earlier attempt has left in the work folder; its logs stay."""
+    for name in ("errors", "ranks"):
+        shutil.rmtree(job.work_dir / name, ignore_errors=True)
+    for path in job.telemetry_dir.glob("rank-*.jsonl"):
+        path.unlink()
+    for folder in job.checkpoints_dir.glob("step-*"):
+        resumed = job.resume_dir
+        if resumed is None or not (folder == resumed or folder in resumed.parents):
+            shutil.rmtree(folder, ignore_errors=True)

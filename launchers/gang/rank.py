@@ -1,0 +1,191 @@
+"""One training process: who it is, its telemetry, its memory, and how it dies with its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from estimator.errors import UserError
+from launchers.report.telemetry import DistInfo, Memory, Phase, Step, Writer
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """Ask Linux to send ``how`` to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
+
+    ``parent_pid`` is who the parent should be: if it has already gone, this process ends at once.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), how)
+
+
+def scheduler_name(environ: dict[str, str] | None = None) -> str:
+    env = os.environ if environ is None else environ
+    for variable, name in (
+        ("METAFLOW_KUBERNETES_WORKLOAD", "kubernetes"),
+        ("AWS_BATCH_JOB_ID", "batch"),
+        ("SLURM_JOB_ID", "slurm"),
+        ("PBS_JOBID", "pbs"),
+    ):
+        if variable in env:
+            return name
+    return "local"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnv:
+    """torchrun's environment of this process; one process alone when there is none."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: int
+
+    @classmethod
+    def read(cls) -> RankEnv:
+        def value(name: str, default: int) -> int:
+            return int(os.environ.get(name, default))
+
+        return cls(
+            rank=value("RANK", 0),
+            local_rank=value("LOCAL_RANK", 0),
+            world_size=value("WORLD_SIZE", 1),
+            local_world_size=value("LOCAL_WORLD_SIZE", 1),
+            node=value("GROUP_RANK", 0),
+        )
+
+
+class RankReporter:
+    """Writes this rank's telemetry. Imports torch only to read a GPU's memory, if torch is there."""
+
+    def __init__(self, telemetry_dir: Path, env: RankEnv) -> None:
+        self.env = env
+        self._writer = Writer(telemetry_dir, env.rank)
+        self._process = psutil.Process()
+
+    def started(self, *, device: str, backend: str, engine: str) -> None:
+        self._writer.write(
+            DistInfo(
+                rank=self.env.rank,
+                local_rank=self.env.local_rank,
+                world_size=self.env.world_size,
+                node=self.env.node,
+                host=socket.gethostname(),
+                device=device,
+                backend=backend,
+                scheduler=scheduler_name(),
+                engine=engine,
+                pid=os.getpid(),
+            )
+        )
+
+    def phase(self, name: str, step: int = 0) -> None:
+        self._writer.write(Phase(rank=self.env.rank, name=name, step=step))
+
+    def step(
+        self,
+        *,
+        step: int,
+        loss: float | None,
+        lr: float | None,
+        grad_norm: float | None,
+        samples: int,
+        tokens: int,
+        dt: float,
+        dtf: float | None,
+        dtb: float | None,
+    ) -> None:
+        """One optimizer step; see launchers.report.telemetry.Step for the units."""
+        self._writer.write(
+            Step(
+                rank=self.env.rank,
+                step=step,
+                loss=loss,
+                lr=lr,
+                grad_norm=grad_norm,
+                samples=samples,
+                tokens=tokens,
+                dt=dt,
+                dtf=dtf,
+                dtb=dtb,
+            )
+        )
+        self.memory(step)
+
+    def memory(self, step: int) -> None:
+        allocated = reserved = None
+        import torch  # already loaded by whoever trains
+
+        if torch.cuda.is_available():
+            allocated = torch.cuda.max_memory_allocated()
+            reserved = torch.cuda.max_memory_reserved()
+        self._writer.write(
+            Memory(
+                rank=self.env.rank,
+                step=step,
+                allocated_peak=allocated,
+                reserved_peak=reserved,
+                rss=self._process.memory_info().rss,
+                rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            )
+        )
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def checkpoint_part_done(checkpoint_dir: Path, env: RankEnv, step: int) -> None:
+    """Say that this rank's files of a checkpoint are whole: flush them, then write rank-NNNNN.json.
+
+    Call it on every rank, after a barrier that follows the last write, so that no file of another rank
+    on this node is still on its way.
+    """
+    files = [p for p in sorted(checkpoint_dir.rglob("*")) if p.is_file() and not _is_part_file(p)]
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    part = checkpoint_dir / f"rank-{env.rank:05d}.json"
+    temporary = part.with_suffix(".tmp")
+    temporary.write_text(
+        json.dumps({"rank": env.rank, "world_size": env.world_size, "step": step, "at": time.time()})
+    )
+    temporary.rename(part)
+
+
+def _is_part_file(path: Path) -> bool:
+    return path.name.startswith("rank-") and path.suffix in (".json", ".tmp")
+
+
+def write_error(errors_dir: Path, rank: int, error: BaseException) -> None:
+    """Keep this rank's failure for the node's task: errors/rank-NNNNN.json, whole or not there."""
+    errors_dir.mkdir(parents=True, exist_ok=True)
+    values: dict[str, object] = {
+        "rank": rank,
+        "at": time.time(),
+        "message": f"{type(error).__name__}: {error}",
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    if isinstance(error, UserError):
+        values["user"] = {"problem": error.problem, "advice": error.advice}
+    path = errors_dir / f"rank-{rank:05d}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(values))
+    temporary.rename(path)

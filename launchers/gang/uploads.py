@@ -1,0 +1,96 @@
+"""Stores a node's checkpoints from a thread of the node's task, beside the training."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+from pathlib import Path
+
+from launchers.gang.control import Control
+from launchers.gang.job import TrainJob
+from launchers.store.checkpoints import CheckpointStore
+
+
+class Uploads:
+    """Takes finished checkpoint folders to the store, and on node 0 commits those that are whole.
+
+    Without a store the newest ``settings.keep_checkpoints`` stay in the work folder.
+    """
+
+    def __init__(self, job: TrainJob, node: int, store: CheckpointStore | None, control: Control) -> None:
+        self._job = job
+        self._node = node
+        self._store = store
+        self._control = control
+        layout = job.plan.layout
+        first = node * layout.processes_per_node
+        self._ranks = range(first, first + layout.processes_per_node)
+        self._taken: set[Path] = set()
+        self._queue: queue.Queue[tuple[int, Path | None]] = queue.Queue()
+        self.error: Exception | None = None
+        self.stored: list[int] = []  # steps: this node's parts in the store
+        threading.Thread(target=self._work, name="gang-uploads", daemon=True).start()
+
+    def look(self) -> None:
+        """Queue what is ready. Call it often; it returns at once."""
+        for step, folder in self._finished():
+            if folder not in self._taken:
+                self._taken.add(folder)
+                self._queue.put((step, folder))
+        for step in self._control.whole_steps():
+            self._queue.put((step, None))
+
+    @property
+    def idle(self) -> bool:
+        return self._queue.unfinished_tasks == 0
+
+    def remove_unfinished(self) -> None:
+        """Remove what no rank will finish any more. Only after the ranks have ended."""
+        whole = {folder for _, folder in self._finished()}
+        for folder in self._job.checkpoints_dir.glob("step-*"):
+            if folder not in whole and not self._is_resumed_from(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _finished(self) -> list[tuple[int, Path]]:
+        return [
+            (int(folder.name.removeprefix("step-")), folder)
+            for folder in sorted(self._job.checkpoints_dir.glob("step-*"))
+            if folder.name.removeprefix("step-").isdigit()
+            and not self._is_resumed_from(folder)
+            and all((folder / f"rank-{rank:05d}.json").exists() for rank in self._ranks)
+        ]
+
+    def _is_resumed_from(self, folder: Path) -> bool:
+        resumed = self._job.resume_dir
+        return resumed is not None and (folder == resumed or folder in resumed.parents)
+
+    def _work(self) -> None:
+        while True:
+            step, folder = self._queue.get()
+            try:
+                if self.error is None:
+                    self._keep_here() if self._store is None else self._put(self._store, step, folder)
+            except Exception as error:  # noqa: BLE001 the task reports it
+                self.error = error
+            finally:
+                self._queue.task_done()
+
+    def _put(self, store: CheckpointStore, step: int, folder: Path | None) -> None:
+        if folder is not None:
+            store.put_part(step, self._node, folder)
+            self.stored.append(step)
+            self._control.part_stored(step)
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        plan = self._job.plan
+        store.commit(
+            step,
+            nodes=plan.layout.nodes,
+            world_size=plan.layout.world_size,
+            extra={"engine": plan.engine, "method": plan.method, "total_steps": self._job.total_steps},
+        )
+
+    def _keep_here(self) -> None:
+        for _, folder in self._finished()[: -self._job.settings.keep_checkpoints]:
+            shutil.rmtree(folder, ignore_errors=True)

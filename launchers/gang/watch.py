@@ -1,0 +1,235 @@
+"""Watches the agent and the ranks of one node from outside, through what they leave in the work folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launchers.cgroups import oom_kills
+from launchers.cluster.processes import is_running, tail
+from launchers.gang.control import Timeouts
+from launchers.gang.failures import Failure
+from launchers.gang.job import TrainJob
+from launchers.report.telemetry import Event, Memory, Phase, Step
+
+# torchrun says "failed (exitcode: -9) local_rank: 0 (pid: 12)" and at its end "exitcode  : -9 (pid: 12)".
+_EXIT = re.compile(r"exitcode\s*: (-?\d+)\)?[^\n]*?\(pid: (\d+)\)")
+_EXIT_RANK = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) ")
+_WAIT_FOR_CODE_S = 1.5
+
+
+# Whole models are read or written in these, and merged, without a word until they are done.
+_LONG_PHASES = {"load": 4, "save": 4}
+
+
+@dataclass(slots=True)
+class _Sign:
+    """The last that was heard of a rank."""
+
+    seen: float  # monotonic
+    at: float
+    what: str = "nothing since its start"
+    patience: int = 1  # times the settings' hang_timeout_s
+
+
+class LocalRanks:
+    """The ranks of one node. Yields each failure once; knows when all have finished."""
+
+    def __init__(
+        self, job: TrainJob, node: int, marker: str, agent: subprocess.Popen[bytes], timeouts: Timeouts
+    ) -> None:
+        layout = job.plan.layout
+        self._per_node = layout.processes_per_node
+        self.ranks = range(node * self._per_node, (node + 1) * self._per_node)
+        self._job = job
+        self._node = node
+        self._host = socket.gethostname()
+        self._marker = marker
+        self._agent = agent
+        self._timeouts = timeouts
+        self._hang_s = float(job.settings.resources.hang_timeout_s)
+        self._started = time.monotonic()
+        self._oom_kills = oom_kills()
+        self._signs: dict[int, _Sign] = {}  # from a rank's start on
+        self._pids: dict[int, int] = {}
+        self._missing_since: dict[int, tuple[float, float]] = {}  # rank -> (monotonic, epoch)
+        self._reported: set[int | str] = set()
+        self._cause_known = False
+        self._all_done_at: float | None = None
+
+    def heard(self, event: Event) -> None:
+        """Take an event as a rank's sign of life."""
+        patience = 1
+        if isinstance(event, Phase):
+            what = f"phase {event.name!r}, step {event.step}"
+            patience = _LONG_PHASES.get(event.name, 1)
+        elif isinstance(event, Step | Memory):
+            what = f"step {event.step}"
+        else:
+            what = "it had joined"
+        self._signs[event.rank] = _Sign(time.monotonic(), event.at, what, patience)
+
+    def is_done(self, rank: int) -> bool:
+        return (self._job.work_dir / "ranks" / f"rank-{rank:05d}.done").exists()
+
+    def finished(self) -> bool:
+        """All have trained to the end, and have left as processes (or had their time to)."""
+        if not all(self.is_done(rank) for rank in self.ranks):
+            return False
+        self._all_done_at = self._all_done_at or time.monotonic()
+        gone = not any(is_running(pid) for pid in self._read_pids().values())
+        return gone or time.monotonic() - self._all_done_at > self._timeouts.leave
+
+    def failures(self) -> Iterator[Failure]:
+        """What has gone wrong since the last call."""
+        for failure in self._all_failures():
+            key = failure.rank if failure.rank is not None else failure.kind
+            if key not in self._reported:
+                self._reported.add(key)
+                self._cause_known = self._cause_known or not failure.secondary
+                yield failure
+
+    def _all_failures(self) -> Iterator[Failure]:
+        code = self._agent.poll()  # first: what a rank has to say is on disk before its agent ends
+        undone = [rank for rank in self.ranks if not self.is_done(rank)]
+        for rank in self.ranks:
+            failure = Failure.of_rank(
+                self._job.work_dir / "errors" / f"rank-{rank:05d}.json", node=self._node, host=self._host
+            )
+            if failure is not None:
+                yield failure
+        if not undone:
+            return
+        if code is not None and code < 0:
+            yield self._of_agent(f"was ended by {signal_name(-code)}")
+            return
+        if not self._cause_known:
+            yield from self._dead(undone)
+        if code is not None and not self._reported:
+            yield self._of_ended_agent(code)
+        if code is None:
+            yield from self._silent(undone)
+
+    def _dead(self, undone: list[int]) -> Iterator[Failure]:
+        pids, now = self._read_pids(), time.monotonic()
+        dead = [rank for rank in undone if rank in pids and not is_running(pids[rank])]
+        for rank in dead:
+            self._missing_since.setdefault(rank, (now, time.time()))
+        codes = self._exit_codes() if dead else {}
+        for rank in dead:
+            since, at = self._missing_since[rank]
+            if pids[rank] in codes or now - since > _WAIT_FOR_CODE_S:
+                failure = self._of_dead(rank, codes.get(pids[rank]), at)
+                # Once a rank has failed, torchrun ends the others of the node with SIGTERM.
+                ended = codes.get(pids[rank]) in (None, -signal.SIGTERM)
+                secondary = ended and (len(dead) > 1 or bool(self._reported))
+                yield replace(failure, secondary=secondary)
+
+    def _of_dead(self, rank: int, code: int | None, at: float) -> Failure:
+        out_of_memory = code == -signal.SIGKILL and (oom_kills() or 0) > (self._oom_kills or 0)
+        if code is None:
+            how = "ended without a word"
+        elif code >= 0:
+            how = f"ended with exit code {code} before the end of training"
+        else:
+            how = f"was ended by {signal_name(-code)}"
+            if out_of_memory:
+                how += ": by the kernel's out-of-memory killer"
+            elif code == -signal.SIGKILL:
+                how += ": often the kernel's out-of-memory killer, or somebody's kill -9"
+        log = self._stderr_tail(rank)
+        return Failure(
+            kind="rank",
+            node=self._node,
+            host=self._host,
+            at=at,
+            rank=rank,
+            message=f"rank {rank} on {self._host} {how}",
+            traceback=f"The end of its standard error:\n{log}" if log else "",
+            out_of_memory=out_of_memory,
+        )
+
+    def _of_ended_agent(self, code: int) -> Failure:
+        """The agent has ended on its own, and no rank has said why."""
+        log = self._agent_log()
+        match = _EXIT_RANK.search(log)
+        if match is not None:
+            return self._of_dead(self.ranks[int(match[2])], int(match[1]), time.time())
+        if code == 0:
+            return self._of_agent("ended before its ranks had trained to the end")
+        end = "\n".join(log.splitlines()[-20:])
+        failure = self._of_agent(f"ended with exit code {code}")
+        return replace(failure, traceback=f"The end of its log:\n{end}")
+
+    def _of_agent(self, how: str) -> Failure:
+        return Failure(
+            kind="agent",
+            node=self._node,
+            host=self._host,
+            at=time.time(),
+            message=f"the agent of node {self._node} on {self._host} {how}",
+        )
+
+    def _silent(self, undone: list[int]) -> Iterator[Failure]:
+        now = time.monotonic()
+        if now - self._started > self._timeouts.rendezvous:
+            for rank in set(undone) - set(self._read_pids()):
+                yield self._hung(rank, f"did not start within {self._timeouts.rendezvous:g} s", time.time())
+        signs = self._signs
+        silent = [
+            rank
+            for rank in undone
+            if rank in signs and now - signs[rank].seen > self._hang_s * signs[rank].patience
+        ]
+        if silent:
+            rank = min(silent, key=lambda rank: self._signs[rank].at)
+            sign = self._signs[rank]
+            clock = time.strftime("%H:%M:%S", time.localtime(sign.at))
+            how = f"has been silent for {now - sign.seen:.0f} s, since {clock}; its last sign: {sign.what}"
+            yield self._hung(rank, how, sign.at)
+
+    def _hung(self, rank: int, how: str, at: float) -> Failure:
+        return Failure(
+            kind="hang",
+            node=self._node,
+            host=self._host,
+            at=at,
+            rank=rank,
+            message=f"rank {rank} on {self._host} {how}",
+            traceback=f"The end of its standard error:\n{log}" if (log := self._stderr_tail(rank)) else "",
+        )
+
+    def _read_pids(self) -> dict[int, int]:
+        for rank in self.ranks:
+            if rank not in self._pids:
+                path = self._job.work_dir / "ranks" / f"rank-{rank:05d}.json"
+                if path.exists():
+                    values = json.loads(path.read_text())
+                    self._pids[rank] = int(values["pid"])
+                    self._signs.setdefault(rank, _Sign(time.monotonic(), values["at"]))
+        return self._pids
+
+    def _exit_codes(self) -> dict[int, int]:
+        return {int(pid): int(code) for code, pid in _EXIT.findall(self._agent_log())}
+
+    def _agent_log(self) -> str:
+        return tail(self._job.work_dir / "logs" / "agent.log", lines=200)
+
+    def _stderr_tail(self, rank: int) -> str:
+        local = rank - self.ranks[0]
+        folders = (self._job.work_dir / "logs" / self._marker).glob(f"gang_*/attempt_0/{local}")
+        return "\n".join(filter(None, (tail(Path(folder) / "stderr.log") for folder in folders)))
+
+
+def signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,90 @@
+"""What goes with a finished model: its page, settings and plan, and predicted beside measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from estimator.plan import GIB, Plan
+from launchers.evaluate import EvaluationResult
+from launchers.report.metrics import Summary, duration
+
+Facts = list[tuple[str, str]]  # rows of (what, value), for people
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps models that did not come from Hugging Face's own cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "metaflow-finetune"
+
+
+def slug(model: str) -> str:
+    """A model's name as the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
+
+
+def closing_facts(
+    plan: Plan, summary: Summary, memory_peak_bytes: int | None, evaluation: EvaluationResult | None
+) -> Facts:
+    """Predicted beside measured, and what was learnt. ``memory_peak_bytes``: of the largest process."""
+    predicted = plan.prediction
+    memory = predicted.memory
+    rows = [
+        ("steps", f"{summary.steps}"),
+        ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
+        (
+            "time for a step",
+            duration(summary.step_seconds) if summary.step_seconds >= 60 else f"{summary.step_seconds:.2f} s",
+        ),
+        (
+            "tokens/s",
+            f"predicted {_number(predicted.tokens_per_second)}, measured {summary.tokens_per_second:,.0f}",
+        ),
+        (
+            "peak memory of a process",
+            f"predicted {memory.likely_bytes / GIB:.2f} GiB (up to {memory.upper_bytes / GIB:.2f}), "
+            f"measured {_gib(memory_peak_bytes)}",
+        ),
+    ]
+    if evaluation is not None and evaluation.base is not None and evaluation.finetuned is not None:
+        rows.append(
+            ("held-out loss", f"{evaluation.base.loss:.4f} before, {evaluation.finetuned.loss:.4f} after")
+        )
+    if summary.mfu is not None:
+        rows.append(("MFU", f"{summary.mfu:.1%}"))
+    return rows
+
+
+def write_records(folder: Path, plan: Plan, settings: dict[str, Any], facts: Facts, *, again: str) -> None:
+    """Beside ``folder/model``: settings.yaml and plan.json; in it, its page. ``again``: repeats the run."""
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
+    (folder / "model" / "README.md").write_text(model_page(plan, settings, facts, again=again))
+
+
+def model_page(plan: Plan, settings: dict[str, Any], facts: Facts, *, again: str) -> str:
+    """A model card (README.md) in Hugging Face's form."""
+    head = {"library_name": "transformers", "tags": ["metaflow-finetune", plan.method]}
+    if "/" in settings["model"] and "://" not in settings["model"] and not settings["model"].startswith("/"):
+        head["base_model"] = settings["model"]
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    return (
+        f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
+        f"Method {plan.method}, engine {plan.engine}, data {settings['dataset']}.\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n"
+        "`settings.yaml` beside this folder repeats the run:\n\n"
+        f"    {again}\n"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"
+
+
+def _gib(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / GIB:.2f} GiB"

@@ -1,0 +1,1 @@
+"""What ranks say while they train, and what terminal, trackers and cards make of it."""

@@ -1,0 +1,159 @@
+"""Metrics of a run as people know them, made from the ranks' telemetry.
+
+dt, dtf, dtb: seconds of a step, of its forward and of its backward passes. MFU: model FLOPs utilisation,
+tokens/s times the model's FLOPs for each token (recomputation not counted) over the GPUs' dense peak
+(Chowdhery et al. 2022, PaLM, appendix B). A GPU whose peak is not known gives no MFU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from estimator.plan import Plan
+from launchers.dataset.prepared import Prepared
+from launchers.report.telemetry import DistInfo, Event, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metrics:
+    """One optimizer step of the whole run. Seconds; None is: not known."""
+
+    step: int
+    loss: float
+    lr: float | None
+    grad_norm: float | None
+    dt: float
+    dtf: float | None
+    dtb: float | None
+    samples_per_second: float
+    samples_per_second_per_gpu: float
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    mfu: float | None  # 0 to 1
+    eta_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def tokens_of_steps(data: Prepared) -> list[int]:
+    """Tokens that go through the model in each step, over all processes, padding not counted."""
+    info = data.info
+    drawn = data.row_lengths[data.order[: info.total_steps * info.global_batch]]
+    counts: list[int] = drawn.reshape(info.total_steps, info.global_batch).sum(axis=1).tolist()
+    return counts
+
+
+class Meter:
+    """Turns rank 0's steps into :class:`Metrics`. "Per GPU" is per process on CPUs."""
+
+    def __init__(self, plan: Plan, tokens: Sequence[int]) -> None:
+        self._plan = plan
+        self._tokens = tokens
+        self._seconds: list[float] = []
+
+    def add(self, event: Event) -> Metrics | None:
+        if not isinstance(event, Step) or event.loss is None:
+            return None
+        self._seconds.append(event.dt)
+        recent = sorted(self._seconds[-20:])
+        world = self._plan.layout.world_size
+        tokens_per_second = self._tokens[event.step - 1] / event.dt
+        samples_per_second = self._plan.layout.global_batch / event.dt
+        peak = self._plan.prediction.peak_flops_per_gpu
+        return Metrics(
+            step=event.step,
+            loss=event.loss,
+            lr=event.lr,
+            grad_norm=event.grad_norm,
+            dt=event.dt,
+            dtf=event.dtf,
+            dtb=event.dtb,
+            samples_per_second=samples_per_second,
+            samples_per_second_per_gpu=samples_per_second / world,
+            tokens_per_second=tokens_per_second,
+            tokens_per_second_per_gpu=tokens_per_second / world,
+            mfu=tokens_per_second * self._plan.prediction.flops_per_token / (world * peak) if peak else None,
+            eta_seconds=recent[len(recent) // 2] * (len(self._tokens) - event.step),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """A finished run in a few figures; the steps' medians leave out the first, which warms up."""
+
+    steps: int
+    first_loss: float
+    last_loss: float
+    step_seconds: float
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    mfu: float | None
+
+
+def summarise(metrics: Sequence[Metrics]) -> Summary:
+    """Medians over the steps; raises ValueError where no step was made."""
+    if not metrics:
+        raise ValueError("no step was made")
+    steady = metrics[1:] or metrics
+
+    def median(values: list[float]) -> float:
+        return sorted(values)[len(values) // 2]
+
+    known = [m.mfu for m in steady if m.mfu is not None]
+    return Summary(
+        steps=metrics[-1].step,
+        first_loss=metrics[0].loss,
+        last_loss=metrics[-1].loss,
+        step_seconds=median([m.dt for m in steady]),
+        tokens_per_second=median([m.tokens_per_second for m in steady]),
+        tokens_per_second_per_gpu=median([m.tokens_per_second_per_gpu for m in steady]),
+        mfu=median(known) if known else None,
+    )
+
+
+def step_line(metrics: Metrics, total_steps: int) -> str:
+    """One line for the terminal."""
+    parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
+    if metrics.lr is not None:
+        parts.append(f"lr {metrics.lr:.2e}")
+    if metrics.grad_norm is not None:
+        parts.append(f"grad {metrics.grad_norm:.2f}")
+    parts.append(f"dt {_times(metrics)}")
+    parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
+    if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu:
+        parts[-1] += f" ({metrics.tokens_per_second_per_gpu:,.0f} each)"
+    if metrics.mfu is not None:
+        parts.append(f"MFU {metrics.mfu:.1%}")
+    parts.append(f"eta {duration(metrics.eta_seconds)}")
+    return "  ".join(parts)
+
+
+def _times(metrics: Metrics) -> str:
+    split = [f"{name} {value:.2f}" for name, value in (("f", metrics.dtf), ("b", metrics.dtb)) if value]
+    return f"{metrics.dt:.2f}s" + (f" ({', '.join(split)})" if split else "")
+
+
+def duration(seconds: float) -> str:
+    """ "1:02:03", "2:03" or "0:07"."""
+    whole = math.ceil(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def dist_lines(ranks: Sequence[DistInfo]) -> list[str]:
+    """The distributed-information block that opens a run."""
+    first = ranks[0]
+    hosts = sorted({rank.host for rank in ranks})
+    lines = [
+        f"engine {first.engine}, backend {first.backend}, world {first.world_size}, "
+        f"scheduler {first.scheduler}, host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}"
+    ]
+    return lines + [
+        f"  rank {rank.rank} (node {rank.node}, local {rank.local_rank}): {rank.device}, pid {rank.pid}"
+        for rank in sorted(ranks, key=lambda rank: rank.rank)
+    ]

@@ -1,0 +1,197 @@
+"""What node 0 of a scheduler's job does before all train: plan, weights and data, once for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from estimator import calibration
+from estimator.errors import CannotFit, UserError
+from estimator.job import Machine, Target
+from estimator.models import ModelSpec
+from estimator.plan import GIB, MIB, Plan
+from estimator.planning.planner import plan
+from estimator.planning.report import render
+from launchers import pipeline
+from launchers.dataset import prepare as preparation
+from launchers.dataset import render as rendering
+from launchers.dataset import rows, sources
+from launchers.dataset.prepared import Prepared
+from launchers.model_card import slug
+from launchers.models import weights
+from launchers.settings import Settings
+
+# Settings that a run can be gone on from with other values; the data's own are in its fingerprint.
+_FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
+_FREE |= {"dataset", "micro_batch", "activation_checkpointing"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """One attempt, as node 0 has prepared it for all nodes."""
+
+    secret: str  # what the nodes prove to each other that they have read
+    attempt: int
+    key: str  # of the run: with other settings, its checkpoints are not gone on from
+    plan: Plan
+    settings: Settings
+    model_dir: Path
+    data_dir: Path
+
+    def to_json(self) -> str:
+        """For a file that the other nodes read."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in ("secret", "attempt", "key")}
+        values |= {"model_dir": str(self.model_dir), "data_dir": str(self.data_dir)}
+        values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str) -> Start:
+        values = json.loads(text)
+        return cls(
+            **{name: values[name] for name in ("secret", "attempt", "key")},
+            plan=Plan.from_json(json.dumps(values["plan"])),
+            settings=Settings.model_validate(values["settings"]),
+            model_dir=Path(values["model_dir"]),
+            data_dir=Path(values["data_dir"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """A node, as it describes itself."""
+
+    name: str
+    machine: Machine
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Host:
+        machine = dict(values["machine"])
+        gpus = tuple((str(name), int(size)) for name, size in machine.pop("gpus"))
+        return cls(name=str(values["name"]), machine=Machine(gpus=gpus, **machine))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For :meth:`from_dict`, through JSON."""
+        return dataclasses.asdict(self)
+
+
+def planned(wanted: Settings, hosts: Sequence[Host], *, calibrated: bool = True) -> tuple[Plan, Settings]:
+    """The plan for these nodes, and the settings with what depends on the model decided.
+
+    Raises UserError (CannotFit is one) in the words of ``python -m launchers``.
+    """
+    spec = weights.spec_of(weights.resolve(wanted.model))
+    asked = wanted.resources.nodes
+    if asked is not None and asked != len(hosts):
+        raise UserError(
+            f"The settings ask for {asked} node(s) (resources.nodes), this job has {len(hosts)}.",
+            "Leave resources.nodes empty, or give the scheduler that number.",
+        )
+    settings = pipeline.resolved(wanted, spec)
+    pipeline.check(settings, spec, spelling=pipeline.as_set)
+    pipeline.check_files(settings)
+    pipeline.check_installed(settings.launcher)
+    made = _plan(settings, spec, hosts, calibrated=calibrated)
+    otherwise = f"Use {pipeline.as_set('resources.gpus', 1)}."
+    pipeline.check_planned(settings, made, spec, spelling=pipeline.as_set, otherwise=otherwise)
+    needed = made.request.disk_mib * MIB
+    for host in hosts:
+        if host.machine.disk_free_bytes < needed:
+            raise UserError(
+                f"The work folder of {host.name} has {host.machine.disk_free_bytes / GIB:.1f} GiB free; "
+                f"weights, checkpoints and model need about {needed / GIB:.1f} GiB there.",
+                "Name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
+            )
+    return made, settings
+
+
+def _plan(settings: Settings, spec: ModelSpec, hosts: Sequence[Host], *, calibrated: bool) -> Plan:
+    target = Target(kind="allocation", machine=least([host.machine for host in hosts]), nodes=len(hosts))
+    known, problems = calibration.load() if calibrated else (None, ())
+    for line in problems:
+        print(line, file=sys.stderr)
+    job = pipeline.job_of(settings, spec, pipeline.known_steps(settings))
+    try:
+        return plan(job, pipeline.target_of(settings, target), calibration=known)
+    except CannotFit as error:
+        raise UserError(error.problem, as_sets(error.advice)) from None
+
+
+def as_sets(advice: str) -> str:
+    """Flags of the flow as ``python -m launchers`` takes them: ``--method lora``, ``--set method=lora``."""
+
+    def spelled(match: re.Match[str]) -> str:
+        return pipeline.as_set(match[1].replace("-", "_"), match[2])
+
+    return re.sub(r"--(?!set\b)([a-z-]+) ([\w.-]*\w)", spelled, advice)
+
+
+def least(machines: Sequence[Machine]) -> Machine:
+    """What all of these have: the fewest GPUs, the smallest memory of each."""
+    fewest = min(
+        machines, key=lambda machine: (len(machine.gpus), min((m for _, m in machine.gpus), default=0))
+    )
+    return Machine(
+        gpus=fewest.gpus,
+        cpu_cores=min(machine.cpu_cores for machine in machines),
+        ram_bytes=min(machine.ram_bytes for machine in machines),
+        disk_free_bytes=min(machine.disk_free_bytes for machine in machines),
+    )
+
+
+def prepared(
+    wanted: Settings, hosts: Sequence[Host], folder: Path, *, cache: Path | None, calibrated: bool
+) -> Start:
+    """Plan, fetch the weights, tokenise the data: all that the nodes need, in the shared ``folder``."""
+    made, settings = planned(wanted, hosts, calibrated=calibrated)
+    print(render(made), flush=True)
+    conversations = rows.read(sources.fetch(settings.dataset, folder / "dataset"))
+    held_out = []
+    if settings.evaluation.dataset:
+        held_out = rows.read(sources.fetch(settings.evaluation.dataset, folder / "held_out"))
+    print(f"{settings.dataset}: {len(conversations):,} rows, all of them well-formed", flush=True)
+    model = weights.resolve(settings.model)
+    model_dir = weights.fetch(model, (cache or folder / "weights") / slug(model.location or model.name))
+    attempt = _next_attempt(folder)
+    data_dir = folder / f"data-{attempt}"
+    shutil.rmtree(data_dir, ignore_errors=True)
+    train, drawn = preparation.split(conversations, settings)
+    info = preparation.prepare(train, model_dir, settings, settings.seq_len or 0, data_dir, held_out or drawn)
+    print(preparation.summary(info, settings.dataset))
+    print(
+        preparation.sample_view(Prepared(data_dir), rendering.load_tokenizer(model_dir, settings)), flush=True
+    )
+    spec = weights.spec_of(model)
+    return Start(
+        secret=secrets.token_hex(32),
+        attempt=attempt,
+        key=_key(settings),
+        plan=made,
+        settings=pipeline.resolved(settings, spec, info.total_steps),
+        model_dir=model_dir.resolve(),
+        data_dir=data_dir.resolve(),
+    )
+
+
+def _key(settings: Settings) -> str:
+    """The same for settings that lead to the same training."""
+    values = {name: value for name, value in settings.model_dump(mode="json").items() if name not in _FREE}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _next_attempt(folder: Path) -> int:
+    """How many attempts there have been in this folder; notes this one."""
+    notes = folder / "attempts"
+    notes.mkdir(exist_ok=True)
+    number = len(list(notes.iterdir()))
+    (notes / f"{number:05d}").touch()
+    return number

@@ -1,0 +1,281 @@
+"""A whole run without Metaflow, as one node of a scheduler's job goes through it.
+
+All nodes share the output folder::
+
+    OUTPUT/model, adapter                               the finished model
+    OUTPUT/plan.json, settings.yaml, metrics.json       what made it, and what was measured
+    OUTPUT/run/                                         weights, data, checkpoints, the ranks' logs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from estimator.errors import UserError
+from estimator.hardware import local_machine
+from launchers import engines, full_disk, pipeline
+from launchers.cluster.allocation import Allocation
+from launchers.dataset.prepared import Prepared
+from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
+from launchers.model_card import Facts, closing_facts, write_records
+from launchers.replanning import plans_of
+from launchers.report.metrics import summarise
+from launchers.scheduler.hosts import Host, Start, prepared
+from launchers.scheduler.meeting import Meeting
+from launchers.scheduler.ownership import Ownership
+from launchers.settings import Settings
+from launchers.store.bundles import LocalStorage
+from launchers.training import NodeInputs, Trained, train
+
+SEEN_S = 90.0  # for another node's file to show up: NFS looks anew after 60 s at most (nfs(5), acdirmax)
+GO_ON = "Free some space there; the same command then goes on."
+AGAIN = "python -m launchers --settings settings.yaml --output FOLDER"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What is to be done; the same on every node."""
+
+    settings: Settings
+    output: Path  # on a file system that all nodes share
+    cache: Path | None = None  # where fetched models are kept, shared too; None: below the output
+    prepare_limit_s: float = 7200.0  # how long the others wait for node 0's plan, weights and data
+    calibrated: bool = True  # whether what finished runs have measured corrects the plan
+
+    @property
+    def folder(self) -> Path:
+        """For all but the result."""
+        return self.output / "run"
+
+
+def run(asked: Run, place: Allocation, work: Path) -> None:
+    """This node's part; returns when the run has ended well on all nodes.
+
+    Parameters
+    ----------
+    work:
+        An empty folder on a disk of this node's own.
+
+    Raises
+    ------
+    UserError
+        What the user can mend: nothing fits, bad data, a folder that the nodes don't share; on all nodes.
+    GangFailed
+        A rank or a node has failed; another attempt goes on from the newest checkpoint.
+    SystemExit
+        Stopped by a signal.
+    """
+    if place.node > 0:
+        start = _follow(asked, place, work)
+        if start is not None:
+            _train(asked, place, start, work)
+        return
+    with contextlib.ExitStack() as owned:
+        start = _lead(asked, place, work, owned)
+        if start is not None:
+            trained = _train(asked, place, start, work)
+            with full_disk.said(asked.folder, GO_ON):
+                _hand_over(asked, place, start, trained, work)
+
+
+def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
+    """Node 0: hear what all have, plan, prepare, tell all; None where the model is finished already.
+
+    From here until ``owned`` is closed, the output folder is this job's.
+    """
+    with Meeting(place.address("", "meeting")) as meeting, full_disk.said(asked.folder, GO_ON):
+        _make(asked.folder, "--output")
+        if asked.cache is not None:
+            _make(asked.cache, "--cache")
+        facts = meeting.gather(_host(place, work).to_dict(), SEEN_S)
+        owned.enter_context(Ownership(asked.folder, place.job))
+        if _is_finished(asked, place):
+            meeting.say({"start": ""})
+            return None
+        hosts = [Host.from_dict(values) for values in facts]
+        start = prepared(asked.settings, hosts, asked.folder, cache=asked.cache, calibrated=asked.calibrated)
+        name = f"start-{secrets.token_hex(8)}.json"
+        (asked.folder / name).touch(mode=0o600)
+        (asked.folder / name).write_text(start.to_json())
+        meeting.say({"start": name})
+        try:
+            meeting.gather({}, SEEN_S + 60)
+        finally:
+            (asked.folder / name).unlink()
+        meeting.say({"go": True})
+    return start
+
+
+def _follow(asked: Run, place: Allocation, work: Path) -> Start | None:
+    """Another node: say what there is, wait for node 0, and look whether its files are to be seen here."""
+    with Meeting(place.address("", "meeting")) as meeting:
+        _make(asked.folder, "--output")
+        meeting.say(_host(place, work).to_dict())
+        name = str(meeting.hear(asked.prepare_limit_s)["start"])
+        if not name:
+            return None
+        file = asked.folder / Path(name).name
+        _see(file)
+        start = Start.from_json(file.read_text())
+        _see(start.model_dir / "config.json")
+        _see(start.data_dir / "info.json")
+        pipeline.check_installed(start.plan.engine)
+        meeting.say({"ready": True})
+        meeting.hear(SEEN_S + 60)
+    return start
+
+
+def _train(asked: Run, place: Allocation, start: Start, work: Path) -> Trained:
+    settings = start.settings.model_copy(update={"output_dir": str(asked.output)})
+    inputs = NodeInputs(
+        plan=start.plan,
+        settings=settings,
+        model_dir=start.model_dir,
+        data=Prepared(start.data_dir),
+        run=f"{asked.output.name}-{place.job}",
+        attempt=start.attempt,
+        checkpoints=f"checkpoints/{start.key}",
+        plans=plans_of(start.key),
+        logs=f"logs/attempt-{start.attempt}/node-{place.node}",
+    )
+    return train(inputs, place.address(start.secret, "gang"), LocalStorage(asked.folder), work)
+
+
+def _hand_over(asked: Run, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
+    """Node 0: collect and test the model, put it beside what made it; the model itself goes last.
+
+    A model that could not be tested is handed over too, and metrics.json says why.
+    """
+    plan, settings = trained.job.plan, trained.job.settings
+    finished = asked.folder / "finished"
+    shutil.rmtree(finished, ignore_errors=True)
+    engines.get(plan.engine).collect(trained.job, finished)
+    found, failed = None, None
+    try:
+        found = _evaluation(start, plan.layout.device, finished / "model", work / "evaluation")
+    except UserError as error:  # the training is worth more than what is measured of it
+        failed = error.problem
+        print(error, file=sys.stderr, flush=True)
+    summary = summarise(trained.metrics)
+    facts = closing_facts(plan, summary, trained.memory_peak_bytes, found)
+    # As the user gave them, but decided: a relative output would be another folder elsewhere
+    kept = settings.model_copy(update={"output_dir": asked.settings.output_dir}).model_dump(mode="json")
+    write_records(finished, plan, kept, facts, again=AGAIN)
+    values = {
+        "job": place.job,
+        "attempts": start.attempt + 1,
+        "resumed_from": trained.resumed_from,
+        "predicted": {
+            "memory_bytes": plan.prediction.memory.likely_bytes,
+            "memory_upper_bytes": plan.prediction.memory.upper_bytes,
+            "tokens_per_second": plan.prediction.tokens_per_second,
+        },
+        "measured": {
+            "memory_peak_bytes": trained.memory_peak_bytes,
+            "tokens_per_second": summary.tokens_per_second,
+            "step_seconds": summary.step_seconds,
+            "mfu": summary.mfu,
+        },
+        "evaluation": found.to_dict() if found else None,
+        "evaluation_failed": failed,
+        "steps": [metrics.to_dict() for metrics in trained.metrics],
+    }
+    (finished / "metrics.json").write_text(json.dumps(values, indent=1) + "\n")
+    _put_in_place(finished, asked.output)
+    for name in (f"data-{start.attempt}", "checkpoints", "plans"):
+        shutil.rmtree(asked.folder / name, ignore_errors=True)
+    _say(facts, found, asked.output)
+
+
+def _evaluation(start: Start, device: str, model_dir: Path, work: Path) -> EvaluationResult | None:
+    """None where nothing was held out and no answer is asked for."""
+    wanted = start.settings.evaluation
+    if not (start.data_dir / "heldout").exists() and not wanted.generations:
+        return None
+    return evaluate(
+        EvaluationRequest(
+            base_dir=start.model_dir,
+            model_dir=model_dir,
+            data_dir=start.data_dir,
+            work_dir=work,
+            generations=wanted.generations,
+            max_new_tokens=wanted.max_new_tokens,
+            device="cpu" if device == "cpu" else "cuda",
+        )
+    )
+
+
+def _put_in_place(finished: Path, output: Path) -> None:
+    """Move the result beside ``run``. The model is last: a folder that has one is finished."""
+    for path in sorted(finished.iterdir(), key=lambda path: path.name == "model"):
+        destination = output / path.name
+        if destination.is_dir():
+            shutil.rmtree(destination)
+        path.replace(destination)
+    finished.rmdir()
+
+
+def _say(facts: Facts, found: EvaluationResult | None, output: Path) -> None:
+    lines = [found.text()] if found else []
+    lines += [f"{name}: {value}" for name, value in facts]
+    print("\n".join([*lines, f"model: {output / 'model'}"]), flush=True)
+
+
+def _is_finished(asked: Run, place: Allocation) -> bool:
+    """Whether this job has done its work before; UserError where another one has."""
+    try:
+        job = str(json.loads((asked.output / "metrics.json").read_text())["job"])
+    except (OSError, ValueError, KeyError):
+        job = ""
+    if not (asked.output / "model").exists():
+        return False
+    if job == place.job:
+        print(f"{asked.output} has this job's finished model already: nothing is left to do.", flush=True)
+        return True
+    raise UserError(
+        f"{asked.output} holds a finished model already{f', of job {job}' if job else ''}.",
+        "Give another --output, or move that one away.",
+    )
+
+
+def _host(place: Allocation, work: Path) -> Host:
+    machine = local_machine.here(work)
+    if place.memory_bytes is not None:  # a control group of the job's own, which the machine doesn't show
+        machine = replace(machine, ram_bytes=min(machine.ram_bytes, place.memory_bytes))
+    return Host(name=socket.gethostname(), machine=machine)
+
+
+def _see(path: Path) -> None:
+    """Wait until a file that node 0 has written is to be seen on this node."""
+    deadline = time.monotonic() + SEEN_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{socket.gethostname()} does not see {path}, which node 0 of the job has.",
+                "Give --output (and --cache, and a local model) on a file system that all nodes share.",
+            )
+        with contextlib.suppress(OSError):
+            list(path.parent.iterdir())  # makes NFS look anew
+        time.sleep(0.5)
+
+
+def _make(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{folder} can't be written on {socket.gethostname()}: {error.strerror}.",
+            f"Give {option} a folder on a file system that all nodes share.",
+        ) from None

@@ -1,0 +1,1 @@
+"""A folder as one unit in a store, and checkpoints made of such units."""

@@ -1,0 +1,124 @@
+"""A figure is compared with its own past only: the same setting, runs that passed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from checklist.analysis.baseline import LEAST, Record, Setting, judge, setting_of
+from checklist.measurements import Facts, Measurements
+
+HERE = Setting(
+    hardware="p5.48xlarge, NVIDIA H100 80GB HBM3",
+    driver="570.1",
+    library="nccl 2.27.3",
+    image="train:1",
+    nodes=2,
+    ranks=16,
+)
+SIZE = 2**33
+
+
+def past(*values: float, setting: Setting = HERE, verdict: Any = "PASS", start: float = 0) -> list[Record]:
+    return [
+        Record(
+            unix=start + number,
+            verdict=verdict,
+            setting=setting,
+            op="all_reduce",
+            bytes=SIZE,
+            value=value,
+            unit="GB/s",
+        )
+        for number, value in enumerate(values)
+    ]
+
+
+def verdict(records: list[Record], value: float, setting: Setting = HERE) -> str | None:
+    found = judge(records, setting, "all_reduce", SIZE, value)
+    return None if found is None else found.verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(480, "PASS"), (520, "PASS"), (461, "PASS"), (450, "WARN"), (433, "WARN"), (425, "FAIL"), (0, "FAIL")],
+)
+def test_five_percent_less_warns_and_ten_percent_fails(value: float, expected: str) -> None:
+    assert verdict(past(480, 481, 479), value) == expected
+
+
+def test_a_slower_barrier_is_worse() -> None:
+    times = [dataclasses.replace(record, op="barrier", bytes=0, value=70e-6) for record in past(1, 1, 1)]
+    slow = judge(times, HERE, "barrier", 0, 90e-6, less_is_better=True)
+    fast = judge(times, HERE, "barrier", 0, 60e-6, less_is_better=True)
+    assert slow is not None
+    assert fast is not None
+    assert (slow.verdict, fast.verdict) == ("FAIL", "PASS")
+
+
+def test_too_few_runs_are_no_history() -> None:
+    assert verdict(past(*[480.0] * (LEAST - 1)), 100) is None
+
+
+def test_only_runs_that_passed_count() -> None:
+    """Else a slow decline would become what is normal."""
+    sick = past(100, 100, 100, verdict="FAIL", start=10) + past(100, 100, verdict="WARN", start=20)
+    assert verdict(sick, 100) is None
+    assert verdict(past(480, 480, 480) + sick, 100) == "FAIL"
+
+
+@pytest.mark.parametrize("field", ["hardware", "driver", "library", "image", "nodes", "ranks"])
+def test_a_change_of_the_setting_starts_a_new_history(field: str) -> None:
+    value: Any = 3 if field in ("nodes", "ranks") else "new"
+    assert verdict(past(480, 480, 480), 100, dataclasses.replace(HERE, **{field: value})) is None
+
+
+def test_another_size_or_operation_is_another_figure() -> None:
+    assert judge(past(480, 480, 480), HERE, "all_reduce", SIZE // 2, 100) is None
+    assert judge(past(480, 480, 480), HERE, "broadcast", SIZE, 100) is None
+
+
+def test_only_the_last_ten_runs_are_looked_back_on() -> None:
+    assert verdict(past(*[900.0] * 30) + past(*[480.0] * 10, start=100), 478) == "PASS"
+
+
+def test_what_has_always_varied_is_no_finding_when_it_varies() -> None:
+    assert verdict(past(400, 480, 520, 430, 500), 420) == "PASS"
+    assert verdict(past(400, 480, 520, 430, 500), 200) == "FAIL"
+
+
+def test_the_setting_is_read_from_the_facts() -> None:
+    facts = tuple(
+        Facts(
+            rank=rank,
+            node=rank,
+            local_rank=0,
+            hostname=f"h{rank}",
+            instance_type="p5.48xlarge",
+            gpu_names=("NVIDIA H100 80GB HBM3",) * 8,
+            versions={"nccl": "2.27.3", "driver": "570.1", "image": None},
+        )
+        for rank in range(2)
+    )
+    found = setting_of(
+        Measurements(
+            started_unix=0,
+            seconds=1,
+            profile="quick",
+            device="cuda",
+            backend="nccl",
+            nodes_asked=2,
+            gpus_per_node_asked=1,
+            facts=facts,
+        )
+    )
+    assert found == Setting(
+        hardware="p5.48xlarge, NVIDIA H100 80GB HBM3",
+        driver="570.1",
+        library="nccl 2.27.3",
+        image=None,
+        nodes=2,
+        ranks=2,
+    )

@@ -1,0 +1,92 @@
+"""Bandwidth is counted as nccl-tests counts it; fixed cost and rate come out of a sweep."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checklist.analysis import busbw as formulas
+from checklist.analysis.busbw import MIB, OPS, actual_bytes, buffer_elements, bus_factor, busbw, fit
+
+# Worked by hand from nccl-tests' doc/PERFORMANCE.md: op, ranks, S, time in us, busbw in GB/s.
+WORKED = [
+    ("all_reduce", 8, 1 << 33, 31_390.0, 478.88),
+    ("all_gather", 4, 4_000, 1.0, 3.0),
+    ("reduce_scatter", 4, 4_000, 1.0, 3.0),
+    ("all_to_all", 4, 4_000, 1.0, 3.0),
+    ("gather", 4, 4_000, 1.0, 3.0),
+    ("scatter", 4, 4_000, 1.0, 3.0),
+    ("broadcast", 4, 4_000, 1.0, 4.0),
+    ("reduce", 4, 4_000, 1.0, 4.0),
+    ("send_recv", 4, 4_000, 1.0, 4.0),
+    ("all_reduce", 4, 4_000, 1.0, 6.0),
+]
+
+
+@pytest.mark.parametrize(("op", "ranks", "size", "us", "expected"), WORKED)
+def test_busbw_is_what_nccl_tests_defines(op: str, ranks: int, size: int, us: float, expected: float) -> None:
+    assert busbw(op, size, us * 1e-6, ranks) == pytest.approx(expected, rel=1e-3)
+
+
+def test_one_rank_moves_nothing_over_the_bus() -> None:
+    assert bus_factor("all_reduce", 1) == 0
+    assert bus_factor("broadcast", 1) == 1
+
+
+@given(
+    st.sampled_from(sorted(set(OPS) - {"barrier"})),
+    st.integers(1, 1 << 34),
+    st.sampled_from([2, 4, 8]),
+    st.integers(1, 512),
+)
+def test_what_is_moved_is_the_size_asked_for_but_for_the_rounding(
+    op: str, size: int, element: int, ranks: int
+) -> None:
+    moved = actual_bytes(op, buffer_elements(op, size, element, ranks), element, ranks)
+    assert moved <= size or moved <= element * ranks
+    assert moved > size - element * ranks
+
+
+def test_a_barrier_moves_nothing() -> None:
+    assert actual_bytes("barrier", 1, 4, 8) == 0
+
+
+def sweep(alpha: float, beta: float, largest: int) -> list[tuple[int, float]]:
+    """What a network with that fixed cost and rate shows, with a protocol change in the middle."""
+    sizes = [8 << (2 * step) for step in range(20) if 8 << (2 * step) <= largest]
+    bend = [1.0 if size <= 4096 or size >= 64 * MIB else 1.6 for size in sizes]
+    return [(size, (alpha + size / (beta * 1e9)) * factor) for size, factor in zip(sizes, bend, strict=True)]
+
+
+def test_cost_and_rate_are_found_although_the_middle_of_the_curve_bends() -> None:
+    found = fit(sweep(69e-6, 478.0, 16 * 2**30))
+    assert found.alpha_s == pytest.approx(69e-6, rel=0.01)
+    assert found.beta_gbytes_per_s == pytest.approx(478.0, rel=0.01)
+    assert found.beta_from_bytes is not None
+    assert found.beta_from_bytes >= 64 * MIB
+    assert found.half_bytes == pytest.approx(69e-6 * 478e9, rel=0.02)
+    assert found.seconds(2**30) == pytest.approx(69e-6 + 2**30 / 478e9, rel=0.02)
+
+
+def test_a_sweep_that_ends_early_gives_its_rate_from_the_largest_decade() -> None:
+    found = fit([(1 << power, 1e-4 + (1 << power) / 1e9) for power in range(3, 21)])
+    assert found.beta_gbytes_per_s == pytest.approx(1.0)
+    assert found.beta_from_bytes == 131_072  # 2^17: the smallest size within a tenth of 2^20
+
+
+@pytest.mark.parametrize(
+    "points",
+    [[], [(8, 1e-5)], [(8, 1e-5), (2**20, 1e-3)], [(2**19, 2e-3), (2**20, 1e-3)]],
+    ids=["nothing", "small only", "one large", "larger is faster"],
+)
+def test_what_a_sweep_does_not_show_is_unknown(points: list[tuple[int, float]]) -> None:
+    found = fit(points)
+    assert found.beta_gbytes_per_s is None
+    assert found.half_bytes is None
+    assert found.seconds(1) is None
+
+
+def test_every_operation_says_what_its_size_counts() -> None:
+    assert {op.counts for op in OPS.values()} == {"buffer", "total", "nothing"}
+    assert formulas.algbw(10**9, 1.0) == 1.0

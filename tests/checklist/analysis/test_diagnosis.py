@@ -1,0 +1,200 @@
+"""From pair bandwidths to the node, direction or link at fault, or to "can't tell"."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checklist.analysis.diagnosis import MOST_RERUNS, PASSES, Diagnosis, diagnose
+from tests.checklist.clusters import Cluster
+
+
+def examine(cluster: Cluster, *, spec: float | None = None, crowded: float = 1.0, seed: int = 0) -> Diagnosis:
+    """Both passes, as a run makes them."""
+    pairs = cluster.first_pass(seed, crowded)
+    found = diagnose(pairs, cluster.nodes, spec_gbytes_per_s=spec)
+    assert not found.with_status("confirmed"), "accused before the slow pairs were measured again"
+    for _ in range(PASSES):
+        pairs += cluster.second_pass(found.again)
+        found = diagnose(pairs, cluster.nodes, spec_gbytes_per_s=spec)
+    assert found.again == ()
+    return found
+
+
+def named(found: Diagnosis) -> list[tuple[object, ...]]:
+    return [
+        (fault.kind, fault.node)
+        if fault.node is not None
+        else (fault.kind, fault.src, fault.dst, fault.both_ways)
+        for fault in found.with_status("confirmed")
+    ]
+
+
+SIZES = pytest.mark.parametrize("nodes", [3, 4, 5, 8, 33])
+
+
+@SIZES
+def test_a_healthy_cluster_accuses_nobody(nodes: int) -> None:
+    for seed in range(20):
+        found = examine(Cluster(nodes=nodes), seed=seed)
+        assert (found.faults, found.undecided, found.again) == ((), (), ())
+
+
+@SIZES
+def test_a_slow_node_is_named(nodes: int) -> None:
+    found = examine(Cluster(nodes=nodes, transmit={1: 0.25}, receive={1: 0.25}))
+    assert named(found) == [("node", 1)]
+    assert found.bad_nodes == (1,)
+    assert found.faults[0].ratio == pytest.approx(0.25)
+
+
+@SIZES
+@pytest.mark.parametrize("direction", ["transmit", "receive"])
+def test_a_node_that_is_slow_in_one_direction_is_named_with_it(nodes: int, direction: str) -> None:
+    cluster = Cluster(nodes=nodes, **{direction: {2: 0.5}})  # type: ignore[arg-type]
+    assert named(examine(cluster)) == [(direction, 2)]
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8])
+def test_a_slow_link_is_named_and_its_ends_are_not(nodes: int) -> None:
+    found = examine(Cluster(nodes=nodes, links={(0, 2): 0.2, (2, 0): 0.2}))
+    assert named(found) == [("link", 0, 2, True)]
+    assert found.bad_nodes == ()
+
+
+def test_a_link_that_is_slow_one_way_only_is_named_with_the_direction() -> None:
+    assert named(examine(Cluster(nodes=4, links={(3, 1): 0.5}))) == [("link", 3, 1, False)]
+
+
+def test_a_cut_pair_is_a_link_at_zero() -> None:
+    found = examine(Cluster(nodes=4, cut=frozenset({(1, 3), (3, 1)})))
+    assert named(found) == [("link", 1, 3, True)]
+    assert found.faults[0].ratio == 0
+
+
+def test_a_node_that_nobody_reaches_is_the_node_and_not_its_links() -> None:
+    cut = frozenset({(a, b) for a in range(4) for b in range(4) if a != b and 2 in (a, b)})
+    assert named(examine(Cluster(nodes=4, cut=cut))) == [("node", 2)]
+
+
+@pytest.mark.parametrize("nodes", [4, 6, 8])
+def test_even_half_of_the_nodes_are_named_when_they_are_slow(nodes: int) -> None:
+    slow = dict.fromkeys(range(nodes // 2), 0.6)
+    found = examine(Cluster(nodes=nodes, transmit=slow, receive=slow))
+    assert found.bad_nodes == tuple(range(nodes // 2))
+
+
+def test_a_slow_link_at_a_slow_node_is_seen_beside_it() -> None:
+    cluster = Cluster(nodes=5, transmit={0: 0.6}, receive={0: 0.6}, links={(0, 1): 0.1, (1, 0): 0.1})
+    assert named(examine(cluster)) == [("node", 0), ("link", 0, 1, True)]
+
+
+def test_of_two_nodes_nobody_is_named_although_one_direction_is_slow() -> None:
+    found = examine(Cluster(nodes=2, transmit={1: 0.5}))
+    assert named(found) == []
+    assert (found.undecided, found.why) == (((1, 0),), "two-nodes")
+    assert found.undecided_settled
+
+
+def test_of_two_nodes_a_direction_that_was_slow_once_is_forgotten() -> None:
+    first = Cluster(nodes=2, transmit={1: 0.5}).first_pass()
+    before = diagnose(first, 2)
+    assert not before.undecided_settled
+    assert set(before.again) == {(0, 1), (1, 0)}
+    found = diagnose((*first, *Cluster(nodes=2).second_pass(before.again)), 2)
+    assert (found.undecided, found.why, found.again) == ((), None, ())
+
+
+def test_of_two_nodes_below_the_spec_nobody_is_named() -> None:
+    found = examine(Cluster(nodes=2, transmit={0: 0.5}, receive={0: 0.5}), spec=24.0)
+    assert named(found) == []
+    assert sorted(found.undecided) == [(0, 1), (1, 0)]
+    assert found.why == "two-nodes"
+
+
+def test_of_three_nodes_with_two_slow_ones_nobody_is_named() -> None:
+    slow = {0: 0.5, 1: 0.5}
+    found = examine(Cluster(nodes=3, transmit=slow, receive=slow), spec=24.0)
+    assert named(found) == []
+    assert len(found.undecided) == 6
+    assert found.why == "no-good-pair"
+
+
+def test_of_three_nodes_of_which_two_send_slowly_no_innocent_receiver_is_named() -> None:
+    """All that reaches node 2 is slow, but both that send to it are slow senders."""
+    found = examine(Cluster(nodes=3, transmit={0: 0.5, 1: 0.5}))
+    assert named(found) == []
+    assert found.why == "too-few-witnesses"
+
+
+def test_a_cluster_that_is_slow_as_a_whole_is_seen_with_a_spec_and_blames_nobody() -> None:
+    everyone = dict.fromkeys(range(6), 0.5)
+    cluster = Cluster(nodes=6, transmit=everyone, receive=everyone)
+    assert examine(cluster).undecided == ()
+    found = examine(cluster, spec=24.0)
+    assert (named(found), found.why, len(found.undecided)) == ([], "no-good-pair", 30)
+
+
+def test_pairs_that_are_slow_only_together_are_cleared_when_measured_alone() -> None:
+    found = examine(Cluster(nodes=8), crowded=0.6)
+    assert named(found) == []
+    assert found.with_status("cleared")
+
+
+def test_a_slow_node_is_named_although_a_shared_switch_slows_others_too() -> None:
+    found = examine(Cluster(nodes=8, transmit={5: 0.4}, receive={5: 0.4}), crowded=0.6)
+    assert named(found) == [("node", 5)]
+
+
+def test_only_slow_pairs_and_a_few_controls_are_measured_again() -> None:
+    before = diagnose(Cluster(nodes=16, transmit={3: 0.5}).first_pass(), 16)
+    assert {src for src, _ in before.again if src == 3} == {3}
+    assert sum(src == 3 for src, _ in before.again) == 3
+    assert sum(3 not in pair for pair in before.again) == 2
+
+
+def test_a_suspect_stays_one_until_it_is_measured_again() -> None:
+    found = diagnose(Cluster(nodes=4, transmit={3: 0.5}).first_pass(), 4)
+    assert [(fault.kind, fault.status) for fault in found.faults] == [("transmit", "suspect")]
+    assert found.bad_nodes == ()
+
+
+def test_slow_once_when_alone_is_not_enough_to_accuse() -> None:
+    cluster = Cluster(nodes=4, transmit={3: 0.5})
+    first = cluster.first_pass()
+    once = (*first, *cluster.second_pass(diagnose(first, 4).again))
+    assert [fault.status for fault in diagnose(once, 4).faults] == ["suspect"]
+    recovered = Cluster(nodes=4).second_pass(diagnose(once, 4).again)
+    found = diagnose((*once, *recovered), 4)
+    assert [fault.status for fault in found.faults] == ["cleared"]
+    assert found.again == ()
+
+
+def test_the_second_pass_has_an_end_even_if_every_link_is_suspect() -> None:
+    links = {(a, b): 0.3 for a in range(32) for b in range(32) if abs(a - b) != 16}
+    assert len(diagnose(Cluster(nodes=32, links=links).first_pass(), 32).again) <= MOST_RERUNS
+
+
+def test_nothing_measured_says_nothing() -> None:
+    found = diagnose((), 4)
+    assert found.reference_gbytes_per_s is None
+    assert found.transmit == (None,) * 4
+    assert found.faults == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(3, 12), st.data())
+def test_one_fault_of_any_kind_never_accuses_anybody_else(nodes: int, data: st.DataObject) -> None:
+    a = data.draw(st.integers(0, nodes - 1))
+    b = data.draw(st.integers(0, nodes - 1).filter(lambda other: other != a))
+    share = data.draw(st.floats(0.01, 0.7))
+    kind = data.draw(st.sampled_from(["node", "transmit", "receive", "link"]))
+    cluster = Cluster(
+        nodes=nodes,
+        transmit={a: share} if kind in ("node", "transmit") else {},
+        receive={a: share} if kind in ("node", "receive") else {},
+        links={(a, b): share} if kind == "link" else {},
+    )
+    expected = ("link", a, b, False) if kind == "link" else (kind, a)
+    assert named(examine(cluster)) == [expected]

@@ -1,0 +1,70 @@
+"""Our bandwidth beside a bare loop's: what the ratio sees, and what it does not take for a difference."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from checklist.analysis import ratios
+from checklist.verdict import judge
+from tests.checklist.runs import collective, gpu_run
+
+MIB = 1 << 20
+
+
+def turns(cost: float, *, count: int = 400, seed: int = 0) -> ratios.Turns:
+    """Times that drift by a factor of four and scatter by 20 %; ours cost ``cost`` more."""
+    random = np.random.default_rng(seed)
+    drift = 4 ** (np.arange(count) / count)
+    bare, ours = (drift * random.lognormal(0, 0.2, count) * 1e-3 for _ in range(2))
+    return list(ours * (1 + cost)), list(bare)
+
+
+def test_equal_loops_have_a_ratio_of_one_although_the_machine_drifts_and_scatters() -> None:
+    found = ratios.of_cell(turns(0.0))
+    assert found.low < 1 < found.high
+    assert found.value == pytest.approx(1, abs=0.03)
+
+
+def test_what_our_timing_costs_shows_outside_the_interval() -> None:
+    found = ratios.of_cell(turns(0.15))
+    assert found.high < 0.95
+    assert found.value == pytest.approx(1 / 1.15, abs=0.03)
+
+
+def test_single_turns_that_are_off_by_a_factor_move_nothing() -> None:
+    ours, bare = turns(0.0)
+    spiked = [value * (50 if index % 20 == 0 else 1) for index, value in enumerate(ours)]
+    assert ratios.of_cell((spiked, bare)).value == pytest.approx(ratios.of_cell((ours, bare)).value, abs=0.05)
+
+
+def test_each_cell_counts_once_however_many_turns_it_has() -> None:
+    few, many = turns(0.0, count=20), turns(0.5, count=2000)
+    of_three = ratios.overall([few, turns(0.0, count=20, seed=1), many])
+    assert of_three.value > 0.9
+    assert of_three.turns == 2040
+
+
+def test_a_runs_ratio_is_over_all_its_large_messages_with_an_interval() -> None:
+    run = gpu_run()
+    last = run.collectives[-1]
+    both = [
+        dataclasses.replace(last, op=op, bytes=MIB, samples=tuple(sample), bare=bare)
+        for number, op in enumerate(("all_reduce", "all_gather"))
+        for bare, sample in zip((False, True), turns(0.02, seed=number), strict=True)
+    ]
+    result = judge(dataclasses.replace(run, collectives=(*run.collectives, *both)))
+    assert result.bare_ratio == pytest.approx(0.98, abs=0.03)
+    assert result.bare_ratio_low is not None
+    assert result.bare_ratio_high is not None
+    assert result.bare_ratio is not None
+    assert result.bare_ratio_low < result.bare_ratio < result.bare_ratio_high
+
+
+def test_without_a_bare_loop_there_is_no_ratio_and_small_messages_give_none() -> None:
+    small = collective("all_reduce", 1024, 1e-4, 2, 2, samples=(1e-4,))
+    run = gpu_run(collectives=(*gpu_run().collectives, small, dataclasses.replace(small, bare=True)))
+    result = judge(run)
+    assert (result.bare_ratio, result.bare_ratio_low, result.bare_ratio_high) == (None, None, None)

@@ -1,0 +1,105 @@
+"""Nodes of a real Kubernetes API server are marked, with the rights that infra/kubernetes gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from checklist.outputs import taint
+from checklist.outputs.publish import Outputs, check, publish
+from checklist.outputs.taint import EFFECT, KEY, LABEL
+from checklist.verdict import judge
+from flows import checklist_gate
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, with_pairs
+from tests.lab.control_plane import ControlPlane, wait_for
+
+pytestmark = pytest.mark.slow
+ROLES = Path(__file__).parents[3] / "infra" / "kubernetes" / "base" / "rbac-checklist.yaml"
+SHARE = {2: 0.25}
+SICK = judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=SHARE, receive=SHARE)))
+
+
+@pytest.fixture
+def server(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
+    """The server with eight nodes, and alice asking."""
+    names = [f"host-{number}" for number in range(8)]
+    control_plane.apply(*({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names))
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig("alice")))
+    yield control_plane
+    control_plane.kubectl("delete", "node", *names)
+    control_plane.kubectl(
+        "delete", "clusterrole,clusterrolebinding", "test-node-marker", "--ignore-not-found"
+    )
+
+
+def allow(server: ControlPlane) -> None:
+    """Give alice what the checklist's service account gets."""
+    role, binding = (copy.deepcopy(item) for item in yaml.safe_load_all(ROLES.read_text()))
+    role["metadata"]["name"] = binding["metadata"]["name"] = binding["roleRef"]["name"] = "test-node-marker"
+    binding["subjects"] = [{"kind": "User", "name": "alice", "apiGroup": "rbac.authorization.k8s.io"}]
+    server.apply(role, binding)
+
+
+def node(server: ControlPlane) -> dict[str, Any]:
+    found: dict[str, Any] = server.api().get("/api/v1/nodes/host-2")
+    return found
+
+
+def ours(server: ControlPlane) -> list[dict[str, str]]:
+    return [item for item in node(server)["spec"].get("taints") or [] if item["key"] == KEY]
+
+
+def after_others(server: ControlPlane) -> Callable[..., None]:
+    """Cluster.patch, right before which somebody else has changed the node, once."""
+    own, todo = taint.Cluster.patch, ["label"]
+
+    def patch(self: taint.Cluster, change: taint.Change, how: taint.How) -> None:
+        if todo:
+            server.kubectl(todo.pop(), "node", change.node.name, "somebody=else")
+        own(self, change, how)
+
+    return patch
+
+
+def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
+    server: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = Outputs(mark="taint", apply=True)
+    (line,) = check(outputs)
+    assert line.startswith(
+        "Nodes could not be marked now. This account may not list the nodes of the cluster."
+    )
+    (said,) = publish(SICK, outputs)
+    assert said.failed
+    assert "This account may not list the nodes of the cluster." in said.lines[0]
+
+    allow(server)
+    wait_for(lambda: check(outputs) == (), 60, "the role counts")
+    (said,) = publish(SICK, outputs)
+    assert not said.failed, said.lines
+    assert ours(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
+    assert "host-2 is slow" in node(server)["metadata"]["annotations"][KEY]
+    checked = checklist_gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
+    assert checklist_gate.keep_out(checked, "kubernetes").lines == (
+        f"Kept out by their taint {KEY}: host-2.",
+    )
+
+    publish(judge(gpu_run(8)), outputs)
+    assert ours(server) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(taint.Cluster, "patch", after_others(server))
+        (said,) = publish(SICK, outputs)
+    assert (said.failed, len(ours(server))) == (False, 1), said.lines
+    assert node(server)["metadata"]["labels"]["somebody"] == "else"
+    publish(judge(gpu_run(8)), outputs)
+    publish(SICK, Outputs(mark="label", apply=True))
+    assert node(server)["metadata"]["labels"][LABEL] == "false"
+    assert checklist_gate.keep_out(checked, "kubernetes").labels == ((LABEL, "true"),)
+    publish(judge(gpu_run(8)), Outputs(mark="label", apply=True))
+    assert {item.labels.get(LABEL) for item in taint.Cluster().nodes()} == {"true"}

@@ -1,0 +1,294 @@
+"""The control channel and the processes around a worker: who is taken in, who is blamed, what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import secrets
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checklist.measurements import Measurements
+from checklist.options import Options
+from checklist.run.conductor import Conductor
+from checklist.run.control import Hub, Limits, Link
+from checklist.run.rendezvous import Rendezvous, from_environment, of_node
+from checklist.run.requests import Requests, _behind
+from checklist.run.supervisor import run
+from checklist.run.worker_process import WorkerProcess
+from estimator.errors import UserError
+
+SHORT = Limits(rendezvous=5.0, operation=2.0, settle=0.5, lost_after=3.0)
+
+
+def place(node: int, nodes: int = 2, **more: object) -> Rendezvous:
+    port = more.pop("port", None) or 20_000 + secrets.randbelow(9_000)
+    return of_node(node=node, nodes=nodes, processes=1, host="127.0.0.1", port=port, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> object:
+    heard: queue.Queue[dict[str, object]] = queue.Queue()
+    made = WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, heard=heard)
+    yield made, heard
+    made.close()
+
+
+def test_a_rank_that_is_there_twice_is_refused_and_both_hosts_are_told() -> None:
+    first = place(0)
+    hub = Hub(first, SHORT)
+    try:
+        link = Link.connect(first, SHORT)
+        with pytest.raises(UserError, match="says that it has rank 0, and so does"):
+            Link.connect(first, SHORT)
+        link.line.close()
+        assert len(hub.refused()) == 1
+    finally:
+        hub.close()
+
+
+def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
+    port = 20_000 + secrets.randbelow(9_000)
+    hub = Hub(place(0, 2, port=port), SHORT)
+    try:
+        with pytest.raises(UserError, match="thinks that there are 3 ranks, rank 0 2"):
+            Link.connect(place(2, 3, port=port), SHORT)
+    finally:
+        hub.close()
+
+
+def test_a_stranger_with_another_token_is_not_joined() -> None:
+    port = 20_000 + secrets.randbelow(9_000)
+    hub = Hub(place(0, port=port), SHORT)
+    try:
+        with pytest.raises(UserError, match="could not be reached"):
+            Link.connect(place(1, port=port, token="another"), Limits(rendezvous=1.0))
+        assert hub.peers() == {}
+    finally:
+        hub.close()
+
+
+def test_what_is_not_a_supervisor_does_no_harm_to_the_hub() -> None:
+    here = place(0)
+    hub = Hub(here, SHORT)
+    try:
+        with socket.create_connection(("127.0.0.1", here.ports[0]), timeout=2) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        link = Link.connect(here, SHORT)  # kept: it ends when nobody holds it any more
+        assert set(hub.peers()) == {0}
+        link.line.close()
+    finally:
+        hub.close()
+
+
+def test_a_supervisor_that_goes_away_is_reported_with_its_node() -> None:
+    here = place(1)
+    hub = Hub(here, SHORT)
+    try:
+        link = Link.connect(here, SHORT)
+        link.line.close()
+        event = hub.events.get(timeout=5)
+        assert (event.peer.node, event.peer.ranks) == (1, (1,))
+        assert "broke" in (event.lost or "")
+    finally:
+        hub.close()
+
+
+def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves() -> None:
+    here = place(1)
+    hub = Hub(here, SHORT)
+    link = Link.connect(here, SHORT)
+    over = threading.Event()
+
+    def talk() -> None:
+        while not over.is_set() and link.line.send({"kind": "beat", "ranks": {}}):
+            pass
+
+    talking = threading.Thread(target=talk, daemon=True)
+    talking.start()
+    try:
+        hub.tell_all({"kind": "end", "measurements": "x" * 200_000})
+        leaving = threading.Thread(target=hub.close, daemon=True)
+        leaving.start()
+        time.sleep(0.3)  # a reader that is late
+        assert len(link.line.receive()["measurements"]) == 200_000
+    finally:
+        over.set()
+        link.line.close()
+        talking.join(5)
+        leaving.join(10)
+
+
+@pytest.mark.parametrize(
+    ("at", "blamed"),
+    [
+        ({0: ["all_reduce", 5, "S"], 1: ["all_reduce", 4, "S"], 2: ["all_reduce", 5, "S"]}, [1]),
+        ({0: ["all_reduce", 5, "S"], 1: ["all_reduce", 5, "T"], 2: ["all_reduce", 5, "S"]}, [1]),
+        ({0: ["all_reduce", 5, "S"], 2: ["all_reduce", 5, "S"]}, [1]),
+        ({0: ["all_reduce", 5, "S"], 1: ["all_reduce", 5, "S"], 2: ["all_reduce", 5, "S"]}, []),
+    ],
+    ids=["behind", "stopped", "silent", "all alike"],
+)
+def test_who_is_behind_stopped_or_silent_is_blamed_and_nobody_where_all_are_alike(
+    at: dict[int, list[object]], blamed: list[int]
+) -> None:
+    assert _behind(at, [0, 1, 2], others_failed=False) == blamed
+
+
+def test_a_request_to_nobody_ends_at_once() -> None:
+    here = place(0)
+    hub = Hub(here, SHORT)
+    try:
+        begin = time.monotonic()
+        outcome = Requests(hub, SHORT).ask("facts", {0: {}}, limit_s=30)
+        assert outcome.unfinished == (0,)
+        assert time.monotonic() - begin < 5
+    finally:
+        hub.close()
+
+
+def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
+    here = place(0)
+    hub = Hub(here, SHORT)
+    try:
+        first = Link.connect(here, SHORT)
+        second = Link.connect(replace(here, ranks=(1,), node=1), SHORT)
+        seen: list[Measurements] = []
+        conductor = Conductor(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
+        conductor.phase = "mesh"
+        threading.Timer(0.3, second.line.close).start()
+        conductor.ask("local", {0: {}, 1: {}}, limit_s=2.0, operation="probe")
+        (known,) = seen
+        assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known.hangs] == [
+            (1, 1, "lost", "probe")
+        ]
+        phases = {phase.name: (phase.status, phase.reason) for phase in known.phases}
+        assert phases["pairs"] == ("skipped", "not asked for")
+        status, reason = phases["mesh"]
+        assert status == "failed"
+        assert re.fullmatch(r"it had not ended when node 1 \(\S+\) was lost", reason or "")
+        assert [(hang.rank, hang.kind) for hang in conductor.hangs if hang.rank == 1] == [(1, "lost")]
+        first.line.close()
+    finally:
+        hub.close()
+
+
+def test_what_a_worker_is_asked_is_answered_and_what_fails_is_told(worker: object) -> None:
+    process, heard = worker  # type: ignore[misc]
+    process.tell({"id": 1, "what": "listen", "arguments": {"address": "127.0.0.1"}})
+    process.tell({"id": 2, "what": "listen", "arguments": {"nonsense": 1}})
+    first, second = heard.get(timeout=20), heard.get(timeout=20)
+    assert first["message"]["kind"] == "done"
+    assert second["message"]["kind"] == "failed"
+    assert "nonsense" in second["message"]["error"]
+
+
+def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_anew(worker: object) -> None:
+    process, heard = worker  # type: ignore[misc]
+    os.kill(process._process.pid, signal.SIGKILL)
+    ended = heard.get(timeout=10)
+    assert (ended["kind"], ended["why"]) == ("ended", "signal SIGKILL")
+    process.restart()
+    process.tell({"id": 1, "what": "listen", "arguments": {"address": "127.0.0.1"}})
+    assert heard.get(timeout=20)["message"]["kind"] == "done"
+
+
+def test_a_stopped_worker_is_killed_all_the_same(worker: object) -> None:
+    process, _ = worker  # type: ignore[misc]
+    pid = process._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while process.at()[2] != "T" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.at()[2] == "T"
+    process.kill()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_run_with_a_rank_that_never_comes_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=1.5, run=60))
+    measured = run(Options(device="cpu", only=("ranks", "correctness")), place(0, simulated=True))
+
+    assert isinstance(measured, Measurements)
+    assert [fact.rank for fact in measured.facts] == [0]
+    assert any("Rank 1 did not come within" in note for note in measured.notes)
+    world = measured.phase("world")
+    assert world is not None
+    assert (world.status, world.reason) == ("skipped", "1 of 2 ranks are not there")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"},
+            ((3,), (1,), 4, 1, 2, "a"),
+        ),
+        (
+            {
+                "SLURM_PROCID": "9",
+                "SLURM_STEP_ID": "0",
+                "SLURM_NTASKS": "16",
+                "SLURM_LOCALID": "1",
+                "SLURM_NODEID": "1",
+                "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_STEP_NODELIST": "gpu[03-04]",
+            },
+            ((9,), (1,), 16, 1, 2, "gpu03"),
+        ),
+    ],
+    ids=["torchrun", "srun"],
+)
+def test_the_launchers_variables_say_where_a_process_stands(
+    variables: dict[str, str], expected: tuple[object, ...]
+) -> None:
+    found = from_environment(variables)
+    assert found is not None
+    assert (found.ranks, found.local_ranks, found.world, found.node, found.nodes, found.host) == expected
+
+
+def test_a_rank_outside_the_world_is_refused_in_words() -> None:
+    with pytest.raises(UserError, match="Rank 4 of a world of 2"):
+        from_environment({"RANK": "4", "WORLD_SIZE": "2"})
+    with pytest.raises(UserError, match="WORLD_SIZE is 'two'"):
+        from_environment({"RANK": "0", "WORLD_SIZE": "two"})
+
+
+def test_without_a_launcher_there_is_no_rendezvous() -> None:
+    assert from_environment({"PATH": "/bin"}) is None
+
+
+def test_when_the_phase_is_over_before_the_operations_limit_nobody_is_blamed_for_being_slow() -> None:
+    here = place(0, 1)
+    hub = Hub(here, SHORT)
+    try:
+        link = Link.connect(here, SHORT)
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    message = link.line.receive()
+                    if message["kind"] == "at":
+                        link.line.send({"kind": "at", "ranks": {"0": ["storage_write", 1, "S"]}})
+
+        threading.Thread(target=answer, daemon=True).start()
+        requests = Requests(hub, SHORT)
+        requests.phase_ends = time.monotonic() + 0.3
+        outcome = requests.ask("local", {0: {}}, limit_s=30)
+        assert outcome.why == "the time for the phase was over in local"
+        assert requests.hangs == []
+        requests.phase_ends = float("inf")
+        requests.ask("local", {0: {}}, limit_s=0.3)
+        assert [(hang.rank, hang.op) for hang in requests.hangs] == [(0, "local")]
+        link.line.close()
+    finally:
+        hub.close()

@@ -1,0 +1,179 @@
+"""What earlier runs leave: kept whole, read back, and a failure stays open until a later pass clears it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checklist import past_runs, result
+from checklist.past_runs import Run, run_of
+from checklist.result import Result
+from checklist.verdict import judge
+from estimator.errors import UserError
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import gpu_run, with_pairs
+
+
+def healthy(nodes: int = 8, at: float = 1_000.0, **changes: Any) -> Result:
+    return judge(gpu_run(nodes, started_unix=at, **changes))
+
+
+def slow(*names: int, at: float = 1_000.0, **known: Any) -> Result:
+    share = dict.fromkeys(names, 0.25)
+    run = gpu_run(8, started_unix=at)
+    return judge(with_pairs(run, Cluster(nodes=8, speed=45, transmit=share, receive=share)), **known)
+
+
+def open_nodes(*runs: Result) -> list[tuple[str, ...]]:
+    return [item.nodes for item in past_runs.earlier(map(run_of, runs)).open_failures]
+
+
+@pytest.fixture(params=["file", "folder"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "file":
+        return tmp_path / "history.jsonl"
+    (tmp_path / "history").mkdir()
+    return tmp_path / "history"
+
+
+def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> None:
+    past_runs.check_place(place)
+    for day in range(4):
+        past_runs.keep(healthy(at=1_000.0 + day), place)
+    past = past_runs.read(place)
+
+    assert past.problems == ()
+    assert {item.unix for item in past.records} == {1_060.0 + day for day in range(4)}
+    slower = gpu_run(8, started_unix=2_000.0)
+    collectives = tuple(
+        dataclasses.replace(item, busbw_gbytes_per_s=item.busbw_gbytes_per_s * 0.85)
+        if item.op == "all_reduce" and item.busbw_gbytes_per_s
+        else item
+        for item in slower.collectives
+    )
+    judged = judge(dataclasses.replace(slower, collectives=collectives), history=past.records)
+    check = judged.check("bandwidth")
+    assert check is not None
+    assert check.verdict == "FAIL"
+    assert any(figure.basis == "history" for figure in check.figures)
+
+
+def test_a_failure_is_open_until_the_same_check_passes_on_that_node(place: Path) -> None:
+    past_runs.keep(slow(2), place)
+    past_runs.keep(healthy(at=2_000.0, profile="quick"), place)
+    found = past_runs.read(place)
+    assert [(item.check, item.nodes) for item in found.open_failures] == [("pairs", ("host-2",))]
+
+    again = judge(gpu_run(2, started_unix=3_000.0), open_failures=found.open_failures)
+    assert again.bad_nodes == ("host-2",)
+    past_runs.keep(healthy(at=4_000.0, profile="deep"), place)
+    assert past_runs.read(place).open_failures == ()
+
+
+def test_runs_at_a_time_that_know_nothing_of_each_other_lose_no_failure() -> None:
+    assert open_nodes(slow(2, at=1_000.0), slow(5, at=1_001.0)) == [("host-2",), ("host-5",)]
+
+
+def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> None:
+    runs: list[Run] = []
+    for night in range(5):
+        known = past_runs.earlier(runs).open_failures
+        runs.append(run_of(slow(2, at=1_000.0 + night, open_failures=known)))
+    (item,) = past_runs.earlier(runs).open_failures
+    assert item.since_unix == 1_060.0
+
+
+def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(past_runs, "MOST_RUNS", 1)
+    first = slow(2)
+    second = judge(gpu_run(4, started_unix=2_000.0, pairs=()), open_failures=first.open_failures())
+    assert open_nodes(first, second) == [("host-2",)]
+
+
+def test_a_run_that_lies_there_twice_counts_once(tmp_path: Path) -> None:
+    made = healthy()
+    past_runs.keep(made, tmp_path)
+    result.write(made, tmp_path / "copy.json")
+    assert len(past_runs.read(tmp_path).records) == len(made.records)
+
+
+def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(place: Path) -> None:
+    for at in (1_000.0, 2_000.0):
+        past_runs.keep(healthy(at=at), place)
+    for file in [place] if place.is_file() else sorted(place.iterdir()):
+        text = file.read_text()
+        begins = re.compile(r'^(\{\s*"version": )1', re.MULTILINE)
+        file.write_text(begins.sub(r"\g<1>7", text))
+
+    past_runs.check_place(place)
+    past_runs.keep(healthy(at=3_000.0), place)
+    found = past_runs.read(place)
+
+    (line,) = found.problems
+    assert line.startswith(
+        f"2 earlier runs of {place} can't be used, and a failure in there may still be open."
+    )
+    assert "has schema version 7; this program reads 1." in line
+    assert {item.unix for item in found.records} == {3_060.0}
+    assert len(place.read_text().splitlines() if place.is_file() else list(place.iterdir())) == 3
+
+
+def test_a_line_of_a_killed_writer_is_told_and_the_next_run_begins_a_new_one(tmp_path: Path) -> None:
+    place = tmp_path / "history.jsonl"
+    past_runs.keep(healthy(), place)
+    place.write_text(place.read_text() + '{"version": 1, "finished_un')
+    past_runs.check_place(place)
+    past_runs.keep(healthy(at=2_000.0), place)
+    found = past_runs.read(place)
+    assert {item.unix for item in found.records} == {1_060.0, 2_060.0}
+    assert [line.partition(". ")[2] for line in found.problems] == [
+        "It is not JSON: its writer was killed, or somebody has edited it."
+    ]
+
+
+@pytest.mark.parametrize("text", ["# Notes\n", "{\n}\n", "[1]\n"])
+def test_a_file_that_is_no_history_is_refused_and_not_touched(tmp_path: Path, text: str) -> None:
+    place = tmp_path / "notes"
+    place.write_text(text)
+    with pytest.raises(UserError, match="is no history of the checklist"):
+        past_runs.check_place(place)
+    assert place.read_text() == text
+
+
+def test_a_place_that_can_not_be_written_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--history /nowhere/a\.jsonl can't be written"):
+        past_runs.check_place(Path("/nowhere/a.jsonl"))
+    with pytest.raises(UserError, match="This run can't be added to /dev/full: No space left"):
+        past_runs.keep(healthy(), Path("/dev/full"))
+
+
+def test_a_line_of_the_history_is_small_beside_the_result() -> None:
+    made = healthy()
+    assert len(json.dumps(dataclasses.asdict(run_of(made)))) < len(result.to_json(made)) / 4
+
+
+def _add(place: str, first: int) -> None:
+    for number in range(5):
+        past_runs.keep(healthy(2, at=float(first + number)), Path(place))
+
+
+@pytest.mark.slow
+def test_runs_that_end_at_a_time_are_all_kept(tmp_path: Path) -> None:
+    place = tmp_path / "history.jsonl"
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_add, args=(str(place), n * 100)) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    found = past_runs.read(place)
+    assert found.problems == ()
+    assert len({item.unix for item in found.records}) == 15

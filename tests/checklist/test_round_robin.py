@@ -1,0 +1,52 @@
+"""Everybody meets everybody, nobody is in two pairs at once."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checklist.round_robin import ROUNDS_ABOVE, rounds, schedule
+
+
+@given(st.integers(2, 70))
+def test_every_pair_comes_exactly_once(nodes: int) -> None:
+    pairs = [pair for made in rounds(nodes) for pair in made]
+    assert sorted(pairs) == list(combinations(range(nodes), 2))
+    assert len(rounds(nodes)) == (nodes - 1 if nodes % 2 == 0 else nodes)
+
+
+@given(st.integers(2, 70))
+def test_in_a_round_nobody_is_in_two_pairs_and_at_most_one_rests(nodes: int) -> None:
+    for made in rounds(nodes):
+        busy = [node for pair in made for node in pair]
+        assert len(busy) == len(set(busy)) == nodes - nodes % 2
+
+
+def test_one_node_has_nobody_to_meet() -> None:
+    assert rounds(1) == ()
+    assert schedule(1) == ()
+
+
+@given(st.integers(33, 300), st.integers(0, 5))
+def test_above_32_nodes_each_meets_enough_others_and_none_twice(nodes: int, seed: int) -> None:
+    plan = schedule(nodes, seed=seed)
+    assert len(plan) == ROUNDS_ABOVE
+    pairs = [pair for made in plan for pair in made]
+    assert len(pairs) == len(set(pairs))
+    met = [sum(node in pair for pair in pairs) for node in range(nodes)]
+    assert min(met) >= ROUNDS_ABOVE - 1  # an odd number of nodes: one round of rest
+    for made in plan:
+        busy = [node for pair in made for node in pair]
+        assert len(busy) == len(set(busy))
+
+
+def test_the_same_seed_gives_the_same_schedule_on_every_node() -> None:
+    assert schedule(100, seed=3) == schedule(100, seed=3)
+    assert schedule(100, seed=3) != schedule(100, seed=4)
+
+
+def test_up_to_32_nodes_all_pairs_are_measured() -> None:
+    assert sum(map(len, schedule(32))) == 32 * 31 // 2
+    assert len(schedule(8, count=2)) == 2

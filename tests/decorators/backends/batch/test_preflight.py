@@ -1,0 +1,252 @@
+"""The preflight of AWS Batch against moto's Batch and EC2: what a queue lacks, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from moto import mock_aws
+
+from decorators.backends.batch import preflight as preflight_batch
+from decorators.backends.batch.preflight import BatchStep, look
+from decorators.backends.findings import Findings
+from decorators.backends.kubernetes.fit import Least
+from estimator.errors import UserError
+from estimator.plan import GIB, Request
+from tests.decorators.backends.plans import planned
+
+pytestmark = pytest.mark.slow
+
+FOUR = planned("llama-70b", "full", "H100", 4, kind="batch").request  # 4 x p5.48xlarge
+LEAST = Least(cpu=8, memory_bytes=500 * GIB)
+IMAGE = "127.0.0.1:9/finetune:1"
+ROLE = "arn:aws:iam::123456789012:role/any"
+
+
+@pytest.fixture(autouse=True)
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_BATCH"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws():
+        yield
+
+
+@pytest.fixture
+def queue(account: None) -> Callable[..., str]:
+    """Makes a queue with one compute environment."""
+
+    def make(
+        name: str = "gpus", state: str = "ENABLED", environment: str = "ENABLED", **resources: Any
+    ) -> str:
+        ec2, iam, batch = (boto3.client(service) for service in ("ec2", "iam", "batch"))
+        role = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+        profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Arn"]
+        subnet = ec2.describe_subnets()["Subnets"][0]
+        group = ec2.create_security_group(GroupName=name, Description=name, VpcId=subnet["VpcId"])
+        made = batch.create_compute_environment(
+            computeEnvironmentName=f"{name}-environment",
+            type="MANAGED",
+            state=environment,
+            serviceRole=role,
+            computeResources={
+                "type": "EC2",
+                "minvCpus": 0,
+                "maxvCpus": 1024,
+                "instanceTypes": ["p5.48xlarge"],
+                "subnets": [subnet["SubnetId"]],
+                "securityGroupIds": [group["GroupId"]],
+                "instanceRole": profile,
+                **resources,
+            },
+        )
+        order = [{"order": 1, "computeEnvironment": made["computeEnvironmentArn"]}]
+        batch.create_job_queue(jobQueueName=name, state=state, priority=1, computeEnvironmentOrder=order)
+        return name
+
+    return make
+
+
+def _look(queue: str | None, request: Request = FOUR) -> Findings:
+    return look(request, step=BatchStep(queue=queue, image=IMAGE, iam_role=ROLE), least=LEAST)
+
+
+def _found(findings: Findings, check: str) -> list[str]:
+    return [f"{row.state}: {row.found}" for row in findings.rows if row.check == check]
+
+
+def test_a_queue_that_can_run_it_is_not_refused(queue: Callable[..., str]) -> None:
+    findings = _look(queue())
+    assert findings.impossible == []
+    assert _found(findings, "queue") == ["ok: ENABLED, VALID"]
+    assert _found(findings, "compute environment") == ["ok: gpus-environment: p5.48xlarge"]
+    assert _found(findings, "region") == ["ok: us-east-1 has p5.48xlarge"]
+    findings.settle()
+
+
+def test_a_queue_that_there_is_not_is_refused_with_those_that_there_are(queue: Callable[..., str]) -> None:
+    queue("research")
+    findings = _look("reserch")
+    assert _found(findings, "queue") == ["no: there is none of that name in us-east-1"]
+    with pytest.raises(UserError, match="AWS Batch queue reserch can't run this") as caught:
+        findings.settle()
+    assert caught.value.advice == "--queue research"
+
+
+def test_without_a_name_the_queue_that_metaflow_would_take_is_named(queue: Callable[..., str]) -> None:
+    assert _found(_look(None), "queue")[0].startswith("no: none is named, and the region has none")
+    queue("research")
+    assert _found(_look(None), "queue") == ["unknown: none is named: Metaflow takes research"]
+
+
+def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., str]) -> None:
+    findings = _look(queue(state="DISABLED"))
+    assert _found(findings, "queue") == ["no: it is DISABLED, VALID"]
+    assert findings.impossible[0].fix == "aws batch update-job-queue --job-queue gpus --state ENABLED"
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: none has 8 H100 SXM, 8 vCPUs, 500 GiB"),
+        ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: none has 8 H100 SXM"),
+        ({"maxvCpus": 512}, "maxvCpus is 512, 4 node(s) need 768"),
+        ({"type": "SPOT"}, "SPOT runs no jobs of several nodes"),
+        ({"instanceTypes": ["optimal", "m5.large"]}, "optimal, m5.large: none has 8 H100 SXM"),
+    ],
+)
+def test_a_compute_environment_that_can_not_says_what_it_lacks(
+    queue: Callable[..., str], resources: dict[str, Any], why: str
+) -> None:
+    findings = _look(queue(**resources))
+    [last] = [row.found for row in findings.impossible]
+    assert last.startswith("none can take 4 x 8 H100 SXM")
+    assert why in last
+
+
+def test_a_disabled_compute_environment_is_refused(queue: Callable[..., str]) -> None:
+    assert "DISABLED" in _look(queue(environment="DISABLED")).impossible[0].found
+
+
+def test_spot_is_fine_for_one_node(queue: Callable[..., str]) -> None:
+    assert _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1)).impossible == []
+
+
+def test_a_family_of_machines_is_looked_into(queue: Callable[..., str]) -> None:
+    findings = _look(queue(instanceTypes=["p5", "g5"]))
+    assert _found(findings, "compute environment") == ["ok: gpus-environment: p5.48xlarge"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "untold"), [("p9.96xlarge", True), ("m5.large", False), ("p5.48xlarge", False)]
+)
+def test_only_gpu_machines_that_no_table_knows_get_the_benefit_of_the_doubt(kind: str, untold: bool) -> None:
+    assert preflight_batch._untold({"instanceTypes": [kind]}, FOUR) == untold
+
+
+def test_a_region_without_the_machine_is_refused(
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-south-1")
+    findings = _look(queue())
+    assert _found(findings, "region") == ["no: eu-south-1 has no p5.48xlarge"]
+
+
+def _answering(service: str, method: str, answer: Any, **error: str) -> Callable[[], Callable[[str], Any]]:
+    """The clients, one method of which gives this answer or error; botocore checks its shape."""
+
+    def clients() -> Callable[[str], Any]:
+        def client(name: str) -> Any:
+            made = boto3.client(name)
+            if name == service:
+                stub = Stubber(made)
+                if error:
+                    stub.add_client_error(method, service_error_code=error["code"], service_message="no")
+                else:
+                    stub.add_response(method, answer)
+                stub.activate()
+            return made
+
+        return client
+
+    return clients
+
+
+@pytest.mark.parametrize(("most", "state"), [(96.0, "no"), (768.0, "ok")])
+def test_the_accounts_limit_on_vcpus_counts(
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, most: float, state: str
+) -> None:
+    answer = {"Quota": {"Value": most, "QuotaCode": "L-417A185B"}}
+    monkeypatch.setattr(
+        preflight_batch, "_clients", _answering("service-quotas", "get_service_quota", answer)
+    )
+    findings = _look(queue())
+    assert findings.state("quota") == state
+    if state == "no":
+        assert "--quota-code L-417A185B --desired-value 768" in findings.impossible[0].fix
+
+
+@pytest.mark.parametrize(("own", "code"), [(True, "L-C4BD4855"), (False, "L-7212CCBC")])
+def test_p5_on_spot_has_a_limit_of_its_own_in_some_accounts(
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, own: bool, code: str
+) -> None:
+    def client(service: str) -> Any:
+        made = boto3.client(service)
+        if service == "service-quotas":
+            stub, asked = Stubber(made), {"ServiceCode": "ec2", "QuotaCode": "L-C4BD4855"}
+            if not own:
+                stub.add_client_error("get_service_quota", "NoSuchResourceException", expected_params=asked)
+            stub.add_response(
+                "get_service_quota",
+                {"Quota": {"Value": 96.0, "QuotaCode": code}},
+                {"ServiceCode": "ec2", "QuotaCode": code},
+            )
+            stub.activate()
+        return made
+
+    monkeypatch.setattr(preflight_batch, "_clients", lambda: client)
+    findings = _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
+    assert findings.state("quota") == "no"
+    assert f"--quota-code {code} --desired-value 192" in findings.impossible[0].fix
+
+
+def test_a_limit_that_may_not_be_asked_for_is_unknown(
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = _answering("service-quotas", "get_service_quota", None, code="AccessDeniedException")
+    monkeypatch.setattr(preflight_batch, "_clients", denied)
+    findings = _look(queue())
+    assert _found(findings, "quota") == ["unknown: not told: AccessDeniedException"]
+    assert findings.impossible == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("ExpiredTokenException", "The AWS credentials have expired."),
+        ("UnrecognizedClientException", "AWS doesn't accept the credentials"),
+    ],
+)
+def test_bad_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
+    monkeypatch.setattr(
+        preflight_batch, "_clients", _answering("batch", "describe_job_queues", None, code=code)
+    )
+    with pytest.raises(UserError, match=words):
+        _look("gpus")
+
+
+def test_no_region_and_an_unreachable_service_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="AWS Batch can't be reached"):
+        _look("gpus")
+    monkeypatch.delenv("AWS_ENDPOINT_URL_BATCH")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(UserError, match="AWS can't be asked: You must specify a region"):
+        _look("gpus")

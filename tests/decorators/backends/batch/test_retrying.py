@@ -1,0 +1,112 @@
+"""After an attempt that ran out of memory on Batch, the next one goes to the next GPU's queue (moto's)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from metaflow.plugins.aws.batch.batch_decorator import BatchDecorator
+
+from decorators._metaflow import StepView
+from decorators.backends import placing, retrying
+from decorators.backends.options import Options
+from decorators.backends.retrying import Retrying
+from decorators.gpu_profile import PLAN_VARIABLE, _least, pack, unpack
+from estimator import Plan, Target, plan
+from estimator.planning.next_plan import NextPlan
+from launchers.replanning import Replanning, plans_of
+from launchers.store.bundles import LocalStorage
+from tests.decorators.backends.batch.test_preflight import account as account
+from tests.decorators.backends.batch.test_preflight import queue as queue
+from tests.decorators.backends.test_retrying import JOB, other, started
+
+pytestmark = pytest.mark.slow
+
+GPU = "a100-80gb"
+
+
+@pytest.fixture(scope="module")
+def launched() -> Plan:
+    return plan(JOB, Target(kind="batch", gpu=GPU, cloud="aws"))
+
+
+@pytest.fixture
+def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NextPlan:
+    """What the first attempt of run 7 has left: a plan for another GPU."""
+    storage = LocalStorage(tmp_path)
+    monkeypatch.setattr(retrying, "datastore", lambda: storage)
+    placing._look_at_batch.cache_clear()
+    found = other(launched)
+    Replanning(storage=storage, prefix=plans_of("7")).keep(0, found)
+    return found
+
+
+@pytest.fixture
+def decorator(launched: Plan) -> Any:
+    """Metaflow's own, as the launch has left it."""
+    sizes = {"gpu": "8", "cpu": str(launched.request.cpu), "memory": str(launched.request.memory_mib)}
+    role = "arn:aws:iam::123456789012:role/any"
+    made = BatchDecorator(attributes={**sizes, "image": "127.0.0.1:9/a:1", "iam_role": role})
+    made.external_init()
+    made.attributes |= {"queue": "first", "aws_batch_tags": {}}
+    made.package_metadata = made.package_sha = made.package_url = "code"
+    made.run_time_limit = 60
+    return made
+
+
+def install(decorator: Any, **options: Any) -> None:
+    step = SimpleNamespace(name="train", decorators=[decorator], config_decorators=[])
+    Retrying(
+        step=StepView(SimpleNamespace(_my_step=step)),
+        backend="batch",
+        options=Options(**options),
+        given={},
+        configured={},
+        least=_least,
+        carry=lambda plan: {PLAN_VARIABLE: pack(plan)},
+    ).install()
+
+
+@pytest.mark.parametrize("preflight", [True, False])
+def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
+    decorator: Any,
+    queue: Callable[..., str],
+    launched: Plan,
+    following: NextPlan,
+    capsys: pytest.CaptureFixture[str],
+    preflight: bool,
+) -> None:
+    request = following.plan.request
+    assert request.gpu is not None
+    queue("first", instanceTypes=[launched.request.instance_type])
+    queue("next", instanceTypes=[request.instance_type])
+    install(decorator, queues=((GPU, "first"), (request.gpu, "next")), preflight=preflight)
+    asked = started(decorator, 1)
+    options = asked.command_options
+    assert options["queue"] == "next"
+    assert options["gpu"] == str(request.gpus_per_node)
+    assert (int(options["cpu"]), int(options["memory"])) == (request.cpu, request.memory_mib)
+    assert options["shared_memory"] == request.shared_memory_mib
+    assert unpack(asked.env[PLAN_VARIABLE]) == following.plan
+    assert f"asks for 8x {request.gpu} on each node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preflight", [True, False])
+def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_it_is_said(
+    decorator: Any,
+    queue: Callable[..., str],
+    launched: Plan,
+    following: NextPlan,
+    capsys: pytest.CaptureFixture[str],
+    preflight: bool,
+) -> None:
+    queue("first", instanceTypes=[launched.request.instance_type])
+    install(decorator, queues=((GPU, "first"),), preflight=preflight)
+    asked = started(decorator, 1)
+    assert asked.env == {}
+    assert asked.command_options["queue"] == "first"
+    assert asked.command_options["memory"] == str(launched.request.memory_mib)
+    assert f"{following.plan.request.gpu} can't be had" in capsys.readouterr().err

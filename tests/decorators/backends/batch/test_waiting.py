@@ -1,0 +1,94 @@
+"""Why a Batch job has not started: its own reason first, else what is wrong with its queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from decorators._metaflow import WaitedJob
+from decorators.backends.batch import waiting as waiting_batch
+
+ARN = "arn:aws:batch:us-east-1:1:compute-environment/gpus"
+
+
+@pytest.fixture
+def client() -> Any:
+    return boto3.client("batch", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+
+
+def _job(client: Any, **info: str) -> WaitedJob:
+    return WaitedJob(
+        backend="batch", kind="batch job", name="id-1", client=client, info={"jobQueue": "q", **info}
+    )
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "SUCCEEDED", "FAILED"])
+def test_a_job_that_runs_or_has_ended_waits_no_more(client: Any, status: str) -> None:
+    assert not waiting_batch.look(_job(client, status=status)).pending
+
+
+def test_batchs_own_reason_is_told_and_a_misconfiguration_is_hopeless(client: Any) -> None:
+    text = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - no instance type fits"
+    state = waiting_batch.look(_job(client, status="RUNNABLE", statusReason=text))
+    assert state.reason == f"RUNNABLE: {text}"
+    assert state.hopeless is not None
+    capacity = waiting_batch.look(_job(client, status="RUNNABLE", statusReason="CAPACITY:no p5"))
+    assert capacity.hopeless is None
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "words"),
+    [
+        ("ENABLED", "INVALID", "gpus is ENABLED, INVALID: no such role"),
+        ("DISABLED", "VALID", "gpus is DISABLED"),
+        ("ENABLED", "VALID", "no free machine that is large enough"),
+    ],
+)
+def test_without_a_reason_the_queues_environments_are_looked_at(
+    client: Any, state: str, status: str, words: str
+) -> None:
+    queue = {
+        "jobQueueName": "q",
+        "jobQueueArn": "arn:q",
+        "state": "ENABLED",
+        "status": "VALID",
+        "priority": 1,
+        "computeEnvironmentOrder": [{"order": 1, "computeEnvironment": ARN}],
+    }
+    environment = {
+        "computeEnvironmentName": "gpus",
+        "computeEnvironmentArn": ARN,
+        "state": state,
+        "status": status,
+        "statusReason": "no such role",
+    }
+    with Stubber(client) as stub:
+        stub.add_response("describe_job_queues", {"jobQueues": [queue]}, {"jobQueues": ["q"]})
+        stub.add_response(
+            "describe_compute_environments",
+            {"computeEnvironments": [environment]},
+            {"computeEnvironments": [ARN]},
+        )
+        found = waiting_batch.look(_job(client, status="RUNNABLE"))
+    assert found.pending
+    assert words in found.reason
+
+
+def test_a_queue_that_may_not_be_looked_at_gives_no_reason(client: Any) -> None:
+    with Stubber(client) as stub:
+        stub.add_client_error("describe_job_queues", "AccessDeniedException")
+        assert waiting_batch.look(_job(client, status="RUNNABLE")).reason == ""
+
+
+def test_the_end_terminates_the_job(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with Stubber(client) as stub:
+        reason = "the process that waited for it has given up"
+        stub.add_response("terminate_job", {}, {"jobId": "id-1", "reason": reason})
+        waiting_batch.end(_job(client))
+        stub.assert_no_pending_responses()
+        stub.add_client_error("terminate_job", "AccessDeniedException")
+        waiting_batch.end(_job(client))
+    assert "batch job id-1 can't be terminated" in capsys.readouterr().err

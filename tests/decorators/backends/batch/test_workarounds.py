@@ -1,0 +1,124 @@
+"""What Metaflow gets wrong with several nodes of AWS Batch is refused at the launch or put right."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+from metaflow.exception import MetaflowException
+from metaflow.plugins.aws.batch.batch_client import BatchJob
+
+from decorators import _metaflow
+from decorators.backends.batch import errors as refusals_batch
+from decorators.backends.batch import workarounds
+from estimator.errors import UserError
+
+# As Metaflow 2.19.39 writes it, shortened where nothing is replaced.
+COMMAND = (
+    "true && mkdir -p $PWD/.logs && export PYTHONUNBUFFERED=x MF_PATHSPEC=FinetuneFlow/12/train_nodes/{task} "
+    "MF_DATASTORE=s3 MF_ATTEMPT=0 MFLOG_STDOUT=$PWD/.logs/mflog_stdout && python -c 'import boto3; "
+    'boto3.client("s3").download_file("bucket", "flows/data/9f/19f25c9b", "job.tar")\' && '
+    "(python -u finetune_flow.py --quiet --metadata service --datastore s3 step train_nodes --run-id 12 "
+    "--task-id {task} --input-paths ${{METAFLOW_INPUT_PATHS_0}} --split-index 0 --ubf-context ubf_control "
+    "[multinode-args] 1>> >(python -m tee) 2>> >(python -m tee)); c=$?; exit $c"
+)
+
+
+class Recorder:
+    """Stands where boto3's client would be: what Metaflow submits goes through the guard, as in a run."""
+
+    submitted: dict[str, Any]
+
+    def submit_job(self, **params: Any) -> dict[str, str]:
+        self.submitted = workarounds.correct(params)
+        return {"jobId": "j"}
+
+    def describe_jobs(self, **_: Any) -> dict[str, Any]:
+        return {"jobs": [{"jobId": "j", "status": "RUNNABLE"}]}
+
+
+def submitted(task: str, *, guarded: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """The two commands that Metaflow's own client makes of a step's for two nodes."""
+    if not guarded:
+        monkeypatch.setattr(workarounds, "correct", lambda params: params)
+    client = Recorder()
+    job = BatchJob(client)
+    job.image("i").iam_role("r").task_id(task).parameter("metaflow.task_id", task)
+    job.command(["bash", "-c", COMMAND.format(task=task)])
+    job.num_parallel = 2
+    job.execute()
+    main, others = client.submitted["nodeOverrides"]["nodePropertyOverrides"]
+    return main["containerOverrides"]["command"][-1], others["containerOverrides"]["command"][-1]
+
+
+@pytest.mark.parametrize("task", ["517006", "control-517006-0"])
+def test_a_long_ids_command_is_metaflows_own_in_effect(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, guarded = submitted(task, guarded=True, monkeypatch=monkeypatch)
+    own_main, own = submitted(task, guarded=False, monkeypatch=monkeypatch)
+    assert main == own_main == COMMAND.format(task=task).replace("[multinode-args]", "--split-index 0")
+    assert guarded == own
+
+
+@pytest.mark.parametrize("task", ["2", "9", "12", "1"])
+def test_a_short_id_is_replaced_where_it_is_the_task_and_nowhere_else(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, guarded = submitted(task, guarded=True, monkeypatch=monkeypatch)
+    _, long = submitted("517006", guarded=True, monkeypatch=monkeypatch)
+    assert guarded == long.replace("517006", task)
+    assert guarded.count(f"{task}-node-$AWS_BATCH_JOB_NODE_INDEX") == 2
+    _, own = submitted(task, guarded=False, monkeypatch=monkeypatch)
+    assert own != guarded, "Metaflow does it right by now: the guard can go"
+
+
+def test_a_job_of_one_node_and_a_command_of_another_kind_are_left_alone() -> None:
+    one = {"containerOverrides": {"command": ["bash", "-c", "x"]}, "parameters": {"metaflow.task_id": "1"}}
+    assert workarounds.correct(dict(one)) == one
+    assert workarounds.others_command("python step --task-id 1", "1") is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "nodes", "metadata", "refused"),
+    [
+        ("batch", 2, "local", True),
+        ("batch", 1, "local", False),
+        ("batch", 2, "service", False),
+        ("kubernetes", 2, "local", False),
+        ("local", 2, "local", False),
+    ],
+)
+def test_local_metadata_is_refused_for_several_nodes_of_batch_only(
+    backend: Any, nodes: int, metadata: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_metaflow, "metadata_kind", lambda: metadata)
+    if not refused:
+        workarounds.check(backend, nodes)
+        return
+    with pytest.raises(UserError, match="metadata service") as caught:
+        workarounds.check(backend, nodes)
+    assert "METAFLOW_SERVICE_URL" in caught.value.advice
+
+
+def answer(code: str, message: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, "SubmitJob")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem", "advice"),
+    [
+        (answer("ExpiredTokenException", "The security token is expired"), "have expired", "aws sso login"),
+        (answer("AccessDeniedException", "User ann is not authorized"), "not authorized", "infra/aws"),
+        (answer("ClientException", "JobQueue q not found"), "JobQueue q not found", "configure show"),
+        (MetaflowException("AWS Batch Job Queue q not found."), "Job Queue q not found", "configure show"),
+        (EndpointConnectionError(endpoint_url="http://b"), "can't be reached", "AWS_DEFAULT_REGION"),
+    ],
+)
+def test_what_aws_refuses_is_two_lines_with_what_to_do(error: Exception, problem: str, advice: str) -> None:
+    found = refusals_batch.words(error, "")
+    assert problem in found.problem
+    assert advice in found.advice
+    assert "\n" not in found.problem + found.advice
+    left = refusals_batch.words(error, "job-1")
+    assert re.search(r"aws batch terminate-job --job-id job-1", left.advice)

@@ -1,0 +1,178 @@
+"""Which of a cluster's nodes could take a request, and in words why others could not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from decorators.backends.kubernetes.fit import Fit, Least, fit, tolerated
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, Toleration
+from decorators.backends.options import Options
+from decorators.backends.tables import Room
+from estimator.plan import GIB, Request
+from tests.decorators.backends.plans import node, planned
+
+LEAST = Least(cpu=8, memory_bytes=500 * GIB)
+
+
+def _request(**changes: Any) -> Request:
+    return dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, **changes)
+
+
+def _fit(*nodes: Any, options: Options | None = None, **changes: Any) -> Fit:
+    return fit(nodes, _request(**changes), options or Options(), LEAST)
+
+
+def test_the_planned_machine_is_found_by_its_type() -> None:
+    found = _fit(node("a"), node("b"))
+    assert found.names == ("a", "b")
+    assert found.facts.labels == ((INSTANCE_TYPE_LABEL, "p5.48xlarge"),)
+    assert found.facts.zone == "us-east-1a"
+    assert found.facts.efa == 32
+
+
+SCHEMES = {
+    "gfd": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+    "karpenter": {
+        "karpenter.k8s.aws/instance-gpu-name": "h100",
+        "karpenter.k8s.aws/instance-gpu-memory": "81920",
+    },
+    "gke": {"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"},
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_another_machine_with_the_gpu_is_found_by_the_clusters_own_labels(scheme: str) -> None:
+    labels = {
+        "node.kubernetes.io/instance-type": None,
+        "nvidia.com/gpu.product": None,
+        **SCHEMES[scheme],
+    }
+    found = _fit(node("a", labels=labels), node("b", labels=labels))
+    assert found.names == ("a", "b")
+    assert dict(found.facts.labels or ()) == SCHEMES[scheme]
+
+
+def test_only_one_label_makes_the_selector_so_that_all_found_nodes_have_it() -> None:
+    bare = {"node.kubernetes.io/instance-type": None}
+    other = {**bare, "nvidia.com/gpu.product": None, **SCHEMES["gke"]}
+    found = _fit(node("a", labels=bare), node("b", labels=bare), node("c", labels=other))
+    assert found.names == ("a", "b")
+    assert dict(found.facts.labels or ()) == SCHEMES["gfd"]
+
+
+@pytest.mark.parametrize(
+    ("why", "more"),
+    [
+        ("not Ready", {"ready": False}),
+        ("cordoned", {"unschedulable": True}),
+        ("with 8 A100 SXM 80GB", {"labels": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}}),
+        ("with only 4 of 8 GPUs", {"resources": {"nvidia.com/gpu": "4"}}),
+        ("with 3.6 of 8 CPUs", {"resources": {"cpu": "4"}}),
+        ("with 64 of 500 GiB of memory", {"resources": {"memory": "64Gi"}}),
+        ("with 20 of", {"resources": {"ephemeral-storage": "20Gi"}}),
+        ("device plugin", {"resources": {"nvidia.com/gpu": "0"}}),
+        (
+            "fenced off by the taint team=b:NoSchedule",
+            {"taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]},
+        ),
+        (
+            "fenced off by the taint training-checklist/unfit",
+            {"taints": [{"key": "training-checklist/unfit", "effect": "NoSchedule"}]},
+        ),
+    ],
+)
+def test_a_node_that_can_not_take_it_says_why(why: str, more: dict[str, Any]) -> None:
+    found = _fit(node("a", **more))
+    assert found.names == ()
+    assert why in found.lacks[0][0]
+
+
+def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
+    found = _fit(node("a"), node("b", resources={"memory": "1000Gi"}))
+    assert found.facts.room is not None
+    assert found.facts.room.memory_bytes == 1000 * GIB - int(0.4 * GIB)
+    assert found.facts.room.cpu == pytest.approx(191.05)
+
+
+def test_daemon_pods_that_were_asked_go_before_the_table() -> None:
+    daemons = Room(cpu=3.5, memory_bytes=6 * GIB)
+    found = fit([node("a")], _request(nodes=1), Options(), LEAST, daemons=daemons)
+    assert found.facts.room == Room(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
+    most = Room(cpu=190, memory_bytes=0)
+    assert fit([node("a")], _request(nodes=1), Options(), LEAST, daemons=most).names == ()
+
+
+def test_no_zone_is_chosen_where_none_has_all_the_nodes() -> None:
+    other = {"topology.kubernetes.io/zone": "us-east-1b"}
+    found = _fit(node("a"), node("b", labels=other))
+    assert found.facts.zone is None
+    assert len(found.names) == 2
+    assert _fit(node("a"), node("b", labels=other), options=Options(zone="us-east-1b")).names == ("b",)
+
+
+def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
+    fit_label = (("training-checklist/fit", "true"),)
+    good = node("good", labels={"training-checklist/fit": "true"})
+    found = _fit(good, node("bad", labels={"training-checklist/fit": "false"}), node_labels=fit_label)
+    assert found.names == ("good",)
+    assert found.lacks == (("without the label training-checklist/fit=true", 1),)
+
+
+@pytest.mark.parametrize(
+    ("taint", "expected"),
+    [
+        ("nvidia.com/gpu:NoSchedule", Toleration(key="nvidia.com/gpu", effect="NoSchedule")),
+        (
+            "nvidia.com/gpu=present:NoSchedule",
+            Toleration(key="nvidia.com/gpu", value="present", effect="NoSchedule"),
+        ),
+        ("sku=gpu:NoSchedule", Toleration(key="sku", value="gpu", effect="NoSchedule")),
+        ("dedicated=gpu-pool:NoExecute", Toleration(key="dedicated", value="gpu-pool", effect="NoExecute")),
+        ("dedicated=team-b:NoSchedule", None),
+        (
+            "example.com/accelerator:NoSchedule",
+            Toleration(key="example.com/accelerator", effect="NoSchedule"),
+        ),
+        ("sku=cpu:NoSchedule", None),
+        ("training-checklist/unfit:NoSchedule", None),
+    ],
+)
+def test_only_taints_that_speak_of_gpus_are_tolerated(taint: str, expected: Toleration | None) -> None:
+    assert tolerated(taint) == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "covered"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "team", "operator": "Exists"}, True),
+        ({"key": "team", "operator": "Equal", "value": "b", "effect": "NoSchedule"}, True),
+        ({"key": "team", "value": "b"}, True),
+        ({"key": "team", "value": "c"}, False),
+        ({"key": "team", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+    ],
+)
+def test_a_fence_that_the_users_own_tolerations_open_is_none(item: dict[str, str], covered: bool) -> None:
+    fenced = node("a", taints=[{"key": "team", "value": "b", "effect": "NoSchedule"}])
+    own = (Toleration.of(item),)
+    assert bool(fit([fenced], _request(nodes=1), Options(), LEAST, own=own).names) is covered
+
+
+def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() -> None:
+    usual = node("a", taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
+    own = (Toleration(key="team", effect=""),)
+    one = _request(nodes=1)
+    assert fit([usual], one, Options(), LEAST, own=own).names == ("a",)
+    replaced = fit([usual], one, Options(), LEAST, own=own, own_only=True)
+    assert replaced.lacks == (("fenced off by the taint nvidia.com/gpu=present:NoSchedule", 1),)
+
+
+def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:
+    bare = node("cpu", labels={"nvidia.com/gpu.product": None}, resources={"nvidia.com/gpu": None})
+    found = _fit(bare, nodes=1, gpus_per_node=0, gpu=None, instance_type=None)
+    assert found.names == ("cpu",)
+    assert found.facts.labels is None

@@ -1,0 +1,95 @@
+"""What a registry tells of an image, without a login, and what stays unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from decorators.backends.findings import Clock, Findings
+from decorators.backends.kubernetes import images
+from tests.http_server import serving
+
+
+class _Registry(BaseHTTPRequestHandler):
+    """Of its images "open" is there for all, "token" for who asks for a token, "closed" for nobody."""
+
+    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        name = self.path.split("/")[2]
+        host = self.headers["Host"]
+        challenge = f'Bearer realm="http://{host}/token",service="registry",scope="repository:{name}:pull"'
+        if name in ("token", "closed") and "Authorization" not in self.headers:
+            self._answer(401, WWW_Authenticate=challenge)
+        elif name in ("open", "token"):
+            self._answer(200 if self.path.endswith("/1") else 404)
+        else:
+            self._answer(404)
+
+    def do_GET(self) -> None:
+        self._answer(403 if "closed" in self.path else 200, json.dumps({"token": "t"}).encode())
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def registry() -> Iterator[str]:
+    with serving(_Registry) as url:
+        yield url.removeprefix("http://")
+
+
+def _state(image: str | None, gpus: bool = False) -> tuple[str, str]:
+    findings = Findings(where="here")
+    images.check(image, findings, Clock(), gpus=gpus)
+    return findings.rows[0].state, findings.rows[0].found
+
+
+@pytest.mark.parametrize(
+    ("image", "state"),
+    [
+        ("open:1", "ok"),
+        ("open:2", "no"),
+        ("none:1", "no"),
+        ("token:1", "ok"),
+        ("closed:1", "unknown"),
+        ("token:2", "unknown"),  # not there, or not for strangers
+    ],
+)
+def test_a_registry_is_believed_as_far_as_it_tells(registry: str, image: str, state: str) -> None:
+    assert _state(f"{registry}/{image}")[0] == state
+
+
+def test_a_registry_that_does_not_answer_is_no_verdict() -> None:
+    state, found = _state("127.0.0.1:9/finetune:1")
+    assert state == "unknown"
+    assert "doesn't answer" in found
+
+
+def test_metaflows_plain_python_is_no_image_for_gpus() -> None:
+    assert "no PyTorch" in _state("python:3.11", gpus=True)[1]
+    assert _state(None)[0] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("image", "parts"),
+    [
+        ("python:3.11", ("registry-1.docker.io", "library/python", "3.11")),
+        ("pytorch/pytorch", ("registry-1.docker.io", "pytorch/pytorch", "latest")),
+        ("ghcr.io/a/b/c:x", ("ghcr.io", "a/b/c", "x")),
+        ("localhost:5000/a@sha256:12", ("localhost:5000", "a", "sha256:12")),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/t:2", ("1.dkr.ecr.us-east-1.amazonaws.com", "t", "2")),
+    ],
+)
+def test_an_images_name_is_read_as_docker_reads_it(image: str, parts: tuple[str, str, str]) -> None:
+    assert images.parts(image) == parts

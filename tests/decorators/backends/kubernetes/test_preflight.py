@@ -1,0 +1,362 @@
+"""The preflight against a real Kubernetes API server: what it finds, what it refuses, and in what words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators.backends.findings import Clock, Findings
+from decorators.backends.kubernetes.fit import Least
+from decorators.backends.kubernetes.nodes import Step
+from decorators.backends.kubernetes.preflight import look, look_beside
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ClusterFacts
+from decorators.backends.options import Options
+from decorators.backends.overrides import for_data
+from decorators.backends.tables import Room
+from estimator.errors import UserError
+from estimator.plan import GIB, Request
+from tests.decorators.backends.plans import node_object, planned
+from tests.lab.control_plane import ControlPlane, jobset_definition, wait_for
+
+pytestmark = pytest.mark.slow
+
+INFRA = Path(__file__).parents[4] / "infra/kubernetes/base"
+TWO = planned("llama-70b", "full", "H100", 2).request  # 2 x p5.48xlarge
+LEAST = Least(cpu=8, memory_bytes=500 * GIB)
+Asker = Callable[..., tuple[Findings, ClusterFacts]]
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane, request: pytest.FixtureRequest) -> str:
+    return control_plane.namespace(f"p{abs(hash(request.node.name)) % 10**8}")
+
+
+@pytest.fixture
+def ask(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Asker:
+    """The preflight of one user: ``ask(user=, request=, options=, **step)``."""
+
+    def asked(user: str = "admin", asks: Request = TWO, options: Options | None = None, **step: Any) -> Any:
+        monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(user)))
+        return look(
+            asks,
+            options=options or Options(),
+            step=Step(**{"namespace": namespace, "image": "127.0.0.1:9/finetune:1", **step}),
+            least=LEAST,
+            clock=Clock(overall_s=90),  # a machine that is busy with other tests
+        )
+
+    return asked
+
+
+@pytest.fixture
+def nodes(control_plane: ControlPlane) -> Iterator[Callable[..., None]]:
+    """Adds nodes, and takes them away after the test."""
+    made: list[str] = []
+
+    def add(*names: str, **more: Any) -> None:
+        for name in names:
+            body = {"apiVersion": "v1", "kind": "Node", **node_object(name, **more)}
+            control_plane.api().create("/api/v1/nodes", body)
+            made.append(name)
+
+    yield add
+    for name in made:
+        control_plane.api().delete(f"/api/v1/nodes/{name}")
+
+
+def _rows(findings: Findings, check: str) -> list[tuple[str, str, str]]:
+    return [(row.state, row.found, row.fix) for row in findings.rows if row.check == check]
+
+
+def test_a_cluster_that_can_run_it_says_how_its_nodes_are_found(
+    ask: Asker, nodes: Callable[..., None]
+) -> None:
+    gpu_taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    nodes("h100-a", "h100-b", taints=[gpu_taint])
+    findings, facts = ask()
+    assert findings.impossible == []
+    for check in ("namespace", "permission", "jobset", "nodes", "fabric"):
+        assert findings.state(check) == "ok", findings.rows
+    assert facts.labels == ((INSTANCE_TYPE_LABEL, "p5.48xlarge"),)
+    assert [item.to_dict() for item in facts.tolerations] == [
+        {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"}
+    ]
+    assert (facts.efa, facts.zone) == (32, "us-east-1a")
+    findings.settle()  # what is unknown stops nobody
+
+
+@pytest.fixture
+def daemons(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
+    """A DaemonSet of the real controller's, of 3 cores and 6 GiB."""
+    requests = {"cpu": "3", "memory": "6Gi"}
+    pod = {
+        "containers": [{"name": "agent", "image": "agent", "resources": {"requests": requests}}],
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 0,  # no kubelet would end it
+    }
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "agent", "namespace": namespace},
+        "spec": {
+            "selector": {"matchLabels": {"app": "agent"}},
+            "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod},
+        },
+    }
+    path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+    control_plane.api().create(path, body)
+    yield
+    control_plane.api().delete(f"{path}/agent")
+
+
+@pytest.mark.usefixtures("daemons")
+def test_daemon_pods_are_asked_how_much_they_keep(
+    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
+) -> None:
+    nodes("h100-a", "h100-b")
+
+    def told() -> str:
+        return str(_rows(ask()[0], "nodes"))
+
+    assert "2 needed; " in told()
+    wait_for(lambda: "3 CPUs and 6.0 GiB are left to daemon pods" in told(), 90, "they run", every=1)
+    assert ask()[1].room == Room(cpu=191.45 - 3, memory_bytes=1944 * GIB)
+    # Who may list nodes, but no pods of other namespaces
+    control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")
+    control_plane.kubectl("create", "clusterrolebinding", "b", "--clusterrole=sees-nodes", "--user=alice")
+    try:
+        wait_for(lambda: ask("alice")[0].state("nodes") == "ok", 60, "the role counts", every=1)
+        [(_, found, _)] = _rows(ask("alice")[0], "nodes")
+        assert "0.4 CPUs and 0.4 GiB are left to daemon pods (assumed: this login may not list" in found
+    finally:
+        control_plane.kubectl("delete", "clusterrolebinding/b", "clusterrole/sees-nodes")
+
+
+def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
+    ask: Asker, nodes: Callable[..., None], namespace: str
+) -> None:
+    """Nodes with GPUs are fenced off to it, and a small node's disk would keep it pending for ever."""
+    taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    request = for_data(planned("llama-70b", "full", "H100", 2)).request
+    bare = {"nvidia.com/gpu.product": None}
+    small = {"nvidia.com/gpu": None, "ephemeral-storage": "20Gi"}
+    nodes("h100-a", "h100-b", taints=[taint], provider="")
+    nodes("cpu-a", labels=bare, resources=small, provider="")
+    assert ask()[0].impossible == []  # the run's largest step has its nodes
+
+    def beside() -> Findings:
+        return look_beside(
+            "prepare", request, options=Options(), step=Step(namespace=namespace), clock=Clock(overall_s=90)
+        )
+
+    refused = beside()
+    [row] = refused.impossible
+    assert row.check == "nodes"
+    assert "1 with 20 of" in row.found
+    assert "GiB of disk" in row.found
+    with pytest.raises(UserError, match=r"For step prepare, .* lab can't run this: nodes") as caught:
+        refused.settle()
+    assert "--with kubernetes:disk=MB" in caught.value.advice
+    nodes("cpu-b", labels=bare, resources={**small, "ephemeral-storage": "4000Gi"}, provider="")
+    assert beside().impossible == []
+
+
+def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
+    ask: Asker, nodes: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "node.kubernetes.io/instance-type": None}
+    nodes("h100-a", provider="")
+    nodes("a100-a", labels=a100, provider="")
+    findings, _ = ask()
+    [(state, found, _)] = _rows(findings, "nodes")
+    assert state == "no"
+    assert found.startswith("1 of 2 nodes could take it")
+    assert "1 with 8 A100 SXM 80GB" in found
+    with pytest.raises(UserError, match=r"context lab.* can't run this: nodes: 1 of 2"):
+        findings.settle()
+    assert "Can Kubernetes context lab" in capsys.readouterr().err
+
+
+def test_a_cloud_whose_node_group_may_grow_is_not_refused(ask: Asker, nodes: Callable[..., None]) -> None:
+    nodes("h100-a")
+    [(state, found, fix)] = _rows(ask()[0], "nodes")
+    assert (state, fix) == ("unknown", "eksctl get nodegroup --cluster NAME")
+    assert "a node group may add them" in found
+
+
+def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
+    ask: Asker, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b", resources={"nvidia.com/gpu": "0"}, provider="")
+    [(state, _, fix)] = _rows(ask()[0], "device plugin")
+    assert (state, fix[:17]) == ("no", "kubectl apply -f ")
+
+
+def test_a_login_without_rights_is_told_which_it_lacks(ask: Asker) -> None:
+    findings, _ = ask("alice")
+    refused = [found for state, found, _ in _rows(findings, "permission") if state == "no"]
+    assert any("may not create jobsets" in found for found in refused)
+    assert any("may not list pods" in found for found in refused)
+    assert findings.state("nodes") == "unknown"  # it may not list them either
+    one = dataclasses.replace(TWO, nodes=1)
+    assert any("may not create jobs in" in found for _, found, _ in _rows(ask("alice", one)[0], "permission"))
+
+
+def test_the_role_of_infra_is_enough(
+    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
+) -> None:
+    manifests = control_plane.kubectl("kustomize", str(INFRA))
+    control_plane.kubectl("apply", "--validate=false", "-f", "-", stdin=manifests)
+    name = next(
+        item["metadata"]["namespace"]
+        for item in control_plane.api().items("/apis/rbac.authorization.k8s.io/v1/roles")
+        if item["metadata"]["name"] == "launcher"
+    )
+    nodes("h100-a", "h100-b")
+
+    def ready() -> bool:
+        findings, _ = ask("launcher", namespace=name)
+        return findings.state("permission") == "ok" and findings.state("nodes") == "ok"
+
+    wait_for(ready, 60, "the role counts", every=1)
+
+
+def test_a_namespace_and_a_service_account_that_there_are_not(ask: Asker) -> None:
+    findings, _ = ask(namespace="nowhere")
+    assert _rows(findings, "namespace")[0][:2] == ("no", "there is no 'nowhere'")
+    findings, _ = ask(service_account="nobody")
+    [(state, found, fix)] = _rows(findings, "service account")
+    assert state == "no"
+    assert "there is no 'nobody'" in found
+    assert fix.startswith("kubectl create serviceaccount nobody")
+
+
+def test_a_namespace_too_long_for_host_names_is_refused_for_several_nodes_only(
+    ask: Asker, control_plane: ControlPlane
+) -> None:
+    name = control_plane.namespace("of-fifteen-char")
+    assert "15 characters" in _rows(ask(namespace=name)[0], "namespace")[0][1]
+    one = dataclasses.replace(TWO, nodes=1)
+    assert ask(asks=one, namespace=name)[0].state("namespace") == "ok"
+
+
+def test_a_quota_that_is_too_small_is_refused(
+    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
+) -> None:
+    control_plane.kubectl("create", "quota", "few", "--hard=requests.nvidia.com/gpu=8", "-n", namespace)
+    [(state, found, fix)] = _rows(ask()[0], "quota")
+    assert state == "no"
+    assert found == "few allows 8 requests.nvidia.com/gpu; 16 are needed"
+    assert fix == f"kubectl describe resourcequota few -n {namespace}"
+
+
+@pytest.mark.parametrize("resource", ["cpu", "requests.cpu"])
+def test_a_quota_goes_by_either_name_of_a_resource(
+    ask: Asker, control_plane: ControlPlane, namespace: str, resource: str
+) -> None:
+    control_plane.kubectl("create", "quota", "few", f"--hard={resource}=8", "-n", namespace)
+    [(state, found, _)] = _rows(ask()[0], "quota")
+    assert (state, found) == ("no", f"few allows 8 {resource}; {TWO.nodes * TWO.cpu} are needed")
+
+
+def test_several_nodes_without_jobset_are_refused_with_the_command_that_installs_it(
+    ask: Asker, control_plane: ControlPlane
+) -> None:
+    control_plane.kubectl("delete", "crd", "jobsets.jobset.x-k8s.io", "--timeout=60s")
+    try:
+        wait_for(lambda: ask()[0].state("jobset") == "no", 60, "JobSet is gone", every=0.5)
+        [(_, found, fix)] = _rows(ask()[0], "jobset")
+        assert "not installed" in found
+        assert fix.startswith("kubectl apply --server-side")
+        assert ask(asks=dataclasses.replace(TWO, nodes=1))[0].state("jobset") is None
+    finally:
+        control_plane.install("jobsets.jobset.x-k8s.io", jobset_definition())
+
+
+def _permissive(plural: str, group: str, version: str, kind: str, scope: str, path: Path) -> Path:
+    """A definition that takes anything: the shape of the real one is its controller's business."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    listed = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"plural": plural, "kind": kind, "singular": kind.lower(), "listKind": f"{kind}List"}
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "apiextensions.k8s.io/v1",
+                "kind": "CustomResourceDefinition",
+                "metadata": {"name": f"{plural}.{group}"},
+                "spec": {"group": group, "scope": scope, "names": names, "versions": [listed]},
+            }
+        )
+    )
+    return path
+
+
+def test_a_queue_is_looked_for_in_kueue(
+    ask: Asker, control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    options = Options(queue="gpus")
+    [(state, found, fix)] = _rows(ask(options=options)[0], "queue")
+    assert (state, found) == ("no", "'gpus' is a queue of Kueue, which is not installed")
+    assert "/kueue/releases/download/v" in fix
+    assert "infra/kubernetes/README.md" in fix
+    definition = _permissive(
+        "localqueues", "kueue.x-k8s.io", "v1beta1", "LocalQueue", "Namespaced", tmp_path / "crd"
+    )
+    control_plane.install("localqueues.kueue.x-k8s.io", definition)
+    try:
+        queue = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue"}
+        path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues"
+        control_plane.api().create(
+            path, {**queue, "metadata": {"name": "research"}, "spec": {"clusterQueue": "all"}}
+        )
+        wait_for(lambda: "no LocalQueue" in str(_rows(ask(options=options)[0], "queue")), 30, "Kueue is seen")
+        assert _rows(ask(options=options)[0], "queue")[0][2] == "--queue research"
+        [(state, found, _)] = _rows(ask(options=Options(queue="research"))[0], "queue")
+        assert (state, found) == ("ok", "research, of cluster queue all")
+    finally:
+        control_plane.kubectl("delete", "crd", "localqueues.kueue.x-k8s.io")
+
+
+def test_a_node_pool_of_karpenters_may_add_the_nodes(
+    ask: Asker, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    definition = _permissive("nodepools", "karpenter.sh", "v1", "NodePool", "Cluster", tmp_path / "crd")
+    control_plane.install("nodepools.karpenter.sh", definition)
+    try:
+        rule = {"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["p5"]}
+        pool = {
+            "apiVersion": "karpenter.sh/v1",
+            "kind": "NodePool",
+            "metadata": {"name": "gpus"},
+            "spec": {"template": {"spec": {"requirements": [rule]}}},
+        }
+        control_plane.api().create("/apis/karpenter.sh/v1/nodepools", pool)
+        wait_for(lambda: "NodePool gpus may add" in str(_rows(ask()[0], "nodes")), 30, "Karpenter is seen")
+    finally:
+        control_plane.kubectl("delete", "crd", "nodepools.karpenter.sh")
+
+
+def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(
+    control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**replaced: str) -> UserError:
+        monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(**replaced)))
+        began = time.monotonic()
+        with pytest.raises(UserError) as caught:
+            look(TWO, options=Options(), step=Step())
+        assert time.monotonic() - began < 30
+        return caught.value
+
+    gone = refused(server="https://127.0.0.1:9")
+    assert "context 'lab' (https://127.0.0.1:9) can't be reached" in gone.problem
+    assert "kubectl config current-context" in gone.advice
+    assert "doesn't know who asks" in refused(token="expired").problem
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    with pytest.raises(UserError, match="no kubeconfig at /nowhere"):
+        look(TWO, options=Options(), step=Step())

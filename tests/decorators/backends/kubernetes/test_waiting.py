@@ -1,0 +1,136 @@
+"""Why a job has not started, in the words of a real scheduler and job controller; and its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators._metaflow import WaitedJob
+from decorators.backends.kubernetes import waiting as waiting_kubernetes
+from decorators.backends.waiting import State
+from tests.decorators.conftest import FLOWS
+from tests.kubernetes.cluster import NAMESPACE, Cluster
+from tests.kubernetes.conftest import cluster as cluster
+from tests.lab.api import Json
+from tests.lab.control_plane import ControlPlane, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane, request: pytest.FixtureRequest) -> str:
+    return control_plane.namespace(f"w{abs(hash(request.node.name)) % 10**8}")
+
+
+@pytest.fixture
+def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Creates a Job whose pod asks for that; what Metaflow would wait for."""
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig()))
+
+    def made(name: str, limits: dict[str, str], **pod: Any) -> WaitedJob:
+        container = {"name": "c", "image": "i", "resources": {"limits": limits}}
+        spec = {"restartPolicy": "Never", "containers": [container], **pod}
+        control_plane.api().create(
+            f"/apis/batch/v1/namespaces/{namespace}/jobs",
+            {"metadata": {"name": name}, "spec": {"template": {"spec": spec}}},
+        )
+        return WaitedJob(backend="kubernetes", kind="job", name=name, namespace=namespace)
+
+    return made
+
+
+def _state(job: WaitedJob, words: str) -> State:
+    """The state, once it says so."""
+
+    def told() -> State | None:
+        state = waiting_kubernetes.look(job)
+        return state if words in state.reason else None
+
+    found: State = wait_for(told, 60, f"{words!r} is told: {waiting_kubernetes.look(job)}", every=0.5)
+    return found
+
+
+def test_the_schedulers_reason_is_told_and_the_end_leaves_nothing(
+    submit: Any, control_plane: ControlPlane, namespace: str
+) -> None:
+    job = submit("wants-gpus", {"nvidia.com/gpu": "8"})
+    assert _state(job, "nodes").pending
+    waiting_kubernetes.end(job)
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    wait_for(lambda: not control_plane.api().items(pods), 60, "no pod is left")
+    waiting_kubernetes.end(job)  # once more does no harm
+
+
+def test_a_quota_that_is_used_up_is_the_reason(
+    submit: Any, control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas/none"
+    wait_for(lambda: control_plane.api().get(path).get("status", {}).get("hard"), 60, "the quota counts")
+    job = submit("over", {"cpu": "1"})
+    assert "none" in _state(job, "exceeded quota").reason
+
+
+def test_a_service_account_that_is_missing_is_the_reason(submit: Any) -> None:
+    job = submit("nobody", {"cpu": "1"}, serviceAccountName="nobody")
+    assert 'serviceaccount "nobody" not found' in _state(job, "nobody").reason
+
+
+def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
+    submit: Any, control_plane: ControlPlane, namespace: str
+) -> None:
+    job = submit("image", {"cpu": "1"})
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    pod: Json = wait_for(lambda: control_plane.api().items(pods), 60, "the pod is made")[0]
+    waiting = {"reason": "ErrImagePull", "message": "manifest unknown"}
+    status = {"name": "c", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    control_plane.api().patch(
+        f"{pods}/{pod['metadata']['name']}/status",
+        {"status": {"containerStatuses": [{**status, "state": {"waiting": waiting}}]}},
+    )
+    found = _state(job, "ErrImagePull")
+    assert found.reason == "ErrImagePull (i): manifest unknown"
+    assert found.hopeless is not None
+    assert found.hopeless.grace_s == 120
+
+
+def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
+    submit: Any, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit("unseen", {"cpu": "1"})
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(server="https://127.0.0.1:9")))
+    state = waiting_kubernetes.look(job)
+    assert state.pending
+    assert "doesn't tell" in state.reason
+    assert state.hopeless is None
+
+
+def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Two nodes of a cloud that may grow, but don't: the preflight can't refuse, so the wait must end."""
+    command = [sys.executable, str(FLOWS / "profiled.py"), "run", "--with", "kubernetes"]
+    with (tmp_path / "log").open("w") as log:
+        run = cluster.hub.popen(
+            [*command, "--model=llama-8b", "--pending-timeout=0.3"],
+            cluster.environment(tmp_path),
+            cwd=tmp_path,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        code = run.wait(600)
+    said = (tmp_path / "log").read_text()
+    assert code != 0, said
+    assert "Can Kubernetes context lab" in said, said  # what is unknown is shown, and stops nobody
+    # The scheduler speaks of the selector or of the GPUs, whichever it checks first; once
+    assert said.count(" waits: 0/2 nodes are available") == 1, said
+    assert "had not started after 0.3 minutes" in said, said
+    assert "Traceback" not in said
+    assert "attempt 1" not in said  # waiting again would not help
+    wait_for(lambda: not cluster.running(), 60, f"no pod is left: {cluster.running()}")
+    jobs = cluster.api.items(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs")
+    assert all(job.get("status", {}).get("succeeded") for job in jobs), jobs

@@ -1,0 +1,167 @@
+"""The card's text and charts, from plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from decorators.card import charts
+from decorators.card import step as card
+from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
+from estimator.plan import GIB, Override
+from tests.decorators.flows.plans import make_plan
+from tests.decorators.profile.states import STARTED, make_state
+
+
+def _text(blocks: list[card.Block]) -> str:
+    parts = []
+    for block in blocks:
+        if isinstance(block, Text):
+            parts.append(block.markdown)
+        elif isinstance(block, Grid):
+            parts += [" | ".join(str(cell) for cell in row) for row in (block.headers, *block.rows)]
+    return "\n".join(parts)
+
+
+def _charts(blocks: list[card.Block]) -> list[dict[str, Any]]:
+    return [block.spec for block in blocks if isinstance(block, Chart)]
+
+
+def test_predicted_and_measured_stand_side_by_side() -> None:
+    rows = {what: (predicted, measured) for what, predicted, measured in comparison(make_state())}
+    assert rows["memory of a GPU"] == ("33.0 GiB, at most 40.0 GiB", "31.9 GiB")
+    assert rows["the same, by NVML"] == ("80.0 GiB there are", "33.0 GiB")
+    assert rows["host memory of a node"] == ("100 GiB", "61.0 GiB")
+    assert rows["tokens/s"] == ("24,000", "16,391")
+    assert rows["time"] == ("1:30:00", "4:20 so far")
+    assert rows["USD"] == ("61.45", "2.96 so far")
+
+
+def test_what_is_not_known_is_called_unknown() -> None:
+    rows = {
+        what: (predicted, measured) for what, predicted, measured in comparison(make_state(on_gpus=False))
+    }
+    assert rows["tokens/s"][0] == rows["time"][0] == rows["USD"][0] == rows["USD"][1] == "unknown"
+    assert "MFU" not in rows
+
+
+def test_the_title_says_what_runs_where() -> None:
+    assert title(make_state()) == "llama-8b · full · torchtune · 1 node x 8 A100-80GB".replace(
+        "llama-8b", "tiny-llama"
+    )
+    two = make_state(plan=make_plan({"nodes": 2}, "kubernetes"))
+    assert "2 nodes x 8" in title(two)
+    assert "node 0" in title(two)
+    second = dataclasses.replace(two, measured=dataclasses.replace(two.measured, node=1))
+    assert "the main card is node 0's" in title(second)
+
+
+def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
+    running = status(make_state())
+    assert running.startswith("**Running** for 4:20 · step 120 of 400 · loss 1.2")
+    assert "ETA 9:" in running
+    assert "load" in status(make_state(phase="load"))
+    assert status(make_state(ended=STARTED + 260)).startswith("**Finished** in 4:20")
+    failed = status(make_state(ended=STARTED + 260, failed="CUDA out of *memory*\nmore"))
+    assert failed.startswith("**Failed** after 4:20")
+    assert "CUDA out of \N{ASTERISK OPERATOR}memory\N{ASTERISK OPERATOR}" in failed
+    assert "more" not in failed
+
+
+def test_a_step_that_has_only_begun_has_a_card() -> None:
+    state = make_state(steps=0, samples=(), eta_seconds=None)
+    assert "ETA unknown" in _text(draw(state))
+
+
+def test_a_step_without_a_plan_has_a_card_that_says_so() -> None:
+    without = dataclasses.replace(make_state(steps=0), plan=None)
+    text = _text(draw(without))
+    assert "Nothing was predicted for this step." in text
+    assert "GPU 7: NVIDIA A100-SXM4-80GB" in text
+    assert "unknown" in text
+
+
+def test_the_users_own_values_and_the_reasons_are_shown() -> None:
+    override = Override(name="cpu", planned="96", used="4", given_by="--with kubernetes:cpu=")
+    plan = make_plan({}, "kubernetes").with_override(override, cpu=4)
+    text = _text(draw(make_state(plan=plan)))
+    assert "cpu | 96 | 4 | --with kubernetes:cpu=" in text
+    assert "The cheapest machine that fits." in text
+    assert "p5.48xlarge: fits, but 2.4 times the price" in text
+
+
+def test_every_rank_has_its_row() -> None:
+    rows = card.rank_rows(make_state().ranks)
+    assert [row[0] for row in rows] == [str(rank) for rank in range(8)]
+    assert rows[7] == (
+        "7", "node-0", "cuda:7 NVIDIA A100-SXM4-80GB", "train", rows[7][4], "31.9 GiB", "645 MiB"
+    )  # fmt: skip
+    assert card.rank_rows(make_state(on_gpus=False).ranks)[0][5] == "no GPU"
+
+
+def test_the_bars_hold_every_category_and_the_measured_memory() -> None:
+    spec = charts.memory_bars(
+        make_plan({}, "kubernetes").prediction.memory, card.measured_parts(make_state()), "GPU"
+    )
+    bars = spec["layer"][0]["data"]["values"]
+    predicted = [bar for bar in bars if bar["bar"] == "predicted"]
+    assert [bar["part"] for bar in predicted] == [
+        "weights", "gradients", "optimizer", "activations", "framework"
+    ]  # fmt: skip
+    assert sum(bar["gib"] for bar in predicted) == 33
+    measured = [bar for bar in bars if bar["bar"] == "measured"]
+    assert round(sum(bar["gib"] for bar in measured), 1) == 31.9
+    assert [mark["gib"] for mark in spec["layer"][1]["data"]["values"]] == [40, 80]
+
+
+def test_a_capacity_far_above_is_named_rather_than_drawn() -> None:
+    memory = dataclasses.replace(make_plan({}, "local").prediction.memory, capacity_bytes=64 * GIB)
+    spec = charts.memory_bars(memory, [], "process")
+    assert [mark["mark"] for mark in spec["layer"][1]["data"]["values"]] == ["upper bound"]
+    assert "capacity: 64.0 GiB" in spec["layer"][0]["encoding"]["x"]["title"]
+
+
+def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
+    assert card.memory_points(make_state())[0].who == "GPU 0"
+    assert card.memory_points(make_state(nvml=False))[-1].used_bytes > 31 * GIB
+    assert card.memory_points(make_state(on_gpus=False))[0].used_bytes < GIB
+    assert {p.who for p in card.memory_points(make_state(on_gpus=False, memory=()))} == {
+        "the step's processes"
+    }
+
+
+def test_a_long_run_makes_a_card_of_the_same_size() -> None:
+    sizes = [
+        len(json.dumps(_charts(draw(make_state(steps=steps, on_gpus=False))))) for steps in (1_500, 6_000)
+    ]
+    assert sizes[1] < 1.1 * sizes[0]
+    assert sizes[1] < 500_000
+
+
+def test_no_line_has_more_than_500_points_and_the_last_is_kept() -> None:
+    assert charts.thin(range(10_000))[-1] == 9_999
+    assert charts.thin(range(10_000))[0] == 0
+    assert len(charts.thin(range(10_000))) == 500
+    assert charts.thin([1, 2]) == [1, 2]
+
+
+def test_charts_name_no_data_that_must_be_fetched() -> None:
+    text = json.dumps(_charts(draw(make_state())))
+    assert '"url"' not in text
+
+
+def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:
+    assert '"MFU"' in json.dumps(_charts(draw(make_state())))
+    assert '"MFU"' not in json.dumps(_charts(draw(make_state(on_gpus=False))))
+
+
+def test_the_parts_of_a_step_add_up_to_its_time() -> None:
+    spec = charts.step_times([(1, 0.3, 0.5, 1.0), (2, None, None, 1.0)])
+    values = spec["data"]["values"]
+    assert {v["part"]: v["seconds"] for v in values if v["step"] == 1} == {
+        "forward": 0.3,
+        "backward": 0.5,
+        "rest": 0.2,
+    }
+    assert [v["part"] for v in values if v["step"] == 2] == ["rest"]

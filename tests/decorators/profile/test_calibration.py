@@ -1,0 +1,222 @@
+"""A finished step's record: what is compared with what, what is left out, and that it never breaks a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators.profile import finished_runs
+from decorators.profile.calibration import finished, keep, process_peak
+from decorators.profile.measured import Measured
+from estimator.calibration import VARIABLE, Finished, Store, formulas
+from estimator.plan import MemoryEstimate, Plan
+from tests.decorators.conftest import Home
+from tests.decorators.flows.plans import make_plan
+from tests.decorators.profile.states import make_state
+
+GIB = 2**30
+
+
+def pair(**changes: Any) -> tuple[Plan, Measured]:
+    state = make_state(**changes)
+    assert state.plan is not None
+    return state.plan, state.measured
+
+
+def record(plan: Plan, measured: Measured) -> Finished | None:
+    return finished(plan, measured, run="F/1/train/2", date="2026-01-02T03:04:05+00:00", formulas="abc")
+
+
+def with_memory(plan: Plan, **changes: Any) -> Plan:
+    memory = dataclasses.replace(plan.prediction.memory, **changes)
+    return dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, memory=memory))
+
+
+class OfAnotherVersion:
+    """A task's artifact whose class is there no more."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+
+    @property
+    def data(self) -> Any:
+        return pickle.loads(b"cdecorators.measured\nNoSuchClass\n.")  # noqa: S301
+
+
+def test_a_run_of_a_version_with_other_classes_is_left_out() -> None:
+    class Task(dict[str, OfAnotherVersion]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.values())
+
+    task = Task({name: OfAnotherVersion(name) for name in ("plan", "measured")})
+    assert finished_runs._of_task(task) is None
+
+
+def test_a_gpus_process_is_what_nvml_saw_beyond_what_was_there_before() -> None:
+    plan, measured = pair()
+    assert process_peak(plan, measured) == (33 * GIB - GIB // 2, "device")
+
+
+def test_without_nvml_the_predicted_context_is_added_to_torchs_reserve() -> None:
+    plan, measured = pair(nvml=False)
+    with_context = with_memory(plan, categories=(*plan.prediction.memory.categories, ("runtime", 2 * GIB)))
+    peak = process_peak(with_context, measured)
+    assert measured.memory_peak_bytes is not None
+    assert peak == (measured.memory_peak_bytes + 2 * GIB, "reserved, and the context as predicted")
+
+
+def test_a_device_on_which_nvml_saw_less_than_torch_reserved_is_not_believed() -> None:
+    plan, measured = pair()
+    gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=GIB) for gpu in measured.gpus)
+    peak = process_peak(plan, dataclasses.replace(measured, gpus=gpus))
+    assert peak is not None
+    assert peak[1].startswith("reserved")
+
+
+def test_on_a_cpu_it_is_resident_memory() -> None:
+    plan, measured = pair(on_gpus=False)
+    found = record(plan, measured)
+    assert found is not None
+    assert (found.gpu, found.measured_kind) == ("cpu", "resident")
+    assert found.measured_bytes == max(rank.rss_peak_bytes or 0 for rank in measured.ranks)
+    assert found.reserved_bytes is found.allocated_bytes is None
+
+
+def test_the_record_has_the_gpu_tables_name_and_torchs_own_figures() -> None:
+    found = record(*pair())
+    assert found is not None
+    assert found.gpu == "A100-80GB" or "A100" in found.gpu
+    assert found.reserved_bytes is not None
+    assert found.allocated_bytes is not None
+    assert found.allocated_bytes < found.reserved_bytes < found.measured_bytes
+    assert found.torch
+    assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in found.setup
+
+
+def test_what_is_kept_is_the_prediction_before_its_correction() -> None:
+    plan, measured = pair()
+    first = plan.prediction.memory
+    found = record(
+        with_memory(plan, categories=(("weights", 50 * GIB),), upper_bytes=60 * GIB, uncorrected=first),
+        measured,
+    )
+    assert found is not None
+    assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.likely_bytes, first.upper_bytes)
+    assert found.predicted_categories == first.categories
+
+
+def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
+    plan, measured = pair()
+    assert record(plan, dataclasses.replace(measured, node=1)) is None
+    assert record(plan, dataclasses.replace(measured, steps=1)) is None
+    assert record(plan, dataclasses.replace(measured, ranks=())) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ("llama-8b", "llama-8b"),
+        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("/data/jane/secret/my-model/", "my-model"),
+        ("s3://private-bucket/team/my-model", "my-model"),
+        ("./my-model", "my-model"),
+    ],
+)
+def test_a_record_names_no_folder_of_the_users(model: str, kept: str) -> None:
+    plan, measured = pair()
+    found = record(dataclasses.replace(plan, model=model), measured)
+    assert found is not None
+    assert found.model == kept
+    assert "node-0" not in found.to_json()
+
+
+def test_a_store_that_can_not_be_written_costs_one_line_and_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    line = keep(*pair(), run="F/1/train/2", in_container=False)
+    assert line is not None
+    assert line.startswith("calibration: this run could not be kept: IsADirectoryError")
+    assert "\n" not in line
+
+
+def test_a_pair_that_is_too_far_apart_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
+    plan, measured = pair()
+    tiny = with_memory(plan, categories=(("weights", 1000),))
+    line = keep(tiny, measured, run="F/1/train/2", in_container=False)
+    assert line is not None
+    assert "10 times apart" in line
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_a_plan_without_a_note_of_its_formulas_counts_as_made_by_todays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
+    plan, measured = pair()
+    assert keep(with_memory(plan, formulas=""), measured, run="F/1/train/2", in_container=False) is None
+    assert Store().read().finished[0].formulas == formulas("torchtune", "full")
+
+
+def test_a_container_writes_only_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert keep(*pair(), run="F/1/train/2", in_container=True) is None
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
+    assert keep(*pair(), run="F/1/train/2", in_container=True) is None
+    assert len(Store().read().finished) == 1
+
+
+def test_a_step_that_ends_well_leaves_its_record_and_one_that_fails_leaves_none(home: Home) -> None:
+    done = home.run("profiled.py", "run", "--run-id-file", "run_id")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored = Store(home.path / "calibration.jsonl").read()
+    assert stored.problems == ()
+    (found,) = stored.finished
+    assert found.run.startswith(f"ProfiledFlow/{(home.path / 'run_id').read_text()}/train/")
+    assert (found.engine, found.method, found.gpu) == ("torchtune", "full", "cpu")
+    assert found.formulas == "of the tests"
+    assert home.run("profiled.py", "run", "--fail", "train").returncode == 1
+    assert len(Store(home.path / "calibration.jsonl").read().finished) == 1
+
+
+def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = home.run("profiled.py", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    here = Store(home.path / "calibration.jsonl")
+    (local,) = here.read().finished
+    here.path.unlink()
+    for words in ("1 new run", "0 new run"):
+        read = home.python("-m", "decorators.profile.finished_runs", "ProfiledFlow")
+        assert read.returncode == 0, read.stderr
+        assert words in read.stdout
+    (collected,) = here.read().finished
+    assert dataclasses.replace(collected, date=local.date) == local
+
+
+def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
+    read = home.python("-m", "decorators.profile.finished_runs", "NoSuchFlow")
+    assert read.returncode == 1
+    assert read.stderr.startswith("There is no flow NoSuchFlow")
+    assert "Traceback" not in read.stderr
+
+
+def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:
+    first = make_plan({}, "local")
+    plan = with_memory(first, formulas="abc", uncorrected=first.prediction.memory)
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert isinstance(again.prediction.memory, MemoryEstimate)
+    assert again.prediction.memory.uncorrected == first.prediction.memory
+
+
+def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
+    with pytest.raises(SystemExit, match=r"usage: python -m decorators\.finished_runs FLOW"):
+        finished_runs.main([])

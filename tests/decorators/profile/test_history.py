@@ -1,0 +1,64 @@
+"""Telemetry of ranks, put together."""
+
+from __future__ import annotations
+
+import pytest
+
+from decorators.profile.history import History
+from launchers.report.telemetry import Phase, Step
+from tests.decorators.flows.plans import make_plan
+from tests.decorators.flows.synthetic import events
+
+
+def _history(**kinds: object) -> History:
+    history = History(plan=make_plan({}, "kubernetes"), total_steps=100)
+    for event in events(steps=10, ranks=8, on_gpus=True, **kinds):  # type: ignore[arg-type]
+        history.add(event)
+    return history
+
+
+def test_tokens_per_second_are_of_all_ranks() -> None:
+    row = _history().steps()[-1]
+    assert row.tokens_per_second == pytest.approx(8 * 4096 / row.dt)
+
+
+def test_ranks_of_other_nodes_count_as_this_nodes() -> None:
+    one = History(plan=make_plan({"nodes": 2}, "kubernetes"))
+    for event in events(steps=2, ranks=8, on_gpus=True):
+        if isinstance(event, Step):
+            one.add(event)
+    row = one.steps()[-1]
+    assert row.tokens_per_second == pytest.approx(16 * 4096 / row.dt)
+
+
+def test_the_first_step_which_warms_up_is_left_out_of_the_median() -> None:
+    history = History(plan=None)
+    for event in events(steps=2, ranks=1, on_gpus=False):
+        history.add(event)
+    assert history.tokens_per_second() == history.steps()[1].tokens_per_second
+
+
+def test_eta_is_the_median_step_times_the_steps_left() -> None:
+    assert _history(seconds=2.0).eta_seconds() == pytest.approx(90 * 2.0, rel=0.06)
+
+
+def test_mfu_is_unknown_without_a_known_peak() -> None:
+    history = History(plan=make_plan({}, "local"))
+    for event in events(steps=3, ranks=1, on_gpus=False):
+        history.add(event)
+    assert history.mfu() is None
+    assert _history().mfu() == pytest.approx(16391 * 4.8e10 / (8 * 312e12), rel=0.05)
+
+
+def test_a_run_without_events_knows_nothing() -> None:
+    history = History(plan=None)
+    assert history.steps() == history.ranks() == []
+    assert history.tokens_per_second() is history.mfu() is history.eta_seconds() is None
+
+
+def test_the_phase_is_that_of_the_slowest_rank() -> None:
+    history = History(plan=None)
+    history.add(Phase(rank=0, name="train", at=2.0))
+    history.add(Phase(rank=1, name="load", at=1.0))
+    assert history.phase is not None
+    assert history.phase.name == "load"

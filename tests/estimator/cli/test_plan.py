@@ -1,0 +1,128 @@
+"""finetune plan as its users meet it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from estimator import Plan
+from estimator.cli.app import app
+from estimator.plan import GIB
+from estimator.planning.search import Miss
+
+
+def run(text: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *text.split()], prog_name="finetune")
+
+
+@pytest.fixture(autouse=True)
+def no_history(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "runs.jsonl"))
+
+
+def test_a_model_alone_gets_a_ranked_table_the_best_plan_and_the_rejections() -> None:
+    result = run("--model llama-70b --batch 64")
+    assert result.exit_code == 0
+    for words in ("Order: ", "Plan: llama-70b, full", "Why", "Rejected", "% over", "learning rate"):
+        assert words in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+def test_json_holds_plans_that_can_be_read_back_in_order() -> None:
+    answer = json.loads(run("--model llama-8b --method lora --json --top 3").stdout)
+    made = [Plan.from_json(json.dumps(plan)) for plan in answer["plans"]]
+    assert len(made) == 3
+    assert [row["rank"] for row in answer["summary"]] == [1, 2, 3]
+    assert answer["summary"][0]["upper_bytes"] == made[0].prediction.memory.upper_bytes
+    assert {"what", "reason", "kind", "over"} == set(answer["rejected"][0])
+
+
+def test_csv_has_one_row_for_each_plan() -> None:
+    rows = list(csv.DictReader(io.StringIO(run("--model llama-8b --method lora --csv --top 4").stdout)))
+    assert [row["rank"] for row in rows] == ["1", "2", "3", "4"]
+    assert all(float(row["usd_per_million_tokens"]) > 0 for row in rows)
+
+
+def test_goals_reach_the_planner() -> None:
+    clouds = "--cloud aws --cloud gcp"
+    text = f"--model llama-8b --method lora --batch 64 --tokens 1B --deadline-hours 3 {clouds} --json"
+    answer = json.loads(run(text).stdout)
+    assert "within 3 h" in answer["order"]
+    assert all(row["hours"] <= 3 for row in answer["summary"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--model llama-9b", "Did you mean llama-8b"),
+        ("--model llama-8b --batch 0", "global_batch = 0"),
+        ("--model llama-8b --engine megatron --tp 3", "does not divide the 32 attention heads"),
+        ("--model llama-8b --gpu H300", "There is no GPU 'H300'"),
+        ("--model llama-8b --tokens 1B --deadline-hours 0.001", "the fastest takes"),
+        ("--model llama-8b --tokens 1B --budget-usd 1", "the cheapest is $"),
+        ("--model llama-8b --deadline-hours 1", "--tokens"),
+        ("--model llama-8b --context here", "--context goes with --from-cluster"),
+        ("--model llama-8b --json --csv", "two formats"),
+        ("--model llama-8b --top 0", "top = 0"),
+        ("--model llama-70b --gpu L4 --gpus 1 --nodes 1", "% over"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line_without_a_traceback(text: str, words: str) -> None:
+    result = run(text)
+    assert result.exit_code == 1
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
+
+
+def test_the_commands_that_are_offered_work() -> None:
+    result = run("--model llama-70b --gpu L4 --max-gpus 4")
+    offered = [line for line in result.stderr.splitlines() if line.startswith("  finetune plan")]
+    assert offered
+    for line in offered:
+        assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
+
+
+def test_planning_loads_nothing_heavy() -> None:
+    """A guard of the start-up time; the time itself is a benchmark's business."""
+    code = (
+        "import sys; from estimator.cli.app import app\n"
+        "try: app(['plan', '--model', 'llama-70b'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'metaflow', 'transformers', 'numpy', 'boto3', 'kubernetes', 'yaml'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
+
+
+@pytest.mark.parametrize("line", re.findall(r"`finetune (plan .*?)`", DOCUMENT))
+def test_the_commands_of_the_document_work(
+    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    result = CliRunner().invoke(app, shlex.split(line), prog_name="finetune")
+    if "--from-cluster" in line:
+        assert "There is no kubeconfig" in result.stderr
+    elif "--hardware" in line:
+        assert "mine.csv can't be read" in result.stderr
+    else:
+        assert result.exit_code == 0, result.stderr
+
+
+def test_the_document_names_every_rejection_it_shows_as_the_code_words_it() -> None:
+    shown = re.findall(r"needs [\d.]+ GiB, has [\d.]+ GiB: [\d.]+ % over", DOCUMENT)
+    miss = Miss(what="1x L4", needs=int(23.86 * GIB), has=int(22.352 * GIB))
+    assert shown == [miss.reason]

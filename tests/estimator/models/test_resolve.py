@@ -1,0 +1,152 @@
+"""Which shape a name, a Hugging Face id or a directory stands for, without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from estimator import models
+from estimator.errors import UserError
+from estimator.models import hf_files
+from tests.estimator.models.hf_configs import config_of
+
+CONFIG = {**config_of(models.find("llama-3.2-1b")), "num_hidden_layers": 3}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the Hub's, and an empty working directory."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "hf" / "hub"
+
+
+def write(folder: Path, config: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return folder
+
+
+def snapshot(cache: Path, hf_id: str, revision: str, config: object) -> Path:
+    return write(cache / f"models--{hf_id.replace('/', '--')}" / "snapshots" / revision, config)
+
+
+@pytest.mark.parametrize("name", ["llama-8b", "meta-llama/Llama-3.1-8B", "LLAMA_8B"])
+def test_names_and_ids_of_the_table_need_no_file(name: str) -> None:
+    assert models.resolve(name) is models.find("llama-8b")
+
+
+@pytest.mark.parametrize("written", ["./mine", "mine", "{}/mine"])
+def test_a_directory_with_a_config_json_is_read(written: str) -> None:
+    write(Path("mine"), CONFIG)
+    spec = models.resolve(written.format(Path.cwd()))
+    assert (spec.layers, spec.hidden) == (3, 2048)
+
+
+def test_a_name_of_the_table_wins_over_a_directory_of_that_name() -> None:
+    write(Path("llama-8b"), CONFIG)
+    assert models.resolve("llama-8b").layers == 32
+    assert models.resolve("./llama-8b").layers == 3
+
+
+def test_a_model_in_the_hub_s_cache_is_found_by_its_id(cache: Path) -> None:
+    snapshot(cache, "me/mine", "abc", CONFIG)
+    spec = models.resolve("me/mine")
+    assert (spec.name, spec.layers) == ("me/mine", 3)
+
+
+def test_the_revision_that_main_points_to_is_taken(cache: Path) -> None:
+    for revision, layers in (("abc", 3), ("def", 4), ("fed", 5)):
+        folder = snapshot(cache, "me/mine", revision, CONFIG | {"num_hidden_layers": layers})
+        os.utime(folder / "config.json", (layers, layers))
+    assert models.resolve("me/mine").layers == 5  # no reference: the newest
+    reference = cache / "models--me--mine" / "refs" / "main"
+    reference.parent.mkdir()
+    reference.write_text("def")
+    assert models.resolve("me/mine").layers == 4
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b"}, "/b/hub"),
+        ({"HF_HOME": "", "XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_huggingface_hub_has_it(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(hf_files.hub_cache()) == expected
+
+
+def test_an_id_that_is_nowhere_is_answered_with_how_to_get_it(cache: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        models.resolve("me/mine")
+    assert "me/mine" in caught.value.problem
+    assert str(cache) in caught.value.problem
+    assert caught.value.advice == "Fetch its shape: hf download me/mine config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("lama-8b", "Did you mean llama-8b"), ("./lama", "config.json"), ("/lama", "config.json")],
+)
+def test_a_name_or_path_that_is_nothing_is_answered_with_what_works(name: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        models.resolve(name)
+    assert words in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "config.json is not JSON: "),
+        ("[1]", "config.json is not a JSON object"),
+        (CONFIG | {"model_type": "mamba"}, "model_type 'mamba', which is not supported"),
+        ({k: v for k, v in CONFIG.items() if k != "vocab_size"}, "config.json has no vocab_size"),
+    ],
+)
+def test_a_broken_config_json_is_one_clear_line(config: object, words: str) -> None:
+    write(Path("mine"), config)
+    with pytest.raises(UserError) as caught:
+        models.resolve("./mine")
+    assert words in caught.value.problem
+    assert "\n" not in caught.value.problem
+
+
+def test_a_directory_without_a_config_json_says_so() -> None:
+    Path("mine").mkdir()
+    with pytest.raises(UserError, match=r"mine has no config\.json"):
+        models.resolve("./mine")
+
+
+def test_a_diffusion_pipeline_s_directory_says_that_it_is_one() -> None:
+    Path("mine").mkdir()
+    Path("mine/model_index.json").write_text("{}")
+    with pytest.raises(UserError, match="diffusion pipeline"):
+        models.resolve("./mine")
+
+
+def test_shapes_are_read_without_heavy_imports() -> None:
+    heavy = ("torch", "transformers", "huggingface_hub", "pydantic", "metaflow", "numpy")
+    code = f"import sys, estimator.models as m; m.names(); print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,361 @@
+"""Speed: model FLOPs, what is unknown, what each choice costs, and how speed must move."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import hardware, throughput
+from estimator.errors import UserError
+from estimator.job import Job
+from estimator.models import find
+from estimator.planning.engines import setup_of
+from estimator.setup import Setup
+from estimator.throughput import MeasuredBandwidth, Speed
+from estimator.throughput.flops import weights_of, work
+from tests.estimator.memory.test_memory import layout_of
+
+H100, A100 = hardware.gpu("H100 SXM"), hardware.gpu("A100 SXM 80GB")
+LLAMA, MIXTRAL = find("llama-8b"), find("mixtral-8x7b")
+
+
+def step_of(setup: Setup, **links: Any) -> float:
+    seconds = throughput.speed(setup, H100, **({"network_gbps": 3200, "rdma": True} | links)).step_seconds
+    assert seconds is not None
+    return seconds
+
+
+def rate_of(setup: Setup, **links: Any) -> float:
+    rate = throughput.speed(setup, H100, **({"network_gbps": 3200, "rdma": True} | links)).tokens_per_second
+    assert rate is not None
+    return rate
+
+
+# ---------------------------------------------------------------------------------------------------------
+# FLOPs
+
+
+def test_full_training_takes_6_flops_a_weight_and_12_for_attention() -> None:
+    model = find("llama-2-7b")
+    expected = 6 * (model.parameters - 32000 * 4096) + 12 * 32 * 4096 * 2048
+    assert throughput.flops_per_token(Setup(model=model, seq_len=2048)) == expected
+
+
+def test_frozen_weights_take_4_flops() -> None:
+    full, lora = (
+        throughput.flops_per_token(setup_of(Job(model=find("llama-2-7b"), method=method), layout_of()))
+        for method in ("full", "lora")
+    )
+    assert 0.65 < lora / full < 0.72
+
+
+def test_experts_that_a_token_skips_cost_nothing() -> None:
+    flops = throughput.flops_per_token(Setup(model=MIXTRAL, seq_len=1))
+    assert flops < 6.1 * MIXTRAL.active_parameters < 2 * MIXTRAL.parameters
+
+
+@pytest.mark.parametrize("name", ["llama-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "gpt-oss-120b"])
+def test_the_work_holds_the_model_flops_of_a_step(name: str) -> None:
+    """Attention apart, which the work counts as it runs: half for a causal mask, scores computed again."""
+    setup = Setup(model=find(name), seq_len=64, micro_batch=4)
+    done = work(setup)
+    products = (done.linear + done.expert + done.head) / setup.tokens
+    assert products == pytest.approx(throughput.flops_per_token(setup), rel=0.02)
+
+
+def test_full_checkpointing_repeats_the_forward_pass_of_the_layers_alone() -> None:
+    plain = work(Setup(model=LLAMA))
+    again = work(Setup(model=LLAMA, checkpointing="full"))
+    assert again.linear / plain.linear == pytest.approx(4 / 3)
+    assert again.attention / plain.attention == pytest.approx(4.5 / 3.5)
+    assert again.head == plain.head
+
+
+def test_megatrons_selective_checkpointing_repeats_attention_and_torchs_products() -> None:
+    plain = work(Setup(model=LLAMA))
+    torch = work(Setup(model=LLAMA, checkpointing="selective", engine="torchtitan"))
+    megatron = work(Setup(model=LLAMA, checkpointing="selective", engine="megatron"))
+    assert torch.linear > plain.linear == megatron.linear
+    assert megatron.attention > plain.attention == torch.attention
+
+
+def test_a_window_bounds_the_attention_of_its_layers() -> None:
+    model = find("mistral-7b")
+    windowed = replace(model, sliding_window=4096, sliding_layers=model.layers)
+    everything = replace(model, sliding_window=None, sliding_layers=0)
+    long = 32768
+    assert (
+        work(Setup(model=windowed, seq_len=long)).attention
+        < work(Setup(model=everything, seq_len=long)).attention / 3
+    )
+    short = {work(Setup(model=m, seq_len=2048)).attention for m in (windowed, everything)}
+    assert len(short) == 1
+
+
+def test_a_dpo_step_runs_the_reference_model_too() -> None:
+    sft, dpo = (work(Setup(model=LLAMA, task=task, micro_batch=2)) for task in ("sft", "dpo"))
+    assert dpo.linear / sft.linear == pytest.approx(2 * 4 / 3)  # pairs; 1 forward more
+
+
+def test_the_weights_of_a_model_add_up() -> None:
+    for model in (LLAMA, MIXTRAL, find("deepseek-v3")):
+        weights = weights_of(model)
+        linear = (
+            weights.dense + weights.one_expert * model.experts - model.layers * model.hidden * model.experts
+        )
+        assert linear == pytest.approx(weights.linear)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is unknown, and what a speed says of itself
+
+
+@pytest.mark.parametrize("gpu", ["A10G", "T4", "RTX PRO 4500"])
+def test_a_gpu_without_a_sourced_peak_gets_no_guess(gpu: str) -> None:
+    found = throughput.speed(Setup(model=LLAMA), hardware.gpu(gpu))
+    assert found.tokens_per_second is None
+    assert gpu in found.basis
+
+
+def test_an_architecture_without_a_published_run_gets_no_guess() -> None:
+    found = throughput.speed(Setup(model=LLAMA), hardware.gpu("MI355X"))
+    assert found.tokens_per_second is None
+    assert "no published run" in found.basis
+
+
+def test_an_8_bit_recipe_without_a_published_run_on_the_architecture_gets_no_guess() -> None:
+    for gpu, recipe in ((A100, "tensorwise"), (H100, "nvfp4"), (H100, "msamp-o2")):
+        found = throughput.speed(Setup(model=LLAMA, fp8=recipe), gpu)  # type: ignore[arg-type]
+        assert found.tokens_per_second is None
+        assert recipe in found.basis
+
+
+def test_a_cpu_gets_no_guess() -> None:
+    setup = Setup(model=find("tiny-llama"), device="cpu", precision="fp32")
+    assert throughput.speed(setup, None).tokens_per_second is None
+
+
+def test_the_basis_names_published_runs_and_says_when_it_is_interpolated() -> None:
+    known = throughput.speed(Setup(model=LLAMA, compile=True), A100).basis
+    assert "torchtune" in known
+    assert "interpolated" not in known
+    assert "itself" not in known
+    assert "interpolated" in throughput.speed(Setup(model=LLAMA, compile=True, method="lora"), H100).basis
+    assert "experts" in throughput.speed(Setup(model=MIXTRAL), H100).basis
+    assert "none on the L40S itself" in throughput.speed(Setup(model=LLAMA), hardware.gpu("L40S")).basis
+
+
+def test_a_speed_is_the_sum_of_its_parts_within_its_range() -> None:
+    setup = Setup(
+        model=LLAMA, engine="megatron", tensor=2, pipeline=2, sharding="zero1", shard=2, accumulation=4
+    )
+    found = throughput.speed(setup, H100)
+    assert found.parts is not None
+    assert found.tokens_per_second is not None
+    assert found.tokens_per_second_range is not None
+    assert found.step_seconds == found.parts.total
+    assert min(found.parts.compute, found.parts.communication, found.parts.bubble, found.parts.optimizer) > 0
+    low, high = found.tokens_per_second_range
+    assert low < found.tokens_per_second < high
+    tokens = setup.micro_batch * setup.seq_len * setup.data_parallel * setup.accumulation
+    assert found.tokens_per_second == pytest.approx(tokens / found.parts.total)
+
+
+def test_mfu_counts_model_flops_against_the_bf16_peak() -> None:
+    """torchtune README @1814feb17: Llama 3.2 3B on one A100, compiled and packed: 9,174 tokens/s, 68 %."""
+    setup = Setup(model=find("llama-3.2-3b"), micro_batch=2, seq_len=4096, compile=True, loss="chunked")
+    found = throughput.speed(setup, A100)
+    assert found.tokens_per_second == pytest.approx(9174, rel=0.1)
+    assert found.mfu == pytest.approx(0.68, rel=0.1)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Cost
+
+
+def test_cost_is_hours_and_money_for_tokens() -> None:
+    assert throughput.cost(7.2e6, Speed(1000.0, ""), 4.0) == (2.0, 8.0)
+
+
+def test_an_unknown_speed_or_price_has_no_cost() -> None:
+    assert throughput.cost(1e6, Speed(None, ""), 4.0) == (None, None)
+    assert throughput.cost(3.6e6, Speed(1000.0, ""), None) == (1.0, None)
+
+
+@pytest.mark.parametrize(("tokens", "price"), [(-1.0, 1.0), (1.0, -1.0)])
+def test_less_than_nothing_has_no_cost(tokens: float, price: float) -> None:
+    with pytest.raises(UserError):
+        throughput.cost(tokens, Speed(1000.0, ""), price)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What choices cost
+
+
+def test_a_slow_network_slows_the_job_and_an_unknown_one_makes_the_speed_unknown() -> None:
+    setup = Setup(model=LLAMA, sharding="fsdp", shard=16)
+    assert rate_of(setup, network_gbps=10, rdma=False) < rate_of(setup) / 10
+    unknown = throughput.speed(setup, H100)
+    assert unknown.tokens_per_second is None
+    assert "network" in unknown.basis
+
+
+def test_an_unknown_link_inside_the_node_makes_the_speed_unknown() -> None:
+    gpu = replace(H100, interconnect_gbps=None)
+    found = throughput.speed(Setup(model=LLAMA, sharding="fsdp", shard=8), gpu)
+    assert found.tokens_per_second is None
+    assert "GPUs of a node" in found.basis
+
+
+def test_a_measured_bandwidth_replaces_the_datasheets_and_the_basis_says_so() -> None:
+    setup = Setup(model=LLAMA, sharding="fsdp", shard=16)
+    slow = MeasuredBandwidth(inter_node_gbytes_per_s=3.0, source="checklist", date="2026-11-20")
+    found = throughput.speed(setup, H100, network_gbps=3200, rdma=True, busbw=slow)
+    assert found.tokens_per_second is not None
+    assert found.tokens_per_second < rate_of(setup) / 2
+    assert "checklist, 2026-11-20" in found.basis
+    assert throughput.speed(setup, H100, busbw=slow).tokens_per_second == found.tokens_per_second
+
+
+def test_checkpointing_costs_time_but_no_model_flops() -> None:
+    plain, full = Setup(model=LLAMA), Setup(model=LLAMA, checkpointing="full")
+    assert throughput.flops_per_token(plain) == throughput.flops_per_token(full)
+    assert 0.7 < rate_of(full) / rate_of(plain) < 0.85
+
+
+def test_compiling_is_faster_by_about_as_much_as_was_published() -> None:
+    """torchtune README @1814feb17: 7,075 to 8,998 tokens/s; torchtitan @9dec370: 5,762 to 6,667."""
+    eager = Setup(model=LLAMA, micro_batch=2, seq_len=8192)
+    assert 1.1 < rate_of(replace(eager, compile=True)) / rate_of(eager) < 1.35
+
+
+def test_8_bits_gain_less_than_their_peak_promises() -> None:
+    bf16 = Setup(model=LLAMA, compile=True, micro_batch=2, seq_len=8192)
+    assert 1.15 < rate_of(replace(bf16, fp8="tensorwise")) / rate_of(bf16) < 1.5
+
+
+def test_lora_is_faster_than_full_training_and_qlora_slower_than_lora() -> None:
+    full = Setup(model=LLAMA, compile=True, micro_batch=4)
+    lora = replace(full, method="lora")
+    qlora = replace(lora, quantization="nf4")
+    assert rate_of(full) < rate_of(qlora) < rate_of(lora) < 1.5 * rate_of(full)
+
+
+def test_more_micro_batches_and_virtual_stages_shrink_the_bubble() -> None:
+    """(pp - 1) / (m x vpp + pp - 1) of the step: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2."""
+    setup = Setup(model=LLAMA, engine="megatron", pipeline=4, schedule="1f1b", accumulation=4, seq_len=4096)
+    for micro_batches, virtual in ((4, 1), (16, 1), (16, 4)):
+        chosen = replace(
+            setup,
+            accumulation=micro_batches,
+            virtual_stages=virtual,
+            schedule="interleaved" if virtual > 1 else "1f1b",
+        )
+        parts = throughput.speed(chosen, H100).parts
+        assert parts is not None
+        share = parts.bubble / (parts.total - parts.optimizer)
+        assert share == pytest.approx(3 / (micro_batches * virtual + 3), rel=0.05)
+
+
+def test_small_batches_wait_for_the_host() -> None:
+    """Qwen README: Qwen-1.8B on one A100 trains as many steps a second on 512 tokens as on 256."""
+    short, long = (
+        throughput.speed(
+            Setup(model=find("qwen-1.8b"), engine="transformers", method="lora", seq_len=length), A100
+        )
+        for length in (256, 512)
+    )
+    assert short.step_seconds is not None
+    assert long.step_seconds is not None
+    assert long.step_seconds / short.step_seconds < 1.1
+
+
+def test_an_optimizer_on_the_host_is_slower() -> None:
+    """Megatron-LM: a step takes 1.9 to 4.2 times as long; less so the more tokens it has."""
+    setup = Setup(model=LLAMA, sharding="zero2", shard=8, engine="deepspeed", seq_len=4096, micro_batch=4)
+    assert 1.2 < step_of(replace(setup, offload="optimizer")) / step_of(setup) < 4.2
+
+
+def test_a_paged_optimizer_costs_nothing_until_its_states_do_not_fit() -> None:
+    small = Setup(model=find("llama-3.2-1b"), optimizer="paged-adamw")
+    card = hardware.gpu("RTX 4090")
+    assert throughput.speed(small, card) == throughput.speed(replace(small, optimizer="adamw"), card)
+    large = replace(small, model=LLAMA)
+    paged, plain = (
+        throughput.speed(s, card).step_seconds for s in (large, replace(large, optimizer="adamw"))
+    )
+    assert paged is not None
+    assert plain is not None
+    assert paged > 1.5 * plain
+
+
+def test_tensor_parallelism_within_a_node_beats_that_across_nodes() -> None:
+    model = find("llama-70b")
+    setup = Setup(model=model, tensor=8, sharding="fsdp", shard=2, micro_batch=8, engine="torchtitan")
+    inside, across = (
+        rate_of(replace(setup, processes_per_node=each), network_gbps=100 * each) for each in (8, 2)
+    )
+    assert inside > 1.5 * across
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Properties
+
+SETUPS = st.builds(
+    Setup,
+    model=st.sampled_from((LLAMA, MIXTRAL, find("qwen3-30b-a3b"), find("deepseek-v2-lite"))),
+    method=st.sampled_from(("full", "lora")),
+    lora_targets=st.just(("q_proj", "o_proj")),
+    engine=st.sampled_from(("torchtune", "deepspeed", "torchtitan", "megatron")),
+    sharding=st.sampled_from(("fsdp", "zero1", "zero3")),
+    shard=st.sampled_from((1, 2, 8, 16)),
+    tensor=st.sampled_from((1, 2, 4)),
+    pipeline=st.sampled_from((1, 2)),
+    micro_batch=st.integers(1, 16),
+    accumulation=st.integers(1, 8),
+    seq_len=st.sampled_from((512, 4096, 16384)),
+    checkpointing=st.sampled_from(("none", "selective", "full")),
+    compile=st.booleans(),
+)
+
+
+@given(setup=SETUPS, more=st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_more_tokens_never_take_less_time(setup: Setup, more: int) -> None:
+    before = step_of(setup)
+    assert step_of(replace(setup, micro_batch=setup.micro_batch + more)) >= before
+    assert step_of(replace(setup, accumulation=setup.accumulation + more)) >= before
+    assert step_of(replace(setup, seq_len=setup.seq_len * 2)) >= before
+
+
+@given(setup=SETUPS)
+@settings(max_examples=150, deadline=None)
+def test_more_checkpointing_is_never_faster(setup: Setup) -> None:
+    rates = [rate_of(replace(setup, checkpointing=kind)) for kind in ("none", "selective", "full")]
+    assert rates == sorted(rates, reverse=True)
+
+
+@given(setup=SETUPS, gbps=st.floats(1, 3200), less=st.floats(0.1, 1.0), rdma=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_slower_link_is_never_faster(setup: Setup, gbps: float, less: float, rdma: bool) -> None:
+    assert rate_of(setup, network_gbps=gbps * less, rdma=rdma) <= rate_of(setup, network_gbps=gbps, rdma=rdma)
+    slow, fast = (
+        MeasuredBandwidth(
+            intra_node_gbytes_per_s=factor * 300, inter_node_gbytes_per_s=factor * 40, source="", date=""
+        )
+        for factor in (less, 1.0)
+    )
+    assert rate_of(setup, busbw=slow) <= rate_of(setup, busbw=fast)
+
+
+@given(setup=SETUPS)
+@settings(max_examples=100, deadline=None)
+def test_the_parts_of_a_step_are_never_negative_and_mfu_stays_below_1(setup: Setup) -> None:
+    found = throughput.speed(setup, H100, network_gbps=3200, rdma=True)
+    assert found.parts is not None
+    parts = found.parts
+    assert min(parts.compute, parts.communication, parts.bubble, parts.optimizer) >= -1e-12
+    assert found.mfu is not None
+    assert 0 < found.mfu < 1

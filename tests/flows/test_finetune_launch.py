@@ -1,0 +1,116 @@
+"""Planning: from flags to settings to a plan, and what is refused on the way."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from estimator import calibration
+from estimator.errors import UserError
+from estimator.models import find
+from flows import finetune_launch
+from launchers import settings
+
+PARAMETERS = {"model": "tiny-llama", "batch_size": 8}
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_flags_win_over_the_file_and_set_over_both() -> None:
+    made = finetune_launch.settings_from(
+        {"seed": 1, "epochs": 2, "batch_size": 4}, {"epochs": 3, "batch_size": 6, "set": ("batch_size=8",)}
+    )
+    assert (made.seed, made.epochs, made.batch_size) == (1, 3, 8)
+
+
+def test_an_empty_flag_leaves_the_file_as_it_is() -> None:
+    made = finetune_launch.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
+    assert made.optimizer.lr == 1e-4
+
+
+def test_trackers_may_be_given_with_commas() -> None:
+    assert finetune_launch.settings_from({}, {"tracker": "tensorboard, wandb"}).tracker == (
+        "tensorboard",
+        "wandb",
+    )
+
+
+def test_every_flag_is_a_setting() -> None:
+    names = settings.dotted_names()
+    assert [name for name in finetune_launch.FLAGS.values() if name not in names] == []
+
+
+def test_what_is_automatic_is_decided_from_model_and_method() -> None:
+    lora = finetune_launch.resolved(settings.build({"method": "lora"}), find("llama-8b"), steps=200)
+    assert lora.optimizer.lr == 2e-4
+    assert lora.seq_len == finetune_launch.DEFAULT_SEQ_LEN
+    assert lora.checkpoint_every == 20
+    given = settings.build({"checkpoint_every": 7, "optimizer": {"lr": 1.0}, "seq_len": 64})
+    assert finetune_launch.resolved(given, find("llama-8b"), steps=200) == given
+
+
+def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path) -> None:
+    made = finetune_launch.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
+    assert made.layout.global_batch == 8
+    dataset.write_text(dataset.read_text() + "{broken\n")
+    with pytest.raises(UserError, match="line 61"):
+        finetune_launch.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
+
+
+def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**30, 2**30, 1000))
+    with pytest.raises(UserError, match="FINETUNE_WORK_DIR") as caught:
+        finetune_launch.plan_from_parameters(PARAMETERS, "local")
+    assert "0.0 GiB free" in caught.value.problem
+
+
+def test_a_deployment_started_for_another_job_is_refused() -> None:
+    made = finetune_launch.plan_from_parameters(PARAMETERS, "local")
+    assert finetune_launch.agreed(made, settings.build({"batch_size": 8})) == made
+    with pytest.raises(UserError, match="Deploy the flow anew"):
+        finetune_launch.agreed(made, settings.build({"batch_size": 16}))
+    with pytest.raises(UserError, match="no plan"):
+        finetune_launch.agreed(None, settings.build({}))
+
+
+@pytest.mark.parametrize("steps", [1, 5, 99, 1000])
+def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> None:
+    every = finetune_launch.resolved(settings.build({}), find("tiny-llama"), steps).checkpoint_every
+    assert every >= min(10, steps)
+    assert steps // every <= 10
+
+
+def test_finished_runs_correct_the_plan_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(calibration.VARIABLE, str(tmp_path / "runs.jsonl"))
+    before = finetune_launch.plan_from_parameters(PARAMETERS, "local").prediction.memory
+    calibration.Store().add(
+        calibration.Finished(
+            engine="torchtune",
+            method="full",
+            gpu="cpu",
+            model="tiny-llama",
+            setup="",
+            formulas=calibration.formulas("torchtune", "full"),
+            predicted_bytes=10**9,
+            predicted_upper_bytes=13 * 10**8,
+            measured_bytes=12 * 10**8,
+            measured_kind="resident",
+            date="2026-01-02T03:04:05+00:00",
+            run="FinetuneFlow/1/train/2",
+        )
+    )
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write("half a li")
+    capsys.readouterr()
+    after = finetune_launch.plan_from_parameters({**PARAMETERS, "device": "cpu"}, "local").prediction.memory
+    assert after.likely_bytes > before.likely_bytes
+    assert after.uncorrected is not None
+    assert after.uncorrected.categories == before.categories
+    assert "calibrated on 1 run: x1.06" in after.basis
+    assert "line 2, is left out" in capsys.readouterr().err
+    plain = finetune_launch.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
+    assert plain.prediction.memory.likely_bytes == before.likely_bytes

@@ -1,0 +1,169 @@
+"""What is read from the variables of Slurm, PBS, OpenMPI and torchrun, as these set them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.cluster.allocation import FIRST_PORT, expand, node_address
+
+# srun --ntasks-per-node=1 on the third of four nodes, from sbatch --mem=480G --nodes=4, started again once
+SLURM = {
+    "SLURM_JOB_ID": "81234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEPID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    "SLURM_STEP_NODELIST": "gpu[03-05,9]",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_MEM_PER_NODE": "491520",
+    "SLURM_CPUS_ON_NODE": "96",
+    "SLURM_RESTART_COUNT": "1",
+}
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "n1.cluster",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "ft-7",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("short", "hosts"),
+    [
+        ("gpu[03-05,9]", ["gpu03", "gpu04", "gpu05", "gpu9"]),
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("login,gpu[1-2],x[007-008].site", ["login", "gpu1", "gpu2", "x007.site", "x008.site"]),
+        ("rack[1-2]n[0-1]", ["rack1n0", "rack1n1", "rack2n0", "rack2n1"]),
+        ("a-b[098-101]", ["a-b098", "a-b099", "a-b100", "a-b101"]),
+        ("", []),
+    ],
+)
+def test_a_short_list_of_nodes_is_read_as_slurm_writes_it(short: str, hosts: list[str]) -> None:
+    assert expand(short) == hosts
+
+
+def test_a_list_of_nodes_that_makes_no_sense_is_said_so() -> None:
+    with pytest.raises(UserError, match="'a-b'"):
+        expand("n[a-b]")
+
+
+def test_a_task_of_srun_knows_its_place_and_what_memory_it_has() -> None:
+    place = node_address(SLURM)
+    assert (place.scheduler, place.node, place.nodes, place.main_host) == ("slurm", 2, 4, "gpu03")
+    assert place.memory_bytes == 480 * 2**30
+    assert place.job == "81234"
+    assert place.attempt == "1.0"
+
+
+def test_all_tasks_of_a_job_agree_on_where_to_meet_and_other_jobs_differ() -> None:
+    first, other = node_address({**SLURM, "SLURM_NODEID": "0"}), node_address(SLURM)
+    assert first.ports == other.ports
+    assert first.address("s", "gang").token == other.address("s", "gang").token
+    assert first.address("s", "gang").token != other.address("s", "meeting").token
+    assert first.address("s", "gang").token != other.address("t", "gang").token
+    requeued = node_address({**SLURM, "SLURM_RESTART_COUNT": "2"})
+    assert first.address("s", "gang").token != requeued.address("s", "gang").token
+    assert not set(first.ports) & set(node_address({**SLURM, "SLURM_JOB_ID": "81235"}).ports)
+    assert min(first.ports) >= FIRST_PORT
+
+
+def test_memory_for_each_cpu_is_added_up_and_all_memory_is_not_known() -> None:
+    without = {name: value for name, value in SLURM.items() if name != "SLURM_MEM_PER_NODE"}
+    assert node_address({**without, "SLURM_MEM_PER_CPU": "1024"}).memory_bytes == 96 * 2**30
+    assert node_address({**SLURM, "SLURM_MEM_PER_NODE": "0"}).memory_bytes is None
+
+
+@pytest.mark.parametrize("tasks", ["8(x4)", "1,2(x3)", "2"])
+def test_several_tasks_on_a_node_are_refused(tasks: str) -> None:
+    with pytest.raises(UserError, match="several processes") as caught:
+        node_address({**SLURM, "SLURM_STEP_TASKS_PER_NODE": tasks})
+    assert "--ntasks-per-node=1" in caught.value.advice
+
+
+def test_a_batch_script_without_srun_is_refused_where_it_has_several_nodes() -> None:
+    batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2"}
+    with pytest.raises(UserError, match="2 nodes") as caught:
+        node_address(batch)
+    assert "srun" in caught.value.advice
+    alone = node_address({**batch, "SLURM_JOB_NUM_NODES": "1", "SLURM_MEM_PER_NODE": "1024"})
+    assert (alone.nodes, alone.main_host, alone.memory_bytes) == (1, "127.0.0.1", 2**30)
+
+
+def test_torchrun_with_one_process_on_each_node_says_where_it_is() -> None:
+    place = node_address(TORCHRUN)
+    assert (place.node, place.nodes, place.main_host, place.job) == (1, 2, "n1.cluster", "ft-7")
+    assert 29500 not in place.ports, "torchrun's own store listens there"
+    assert node_address({**SLURM, **TORCHRUN}).scheduler == "torchrun", "the nearer launcher wins"
+
+
+def test_torchrun_with_a_process_for_each_gpu_is_refused() -> None:
+    with pytest.raises(UserError, match="several processes"):
+        node_address({**TORCHRUN, "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "16"})
+
+
+def test_mpiexec_under_pbs_takes_the_first_host_of_the_node_file(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x1001c0\nx1001c0\nx1002c1\n")
+    place = node_address({**OPENMPI, "PBS_JOBID": "4711.pbs", "PBS_NODEFILE": str(nodes)})
+    assert (place.scheduler, place.node, place.nodes, place.main_host) == ("pbs", 1, 2, "x1001c0")
+
+
+def test_mpiexec_without_a_list_of_hosts_needs_the_first_ones_name() -> None:
+    with pytest.raises(UserError, match="which host process 0 is on"):
+        node_address(OPENMPI)
+    assert node_address({**OPENMPI, "MASTER_ADDR": "a1"}).main_host == "a1"
+
+
+def test_mpich_and_its_relatives_are_read_too() -> None:
+    hydra = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "a1"}
+    assert (node_address(hydra).node, node_address(hydra).nodes) == (0, 2)
+    with pytest.raises(UserError, match="several processes"):
+        node_address({**hydra, "MPI_LOCALNRANKS": "2"})
+
+
+def test_pbsdsh_says_nothing_so_a_host_looks_its_own_name_up(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("b2.site\nb2.site\nb3.site\n")
+    environment = {"PBS_JOBID": "99[3].server", "PBS_NODEFILE": str(nodes)}
+    assert node_address(environment, hostname="b3").node == 1
+    assert node_address(environment, hostname="b2.site").main_host == "b2.site"
+    with pytest.raises(UserError, match="b9 is not one of"):
+        node_address(environment, hostname="b9")
+
+
+def test_a_node_file_that_only_the_first_node_has_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="can't be read on b3") as caught:
+        node_address({"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "none")}, hostname="b3")
+    assert "shared folder" in caught.value.advice
+
+
+def test_without_a_scheduler_there_is_one_node() -> None:
+    place = node_address({})
+    assert (place.scheduler, place.nodes) == ("none", 1)
+    assert node_address({}).attempt == place.attempt
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(UserError, match="SLURM_NODEID is 'two'"):
+        node_address({**SLURM, "SLURM_NODEID": "two"})

@@ -1,0 +1,73 @@
+"""A signal that ends a task finds no lock half taken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from launchers.cluster import processes
+
+
+def interrupted(done: list[str], *, look_at: int | None = None, times: int = 1) -> None:
+    """Does a few things, and is told to stop before each of the first of them."""
+    with processes.signals_wait() as look:
+        for number in range(3):
+            if number < times:
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(f"thing {number}")
+            if look_at == number:
+                look()
+
+
+def test_a_signal_waits_until_it_is_looked_for() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(done, look_at=1)
+    assert done == ["thing 0", "thing 1"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_nobody_looked_for_is_raised_at_the_end() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(done)
+    assert len(done) == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(done, times=2)
+    assert done == ["thing 0"]
+
+
+def terminated() -> None:
+    with processes.sigterm_raises(), processes.signals_wait() as look:
+        os.kill(os.getpid(), signal.SIGTERM)
+        look()
+
+
+def test_sigterm_unwinds_where_it_is_looked_for() -> None:
+    with pytest.raises(SystemExit) as ended:
+        terminated()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_another_thread_leaves_the_handlers_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def block() -> None:
+        with processes.signals_wait() as look:
+            look()
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    thread.join(10)
+    assert seen == [before]

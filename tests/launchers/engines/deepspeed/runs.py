@@ -1,0 +1,232 @@
+"""Small DeepSpeed jobs on CPUs, run as a gang of processes by torchrun."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
+from launchers.dataset import prepared
+from launchers.gang.job import TrainJob
+from launchers.report import telemetry
+from launchers.settings import Settings
+
+VOCAB = 256
+ROOT = Path(__file__).parents[4]
+
+
+def make_model(folder: Path, kind: str = "llama") -> Path:
+    """A model of a few ten thousand random parameters."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    torch.manual_seed(1)
+    if kind == "mixtral":
+        model = MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**shape))
+    model.save_pretrained(folder)
+    return folder
+
+
+def documents(count: int, seed: int = 0) -> list[prepared.Row]:
+    """Documents of 5 to 24 tokens that count upwards; the first third is a prompt that does not count."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        length = int(generator.integers(5, 25))
+        tokens = ((generator.integers(0, 100) + 3 * np.arange(length)) % VOCAB).astype(np.int32)
+        labels = tokens.copy()
+        labels[: max(1, length // 3)] = prepared.IGNORE
+        rows.append(prepared.Row(tokens=tokens, labels=labels, lengths=np.array([length], dtype=np.int32)))
+    return rows
+
+
+def joined(rows: list[prepared.Row]) -> prepared.Row:
+    return prepared.Row(
+        tokens=np.concatenate([row.tokens for row in rows]),
+        labels=np.concatenate([row.labels for row in rows]),
+        lengths=np.concatenate([row.lengths for row in rows]),
+    )
+
+
+def make_data(folder: Path, rows: list[prepared.Row], *, batch: int, steps: int) -> Path:
+    order = np.resize(np.arange(len(rows), dtype=np.int32), batch * steps)
+    info = prepared.PreparedInfo(
+        rows=len(rows),
+        tokens=sum(len(row.tokens) for row in rows),
+        label_tokens=sum(int((row.labels != prepared.IGNORE).sum()) for row in rows),
+        truncated_rows=0,
+        longest_row=max(len(row.tokens) for row in rows),
+        seq_len=128,
+        packed=any(len(row.lengths) > 1 for row in rows),
+        pad_id=0,
+        vocab_size=VOCAB,
+        global_batch=batch,
+        total_steps=steps,
+        seed=0,
+        fingerprint="test",
+    )
+    prepared.write(folder, rows, order, info)
+    return folder
+
+
+def make_job(
+    work: Path,
+    model: Path,
+    data: Path,
+    *,
+    steps: int,
+    world: int = 2,
+    micro: int = 2,
+    accumulation: int = 1,
+    sharding: str = "zero2",
+    settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> TrainJob:
+    layout = Layout(
+        device="cpu",
+        nodes=1,
+        processes_per_node=world,
+        sharding=sharding,  # type: ignore[arg-type]
+        micro_batch=micro,
+        accumulation=accumulation,
+        seq_len=128,
+        activation_checkpointing=options.pop("activation_checkpointing", False),
+        precision=options.pop("precision", "fp32"),
+        optimizer="adamw",
+        offload=options.pop("offload", "none"),
+    )
+    values = {"launcher": "deepspeed", "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
+    chosen = Settings.model_validate(values | (settings or {}))
+    plan = Plan(
+        model="test",
+        parameters=50_000,
+        method=chosen.method,
+        engine="deepspeed",
+        target="local",
+        request=Request(
+            nodes=1, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
+        ),
+        layout=layout,
+        prediction=Prediction(
+            memory=MemoryEstimate(
+                categories=(), upper_bytes=0, capacity_bytes=None, host_bytes=0, basis="none"
+            ),
+            flops_per_token=0.0,
+            peak_flops_per_gpu=None,
+            tokens_per_second=None,
+            hours=None,
+            usd_per_hour=None,
+            usd=None,
+        ),
+    )
+    return TrainJob(
+        plan=plan,
+        settings=chosen,
+        model_dir=model,
+        data_dir=data,
+        work_dir=work,
+        total_steps=steps,
+        checkpoint_every=options.pop("checkpoint_every", 0),
+        **options,
+    )
+
+
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+# Ends as launchers.worker does: torch's threads now and then abort a process in the interpreter's teardown.
+SCRIPT = """
+import os
+import sys
+from pathlib import Path
+from launchers import engines
+from launchers.gang.job import TrainJob
+engines.get("deepspeed").train(TrainJob.load(Path(sys.argv[1])))
+os._exit(0)
+"""
+
+
+def start(job: TrainJob) -> subprocess.CompletedProcess[str]:
+    """Run a job's gang to its end."""
+    alone = ["--standalone", "--nproc_per_node", str(job.plan.layout.world_size)]
+    return subprocess.run(
+        _command(job, alone), env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def run_nodes(jobs: list[TrainJob]) -> None:
+    """Run a job on several nodes, one process each; a node's job has its own work folder."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    place = ["--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", port]
+    agents = []
+    for node, job in enumerate(jobs):
+        command = _command(job, ["--nnodes", str(len(jobs)), "--node_rank", str(node), *place])
+        log = (job.work_dir / "agent.log").open("w")
+        agents.append(subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT))
+    codes = [agent.wait(timeout=300) for agent in agents]
+    assert codes == [0] * len(jobs), "".join((job.work_dir / "agent.log").read_text() for job in jobs)[-6000:]
+
+
+def _command(job: TrainJob, place: list[str]) -> list[str]:
+    path = job.save()
+    script = job.work_dir / "gang.py"
+    script.write_text(SCRIPT)
+    return [sys.executable, "-m", "torch.distributed.run", *place, str(script), str(path)]
+
+
+def run(job: TrainJob) -> list[telemetry.Step]:
+    """Run a job; the steps of rank 0. Fails with the gang's output."""
+    done = start(job)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return steps(job)
+
+
+def steps(job: TrainJob, rank: int = 0) -> list[telemetry.Step]:
+    events = telemetry.Follower(job.telemetry_dir).poll()
+    return [event for event in events if isinstance(event, telemetry.Step) and event.rank == rank]
+
+
+def losses(found: list[telemetry.Step]) -> list[float]:
+    return [step.loss for step in found if step.loss is not None]
+
+
+def resumed(job: TrainJob, work: Path, step: int, **layout: Any) -> TrainJob:
+    """The job as it goes on from its checkpoint after ``step`` steps."""
+    plan = dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, **layout))
+    return dataclasses.replace(
+        job,
+        plan=plan,
+        work_dir=work,
+        start_step=step,
+        resume_dir=job.checkpoint_dir(step),
+        checkpoint_every=0,
+    )
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())

@@ -1,0 +1,70 @@
+"""Step-level checkpoints of one process; those of several are tested by training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from launchers.engines.torchtune import checkpoint as torchtune_checkpoint  # noqa: E402
+
+
+def make(seed: int, lr: float = 0.1) -> tuple[torch.nn.Sequential, torch.optim.Optimizer]:
+    """A frozen layer and a trained one."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(3, 4)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    model, optimizer = make(0)
+    step(model, optimizer)
+    torchtune_checkpoint.save(tmp_path, model, optimizer)
+    step(model, optimizer)
+    again, other = make(0)
+    torchtune_checkpoint.load(tmp_path, again, other)
+    assert torchtune_checkpoint.load_generators(tmp_path)
+    step(again, other)
+    for old, new in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_frozen_weights_are_not_in_a_checkpoint(tmp_path: Path) -> None:
+    model, optimizer = make(0)
+    step(model, optimizer)
+    torchtune_checkpoint.save(tmp_path, model, optimizer)
+    again, other = make(1)
+    frozen = again[0].weight.clone()
+    torchtune_checkpoint.load(tmp_path, again, other)
+    assert torch.equal(again[0].weight, frozen)
+    assert torch.equal(again[1].weight, model[1].weight)
+
+
+def test_hyperparameters_come_from_the_job_not_from_the_checkpoint(tmp_path: Path) -> None:
+    model, optimizer = make(0, lr=0.1)
+    step(model, optimizer)
+    torchtune_checkpoint.save(tmp_path, model, optimizer)
+    again, other = make(0, lr=0.5)
+    torchtune_checkpoint.load(tmp_path, again, other)
+    assert other.param_groups[0]["lr"] == 0.5
+
+
+def test_a_failed_write_ends_with_the_systems_own_error(tmp_path: Path) -> None:
+    model, optimizer = make(0)
+    (tmp_path / "__0_0.distcp").mkdir()
+    with pytest.raises(RuntimeError, match="rank 0 could not write") as caught:
+        torchtune_checkpoint.save(tmp_path, model, optimizer)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_generators_of_another_world_size_are_left_alone(tmp_path: Path) -> None:
+    assert not torchtune_checkpoint.load_generators(tmp_path)

@@ -1,0 +1,99 @@
+"""The data and the schedules that the recipes get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchtune_runs as runs
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
+
+from launchers.dataset.prepared import IGNORE, Prepared  # noqa: E402
+from launchers.engines.torchtune.parts import PadOnly, PreparedDataset, warmup_schedule  # noqa: E402
+
+BATCH, STEPS = 8, 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return runs.make_data(tmp_path / "data", batch=BATCH, steps=STEPS, rows=runs.documents(30))
+
+
+def dataset(folder: Path, start_step: int = 0, packed: bool = False) -> PreparedDataset:
+    return PreparedDataset(
+        PadOnly(0), folder=str(folder), start_step=start_step, total_steps=STEPS, packed=packed
+    )
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("start_step", [0, 2])
+def test_a_step_of_any_world_size_trains_on_exactly_its_rows(
+    folder: Path, world: int, start_step: int
+) -> None:
+    data = Prepared(folder)
+    taken: list[list[bytes]] = [[] for _ in range(STEPS)]
+    for rank in range(world):
+        rows = dataset(folder, start_step)
+        sampler = DistributedSampler(rows, num_replicas=world, rank=rank, shuffle=False)
+        loader = DataLoader(rows, batch_size=BATCH // world, sampler=sampler, collate_fn=list, drop_last=True)
+        batches = list(loader)
+        assert len(batches) == STEPS - start_step
+        for step, batch in enumerate(batches, start=start_step):
+            taken[step] += [row["tokens"].tobytes() for row in batch]
+    for step in range(STEPS):
+        expected = data.order[step * BATCH : (step + 1) * BATCH] if step >= start_step else []
+        rows_of_step = [data.row(int(index)).tokens.astype(np.int64).tobytes() for index in expected]
+        assert sorted(taken[step]) == sorted(rows_of_step)
+
+
+def test_counts_are_of_rows_and_tokens_without_padding(folder: Path) -> None:
+    rows = dataset(folder)
+    lengths = [len(rows[index]["tokens"]) for index in range(3)]
+    assert rows.take_counts() == (3, sum(lengths))
+    assert rows.take_counts() == (0, 0)
+
+
+def test_packed_rows_are_filled_up_with_a_document_of_padding(tmp_path: Path) -> None:
+    documents = runs.documents(8)
+    packed = [runs.joined(documents[:3]), runs.joined(documents[3:5])]
+    folder = runs.make_data(tmp_path / "data", batch=BATCH, steps=STEPS, packed=True, rows=packed)
+    rows = dataset(folder, packed=True)
+    index = next(i for i in range(len(rows)) if rows._rows[i] == 0)
+    rows.take_counts()
+    row = rows[index]
+    used = len(packed[0].tokens)
+    assert {len(row[name]) for name in ("tokens", "labels", "input_pos")} == {runs.SEQ_LEN}
+    assert row["seq_lens"].tolist() == [*packed[0].lengths.tolist(), runs.SEQ_LEN - used]
+    assert row["input_pos"][:used].tolist() == packed[0].positions.tolist()
+    assert set(row["labels"][used:].tolist()) == {IGNORE}
+    assert rows.take_counts() == (1, used)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [("linear", [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]), ("constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0])],
+)
+def test_schedules_warm_up_and_go_on_where_they_were(shape: str, expected: list[float]) -> None:
+    def rates(last_epoch: int) -> list[float]:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([{"params": [parameter], "initial_lr": 1.0}], lr=1.0)
+        schedule = warmup_schedule(
+            optimizer,
+            shape=shape,  # type: ignore[arg-type]
+            num_warmup_steps=2,
+            num_training_steps=6,
+            last_epoch=last_epoch,
+        )
+        found = []
+        for _ in range(last_epoch + 1, 6):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return found
+
+    assert rates(-1) == pytest.approx(expected)
+    assert rates(2) == rates(-1)[3:]

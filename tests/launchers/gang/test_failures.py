@@ -1,0 +1,48 @@
+"""Which failure is shown as the cause, and what is taken for a full disk."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launchers.full_disk import is_behind
+from launchers.gang.failures import Failure, Kind, root_cause
+
+MIB = 2**20
+
+
+def failure(kind: Kind, at: float, *, secondary: bool = False) -> Failure:
+    return Failure(kind=kind, node=0, host="a", at=at, message=f"{kind} at {at}", secondary=secondary)
+
+
+def test_the_first_failure_is_the_cause_save_where_it_is_known_to_be_a_consequence() -> None:
+    assert root_cause([failure("rank", 2.0), failure("agent", 1.0)]).kind == "agent"
+    assert root_cause([failure("rank", 1.0, secondary=True), failure("node", 2.0)]).kind == "node"
+
+
+def test_what_the_user_can_mend_is_shown_before_what_other_nodes_say_of_it() -> None:
+    assert root_cause([failure("rank", 1.0), failure("user", 2.0)]).kind == "user"
+
+
+@pytest.mark.parametrize(
+    ("error", "free_mib", "full"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), 900, True),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), 1, True),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), 900, False),
+        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 1, True),
+        (OSError("25000 requested and 16368 written"), 1, True),
+        (RuntimeError("the loss is not a number"), 1, False),
+    ],
+)
+def test_a_full_disk_is_known_by_what_torch_says_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, free_mib: int, full: bool
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_mib * MIB))
+    outer = RuntimeError("rank 0 could not write its part")
+    outer.__cause__ = error
+    assert is_behind(outer, tmp_path) == full

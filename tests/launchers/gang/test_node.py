@@ -1,0 +1,76 @@
+"""Gangs that end well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launchers.store.bundles import LocalStorage
+from launchers.store.checkpoints import CheckpointStore
+from tests.launchers.gang.conftest import Gang
+
+NewGang = Callable[..., Gang]
+
+
+def test_one_process_on_one_node_runs_to_its_end_and_its_events_arrive(gang: NewGang) -> None:
+    one = gang(orders={"steps": 3}).start_all()
+    assert one.end(0)["stored"] == [], one.logs()
+    assert [line for line in one.events(0) if line.startswith("step")] == [
+        "step 0 1",
+        "step 0 2",
+        "step 0 3",
+    ]
+    one.gone(within=5)
+    assert (one.folder / "node-0/logs/rank-00000.err").exists()
+
+
+def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit(gang: NewGang) -> None:
+    two = gang(nodes=2, processes=2, store=True, orders={"steps": 6, "every": 2, "step_s": 0.3}).start_all()
+    for node in (0, 1):
+        assert two.end(node)["stored"] == [2, 4, 6], two.logs()
+    two.gone(within=5)
+    store = CheckpointStore(LocalStorage(two.folder / "store"), "run/train")
+    assert [checkpoint.step for checkpoint in store.candidates()] == [6, 4]
+    restored = two.folder / "restored"
+    store.restore(next(store.candidates()), restored)
+    assert sorted(path.name for path in restored.iterdir()) == [
+        *(f"rank-{rank:05d}.json" for rank in range(4)),
+        *(f"state-{rank}.bin" for rank in range(4)),
+    ]
+    assert not list(two.folder.glob("node-*/checkpoints/*")), "stored folders are removed"
+
+
+def test_a_node_that_has_finished_waits_for_one_that_has_not(gang: NewGang) -> None:
+    two = gang(nodes=2, orders={"steps": 3, "do": "nap", "at": 3, "ranks": [1], "nap_s": 8}).start_all()
+    first, second = two.end(0), two.end(1)
+    assert "error" not in first, two.logs()
+    assert "error" not in second
+    assert abs(first["at"] - second["at"]) < 10
+    two.gone(within=5)
+
+
+def test_what_a_rank_has_started_ends_with_the_gang(gang: NewGang) -> None:
+    one = gang(orders={"steps": 2, "child": True}).start_all()
+    assert "error" not in one.end(0)
+    one.gone(within=5)
+
+
+@pytest.mark.slow
+def test_a_real_collective_runs_over_two_nodes(gang: NewGang) -> None:
+    two = gang(nodes=2, engine="Gloo").start_all()
+    for node in (0, 1):
+        assert "error" not in two.end(node, within=240), two.logs()
+        assert (two.folder / f"node-{node}/output/sum-{node}").read_text() == "3.0"
+    two.gone(within=5)
+
+
+@pytest.mark.slow
+def test_the_cause_is_shown_and_not_the_broken_collective_of_its_peer(gang: NewGang) -> None:
+    two = gang(nodes=2, engine="Gloo", orders={"do": "raise", "at": 1, "ranks": [1]}).start_all()
+    for node in (0, 1):
+        end = two.end(node, within=240)
+        assert end["error"] == "RankFailed"
+        assert "rank 1" in end["message"]
+        assert "the loss is not a number" in end["message"]
+    two.gone(within=5)

@@ -1,0 +1,86 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from launchers.models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+def test_transformers_loads_it_with_every_weight_in_place_and_it_generates(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    assert str(model.dtype) == "torch.float32"
+    assert model.config.rope_parameters["rope_theta"] == 500000.0
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = [{"role": "user", "content": "What is a list?"}]
+    inputs = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt")
+    answer = model.generate(**inputs, max_new_tokens=5)
+    assert answer.shape[1] > inputs["input_ids"].shape[1]
+
+
+def test_every_matrix_can_be_quantised_to_nf4(folder: Path) -> None:
+    with safe_open(folder / "model.safetensors", framework="numpy") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    assert sum(len(shape) == 2 for shape in shapes.values()) == 4 * 7 + 2
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            assert shape[0] * shape[1] % 16384 == 0, name
+
+
+def test_the_vocabulary_fills_the_embedding_exactly(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert len(tokenizer) == config["vocab_size"] == 4096
+    assert tokenizer.bos_token_id == config["bos_token_id"]
+    assert tokenizer.eos_token_id in config["eos_token_id"]
+    assert tokenizer.pad_token_id == config["pad_token_id"]
+
+
+@pytest.mark.parametrize("text", ["def f(x):\n    return x  # ok", "naïve Ω 漢字 🙂\t\r\n  end ", ""])
+def test_any_text_survives_the_tokenizer(folder: Path, text: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_two_processes_make_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from launchers.models import tiny_llama; "
+    code += "tiny_llama.make(Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "again")], check=True, env=environment)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
+    for name in names:
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(seed: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tiny_llama, "_weights", fail)
+    with pytest.raises(OSError, match="No space left"):
+        tiny_llama.make(tmp_path / "tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_is_there_is_not_made_again(folder: Path) -> None:
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert tiny_llama.make(folder) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before

@@ -1,0 +1,550 @@
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+from moto import mock_aws
+from safetensors.numpy import load_file, save_file
+
+from estimator.errors import UserError
+from launchers.models import tiny_llama, weights
+from launchers.models.files import check_complete
+from launchers.models.weights import resolve, spec_of
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "whole")
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A whole checkpoint that the test may break."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+@pytest.fixture
+def sharded(folder: Path) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[:20], names[20:]), start=1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
+    return folder
+
+
+class TestResolve:
+    def test_names_of_the_table_need_neither_network_nor_disk(self) -> None:
+        ref = resolve("llama-8b")
+        assert ref.kind == "table"
+        assert spec_of(ref).hf_id == ref.location
+        assert spec_of(ref).parameters == pytest.approx(8.03e9, rel=0.01)
+
+    def test_tiny_llama_has_the_shape_that_the_table_says(self, whole: Path) -> None:
+        table = spec_of(resolve("tiny-llama"))
+        made = spec_of(resolve(str(whole)))
+        weights_in_file = sum(tensor.size for tensor in load_file(whole / "model.safetensors").values())
+        assert table.parameters == made.parameters == weights_in_file
+        assert table.max_seq_len == made.max_seq_len
+
+    def test_each_kind_is_told_apart(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(folder.parent)
+        (folder.parent / "llama-8b").mkdir()
+        (folder.parent / "org" / "model").mkdir(parents=True)
+        kinds = {
+            name: resolve(name).kind
+            for name in (
+                "tiny-llama",
+                "llama-8b",
+                "./llama-8b",
+                "model",
+                "org/model",
+                "org/other",
+                "s3://b/k",
+            )
+        }
+        assert kinds == {
+            "tiny-llama": "tiny",
+            "llama-8b": "table",
+            "./llama-8b": "local",
+            "model": "local",
+            "org/model": "local",
+            "org/other": "hub",
+            "s3://b/k": "s3",
+        }
+
+    def test_an_unknown_name_is_answered_with_the_nearest(self) -> None:
+        with pytest.raises(UserError) as error:
+            resolve("lama-8b")
+        assert "llama-8b" in error.value.advice
+
+    @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", "s3://bucket"])
+    def test_what_is_nowhere_is_named(self, name: str) -> None:
+        with pytest.raises(UserError, match=re.escape(name.removeprefix("./"))):
+            resolve(name)
+
+
+class TestCheckComplete:
+    def test_a_whole_checkpoint_passes_in_one_file_or_several(self, whole: Path, sharded: Path) -> None:
+        check_complete(whole)
+        check_complete(sharded)
+
+    def test_a_folder_without_weights_is_refused(self, folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(UserError, match=f"No weights in {folder}"):
+            check_complete(folder)
+
+    def test_weights_of_another_format_are_named(self, folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        with pytest.raises(UserError, match=r"pytorch_model\.bin"):
+            check_complete(folder)
+
+    @pytest.mark.parametrize("share", [0.5, 0.999999, 0.0001])
+    def test_a_truncated_file_is_named_with_both_sizes(self, folder: Path, share: float) -> None:
+        path = folder / "model.safetensors"
+        size = path.stat().st_size
+        os.truncate(path, int(size * share))
+        with pytest.raises(UserError, match=rf"model\.safetensors is truncated: {int(size * share):,} of"):
+            check_complete(folder)
+
+    @pytest.mark.parametrize("size", [0, 5, 8])
+    def test_a_file_without_even_a_header_is_refused(self, folder: Path, size: int) -> None:
+        os.truncate(folder / "model.safetensors", size)
+        with pytest.raises(UserError, match="is not a safetensors file"):
+            check_complete(folder)
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"hello, I am a web page", struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"],
+    )
+    def test_a_file_of_something_else_is_refused(self, folder: Path, content: bytes) -> None:
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(UserError, match="is not a safetensors file"):
+            check_complete(folder)
+
+    def test_a_file_with_something_behind_its_end_is_refused(self, folder: Path) -> None:
+        with (folder / "model.safetensors").open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(UserError, match="is broken"):
+            check_complete(folder)
+
+    def test_a_git_lfs_pointer_is_recognised(self, folder: Path) -> None:
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+        (folder / "model.safetensors").write_text(pointer)
+        with pytest.raises(UserError) as error:
+            check_complete(folder)
+        assert "git lfs pull" in error.value.advice
+
+    def test_a_missing_shard_is_named(self, sharded: Path) -> None:
+        (sharded / "model-00002-of-00002.safetensors").unlink()
+        with pytest.raises(UserError, match="1 of 2 weight files are missing, model-00002"):
+            check_complete(sharded)
+
+    def test_a_tensor_that_no_shard_holds_is_named(self, sharded: Path) -> None:
+        path = sharded / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        index["weight_map"]["model.layers.9.mlp.up_proj.weight"] = "model-00001-of-00002.safetensors"
+        path.write_text(json.dumps(index))
+        with pytest.raises(UserError, match=r"model\.layers\.9"):
+            check_complete(sharded)
+
+    @pytest.mark.parametrize("field", ["vocab_size", "hidden_size"])
+    def test_weights_of_another_shape_than_the_config_are_refused(self, folder: Path, field: str) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {field: 128}))
+        with pytest.raises(UserError, match=rf"\[4096, 256\].*{field} 128"):
+            check_complete(folder)
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+    def test_a_missing_file_beside_the_weights_is_named(self, folder: Path, name: str) -> None:
+        (folder / name).unlink()
+        with pytest.raises(UserError, match=name.partition(".")[0]):
+            check_complete(folder)
+
+    def test_a_broken_config_is_refused(self, folder: Path) -> None:
+        (folder / "config.json").write_text("{")
+        with pytest.raises(UserError, match=r"config\.json can't be read"):
+            check_complete(folder)
+
+
+# A stand-in for the hub's HTTP API: what huggingface_hub asks for, with faults on demand.
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.files = files
+        self.token: str | None = None  # needed to read, if set
+        self.stall: str | None = None  # a file of which only the first half comes
+        self.stalled = threading.Event()
+        self.released = threading.Event()
+        self.downloads: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, *, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if "/org/model" not in path:
+            return self.fail(401 if "authorization" not in self.headers else 404, "RepoNotFound")
+        if self.server.token and path.startswith("/org/model/resolve"):
+            given = self.headers.get("authorization")
+            if given != f"Bearer {self.server.token}":
+                return self.fail(403 if given else 401, "GatedRepo")
+        files = self.server.files
+        if path.startswith("/api/models/org/model/tree"):
+            entries = [
+                {"type": "file", "path": name, "size": len(data), "oid": f"{len(data):040x}"}
+                for name, data in files.items()
+            ]
+            return self.send_json(entries)
+        if path.startswith("/api/models/org/model"):
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+            return self.send_json({"id": "org/model", "sha": COMMIT, "siblings": siblings, "private": False})
+        name = path.partition("/resolve/")[2].partition("/")[2]
+        if name not in files:
+            return self.fail(404, "EntryNotFound")
+        return self.send_file(name, files[name], body)
+
+    def send_json(self, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def send_file(self, name: str, data: bytes, body: bool) -> None:
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{len(data):040x}"')
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if not body:
+            return
+        self.server.downloads.append(name)
+        if name == self.server.stall:
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            self.server.stalled.set()
+            self.server.released.wait(60)
+            data = data[len(data) // 2 :]
+        self.wfile.write(data)
+
+    def fail(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.fixture
+def hub(whole: Path) -> Iterator[Hub]:
+    files = {path.name: path.read_bytes() for path in whole.iterdir()}
+    files |= {"consolidated.safetensors": b"x" * 99, "original/params.json": b"{}", "README.md": b"#"}
+    with Hub(files) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.released.set()
+        server.shutdown()
+        thread.join()
+
+
+CLIENT = """
+import json, shutil, sys
+from pathlib import Path
+from estimator.errors import UserError
+from launchers.models import weights
+command, name, folder, free = sys.argv[1:]
+if free:
+    real = shutil.disk_usage
+    shutil.disk_usage = lambda path: real(path)._replace(free=int(free))
+try:
+    ref = weights.resolve(name)
+    if command == "fetch":
+        print(json.dumps({"path": str(weights.fetch(ref, Path(folder)))}))
+    else:
+        print(json.dumps({"parameters": weights.spec_of(ref).parameters}))
+except UserError as error:
+    print(json.dumps({"problem": error.problem, "advice": error.advice}))
+"""
+
+
+def start(
+    url: str, tmp_path: Path, command: str = "fetch", name: str = "org/model", free: str = "", **environ: str
+) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    # Xet would go to another server for the content.
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **environ}
+    arguments = [sys.executable, "-c", CLIENT, command, name, str(tmp_path / "fetched"), free]
+    return subprocess.Popen(
+        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(url: str, tmp_path: Path, **options: str) -> dict[str, Any]:
+    with start(url, tmp_path, **options) as process:
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert not any(secret in output + errors for secret in ("hf_right", "hf_wrong")), "a token was printed"
+    return dict(json.loads(output.splitlines()[-1]))
+
+
+class TestHub:
+    def test_a_model_is_fetched_whole_without_other_formats_and_once(self, hub: Hub, tmp_path: Path) -> None:
+        answer = run(hub.url, tmp_path)
+        assert answer == {"path": str(tmp_path / "fetched")}
+        names = {path.name for path in (tmp_path / "fetched").iterdir() if path.is_file()}
+        assert names == set(hub.files) - {"consolidated.safetensors", "original/params.json", "README.md"}
+        hub.downloads.clear()
+        assert run(hub.url, tmp_path) == answer
+        assert run(hub.url, tmp_path, HF_HUB_OFFLINE="1") == answer
+        assert hub.downloads == []
+
+    def test_the_shape_comes_from_config_json_alone(self, hub: Hub, tmp_path: Path) -> None:
+        assert (
+            run(hub.url, tmp_path, command="spec")["parameters"] == spec_of(resolve("tiny-llama")).parameters
+        )
+        assert hub.downloads == ["config.json"]
+        assert "parameters" in run(hub.url, tmp_path, command="spec", HF_HUB_OFFLINE="1")
+
+    def test_a_gated_model_without_a_token_asks_for_hf_token(self, hub: Hub, tmp_path: Path) -> None:
+        hub.token = "hf_right"
+        for command in ("fetch", "spec"):
+            answer = run(hub.url, tmp_path, command=command)
+            assert answer["problem"] == "HF_TOKEN: model org/model is gated and no token is set."
+            assert "HF_TOKEN" in answer["advice"]
+            assert "https://huggingface.co/org/model" in answer["advice"]
+
+    def test_a_gated_model_refuses_a_token_without_access_and_takes_the_right_one(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
+        hub.token = "hf_right"
+        answer = run(hub.url, tmp_path, HF_TOKEN="hf_wrong")
+        assert answer["problem"].startswith("HF_TOKEN: this token may not read model org/model")
+        assert "path" in run(hub.url, tmp_path, HF_TOKEN="hf_right")
+
+    def test_a_token_comes_from_the_environment_alone(self, hub: Hub, tmp_path: Path) -> None:
+        hub.token = "hf_right"
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf" / "token").write_text("hf_right")
+        assert run(hub.url, tmp_path)["problem"].endswith("no token is set.")
+
+    @pytest.mark.parametrize("token", ["", "hf_right"])
+    def test_a_model_that_is_not_there_is_named(self, hub: Hub, tmp_path: Path, token: str) -> None:
+        answer = run(hub.url, tmp_path, name="org/none", HF_TOKEN=token)
+        assert "org/none is not on the Hugging Face Hub, or is private" in answer["problem"]
+
+    def test_without_a_network_one_line_says_so(self, tmp_path: Path) -> None:
+        for command in ("fetch", "spec"):
+            answer = run("http://127.0.0.1:9", tmp_path, command=command)
+            assert "the Hugging Face Hub can't be reached" in answer["problem"]
+            answer = run("http://127.0.0.1:9", tmp_path, command=command, HF_HUB_OFFLINE="1")
+            assert "HF_HUB_OFFLINE is set" in answer["problem"]
+
+    def test_too_little_space_stops_it_before_the_download(self, hub: Hub, tmp_path: Path) -> None:
+        answer = run(hub.url, tmp_path, free="1000000")
+        assert re.search(r"needs 0\.0 GiB, .*/fetched has 0\.0 GiB free", answer["problem"])
+        assert hub.downloads == []
+
+    def test_a_download_that_was_killed_goes_on_with_the_file_where_it_stopped(
+        self, hub: Hub, sharded: Path, tmp_path: Path
+    ) -> None:
+        hub.files = {path.name: path.read_bytes() for path in sharded.iterdir()}
+        hub.stall = "model-00002-of-00002.safetensors"
+        process = start(hub.url, tmp_path)
+        assert hub.stalled.wait(60)
+        wait_for(tmp_path / "fetched" / "model-00001-of-00002.safetensors")
+        process.kill()
+        process.communicate()
+        hub.stall = None
+        hub.released.set()
+        hub.downloads.clear()
+        assert run(hub.url, tmp_path) == {"path": str(tmp_path / "fetched")}
+        assert [name for name in hub.downloads if name.endswith(".safetensors")] == [
+            "model-00002-of-00002.safetensors"
+        ]
+        for name, data in hub.files.items():
+            assert (tmp_path / "fetched" / name).read_bytes() == data
+        assert list((tmp_path / "fetched").rglob("*.incomplete")) == []
+
+    def test_of_two_processes_that_fetch_into_one_folder_one_downloads(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
+        hub.stall = "model.safetensors"
+        processes = [start(hub.url, tmp_path)]
+        assert hub.stalled.wait(60)
+        processes.append(start(hub.url, tmp_path))
+        time.sleep(2)  # long enough for the second to begin a download of its own, if it did not wait
+        hub.released.set()
+        answers = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+        assert answers == [{"path": str(tmp_path / "fetched")}] * 2
+        assert len(hub.downloads) == len(set(hub.downloads))
+
+
+def test_waiting_for_another_process_is_said_and_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(weights, "FETCH_LIMIT_S", 0.5)
+    with (
+        weights._alone(tmp_path / "model"),
+        pytest.raises(UserError, match="Another process has been fetching into"),
+        weights._alone(tmp_path / "model"),
+    ):
+        pass
+    assert f"waiting for another process that fetches into {tmp_path / 'model'}" in capsys.readouterr().err
+
+
+def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with weights._alone(tmp_path / "model"):
+        pass
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+class TestS3:
+    @pytest.fixture
+    def bucket(self, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        for name, value in {"ACCESS_KEY_ID": "testing", "SECRET_ACCESS_KEY": "testing"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        with mock_aws():
+            client = boto3.client("s3")
+            client.create_bucket(Bucket="models")
+            for path in whole.iterdir():
+                client.upload_file(str(path), "models", f"tiny/{path.name}")
+            client.put_object(Bucket="models", Key="tiny/optimizer.pt", Body=b"x")
+            client.put_object(Bucket="models", Key="tiny/old/model.safetensors", Body=b"x")
+            yield client
+
+    @pytest.mark.usefixtures("bucket")
+    def test_a_model_is_fetched_whole_and_once(self, whole: Path, tmp_path: Path) -> None:
+        ref = resolve("s3://models/tiny")
+        path = weights.fetch(ref, tmp_path / "m")
+        assert {p.name: p.read_bytes() for p in path.iterdir()} == {
+            p.name: p.read_bytes() for p in whole.iterdir()
+        }
+        times = {p: p.stat().st_mtime_ns for p in path.iterdir()}
+        os.truncate(path / "tokenizer.json", 5)
+        weights.fetch(ref, tmp_path / "m")
+        again = [p.name for p in path.iterdir() if p.stat().st_mtime_ns != times[p]]
+        assert again == ["tokenizer.json"]
+
+    @pytest.mark.usefixtures("bucket")
+    def test_the_shape_comes_from_config_json_alone(self) -> None:
+        assert spec_of(resolve("s3://models/tiny/")).hidden == 256
+
+    @pytest.mark.parametrize(
+        ("url", "said"), [("s3://models/none", "no model"), ("s3://nowhere/tiny", "no such bucket")]
+    )
+    @pytest.mark.usefixtures("bucket")
+    def test_what_is_not_there_is_named(self, tmp_path: Path, url: str, said: str) -> None:
+        with pytest.raises(UserError, match=f"{url}.*{said}"):
+            weights.fetch(resolve(url), tmp_path / "m")
+
+    @pytest.mark.usefixtures("bucket")
+    def test_too_little_space_stops_it_before_the_download(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = shutil.disk_usage
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=1000))
+        with pytest.raises(UserError, match="GiB free"):
+            weights.fetch(resolve("s3://models/tiny"), tmp_path / "m")
+        assert not (tmp_path / "m").exists()
+
+    def test_a_full_disk_leaves_no_half_file_under_a_weights_name(
+        self, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: Any, bucket: str, key: str, name: str) -> None:
+            Path(name).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(type(bucket), "download_file", fail, raising=False)
+        monkeypatch.setattr("launchers.remote.s3_client", lambda: bucket)
+        with pytest.raises(UserError, match="No space left"):
+            weights.fetch(resolve("s3://models/tiny"), tmp_path / "m")
+        assert list((tmp_path / "m").iterdir()) == []
+
+
+def test_a_local_model_is_used_in_place_and_checked(whole: Path, folder: Path, tmp_path: Path) -> None:
+    assert weights.fetch(resolve(str(whole)), tmp_path / "unused") == whole.resolve()
+    assert not (tmp_path / "unused").exists()
+    np.zeros(3).tofile(folder / "model.safetensors")
+    with pytest.raises(UserError):
+        weights.fetch(resolve(str(folder)), tmp_path / "unused")
+
+
+def test_planning_needs_no_package_of_the_engines() -> None:
+    code = """
+import sys
+for name in ("numpy", "torch", "transformers", "huggingface_hub", "httpx", "boto3", "datasets"):
+    sys.modules[name] = None
+from estimator.errors import UserError
+from launchers.models import weights
+from launchers.dataset import rows, sources
+print(weights.spec_of(weights.resolve("llama-8b")).hf_id)
+for use in (
+    lambda: weights.spec_of(weights.resolve("org/model")),
+    lambda: weights.spec_of(weights.resolve("s3://bucket/model")),
+    lambda: sources.fetch("org/data", None),
+):
+    try:
+        use()
+    except UserError as error:
+        print(error.advice)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("meta-llama/")
+    assert [line.startswith("pip install 'metaflow-finetune[") for line in lines[1:]] == [True] * 3

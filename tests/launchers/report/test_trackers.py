@@ -1,0 +1,134 @@
+"""Trackers: every step's metrics arrive where they were asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers import settings
+from launchers.report import trackers
+from launchers.report.metrics import Metrics
+from launchers.report.trackers import Trackers, check_installed
+
+
+def metrics(step: int) -> Metrics:
+    return Metrics(
+        step=step,
+        loss=8.0 - step,
+        lr=1e-3,
+        grad_norm=1.5,
+        dt=0.5,
+        dtf=0.2,
+        dtb=0.3,
+        samples_per_second=16.0,
+        samples_per_second_per_gpu=8.0,
+        tokens_per_second=1000.0,
+        tokens_per_second_per_gpu=500.0,
+        mfu=None,
+        eta_seconds=10.0,
+    )
+
+
+def track(name: str, folder: Path) -> None:
+    made = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
+    for step in (1, 2, 3):
+        made.log(metrics(step))
+    made.close()
+
+
+def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    track("tensorboard", tmp_path)
+    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+    assert "mfu" not in found.Tags()["scalars"]  # not known is not 0
+
+
+def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("wandb is not installed: pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    track("wandb", tmp_path)
+    assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def test_mlflow_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        pytest.skip("mlflow is not installed: pip install mlflow-skinny")
+    import mlflow
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    mlflow.set_tracking_uri(uri)
+    track("mlflow", tmp_path)
+    run = mlflow.search_runs(experiment_names=["metaflow-finetune"], output_format="list")[0]
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [point.value for point in history] == [7.0, 6.0, 5.0]
+
+
+def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        check_installed(["wandb"])
+
+
+def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate import tracking
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api")
+
+    monkeypatch.setattr(tracking, "MLflowTracker", refuse)
+    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
+    for step in (1, 2, 3):
+        made.log(metrics(step))
+    made.close()
+    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+    said = capsys.readouterr().err
+    assert said.count("tracker mlflow gets nothing more of this run: ConnectionError: no answer") == 1
+    assert "mlflow.example.com" in said
+    assert "s3cret" not in said
+
+
+def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate import tracking
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    answers = threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        answers.wait(60)
+        raise ConnectionError("at last")
+
+    monkeypatch.setattr(tracking, "MLflowTracker", hang)
+    monkeypatch.setattr(trackers, "CLOSE_S", 2.0)
+    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
+    began = time.monotonic()
+    for step in (1, 2, 3):
+        made.log(metrics(step))
+    assert time.monotonic() - began < 1
+    made.close()
+    assert time.monotonic() - began < 30
+    assert "tracker mlflow did not take all of this run within 2 s" in capsys.readouterr().err
+    answers.set()
+    found = EventAccumulator(str(tmp_path / "run-1")).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
+
+
+def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
+    made = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
+    made.log(metrics(1))
+    made.close()
+    assert not (tmp_path / "none").exists()

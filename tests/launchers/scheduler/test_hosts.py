@@ -1,0 +1,137 @@
+"""What node 0 of a scheduler's job decides for all: the plan for their least, in their words."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.job import Machine
+from estimator.plan import GIB
+from launchers import settings
+from launchers.scheduler.hosts import Host, Start, as_sets, least, planned, prepared
+from launchers.scheduler.ownership import Ownership
+
+SMALL = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
+H100 = ("NVIDIA H100 80GB HBM3", hardware.gpu("h100-sxm").vram_bytes)
+LARGE = Machine(gpus=(H100,) * 8, cpu_cores=96, ram_bytes=900 * GIB, disk_free_bytes=4000 * GIB)
+
+
+def hosts(*machines: Machine) -> list[Host]:
+    return [Host(name=f"n{number}", machine=machine) for number, machine in enumerate(machines)]
+
+
+def test_a_host_goes_through_json_without_loss() -> None:
+    host = Host(name="n1", machine=LARGE)
+    assert Host.from_dict(json.loads(json.dumps(host.to_dict()))) == host
+
+
+def test_nodes_that_differ_are_planned_for_what_all_have() -> None:
+    fewer = replace(LARGE, gpus=(H100,) * 4, ram_bytes=1000 * GIB)
+    assert least([LARGE, fewer]) == replace(LARGE, gpus=(H100,) * 4)
+
+
+def test_the_plan_takes_the_jobs_nodes_as_they_are() -> None:
+    wanted = settings.build({"model": "llama-8b", "batch_size": 32, "dataset": "python-docs"})
+    made, resolved = planned(wanted, hosts(LARGE, LARGE), calibrated=False)
+    assert (made.request.nodes, made.request.gpus_per_node) == (2, 8)
+    assert resolved.optimizer.lr == 2e-5
+
+
+def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
+    wanted = settings.build({"model": "llama-70b", "batch_size": 32})
+    with pytest.raises(UserError) as caught:
+        planned(wanted, hosts(LARGE), calibrated=False)
+    assert "\n" not in caught.value.problem
+    assert "at hand" in caught.value.problem
+    assert "--set method=lora" in caught.value.advice
+
+
+def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
+    wanted = settings.build({"resources": {"nodes": 4}})
+    with pytest.raises(UserError, match=r"4 node\(s\) \(resources.nodes\), this job has 2"):
+        planned(wanted, hosts(SMALL, SMALL), calibrated=False)
+
+
+def test_a_work_folder_without_room_is_named_with_its_host() -> None:
+    full = replace(SMALL, disk_free_bytes=GIB // 4)
+    with pytest.raises(UserError, match=r"work folder of n1 has 0\.2 GiB free") as caught:
+        planned(settings.build({"batch_size": 4}), hosts(SMALL, full), calibrated=False)
+    assert "FINETUNE_WORK_DIR" in caught.value.advice
+
+
+def test_what_an_engine_cannot_do_is_said_in_settings() -> None:
+    wanted = settings.build({"method": "qlora", "launcher": "deepspeed"})
+    with pytest.raises(UserError, match="--set launcher=deepspeed") as caught:
+        planned(wanted, hosts(SMALL), calibrated=False)
+    assert caught.value.advice == "Use --set launcher=torchtune."
+
+
+def test_flags_of_the_flow_become_settings() -> None:
+    said = "It would run with --method qlora --launcher torchtune, or --seq-len 512, or --set a=b."
+    assert as_sets(said) == (
+        "It would run with --set method=qlora --set launcher=torchtune, or --set seq_len=512, or --set a=b."
+    )
+
+
+def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_another_run(
+    dataset: Path, tmp_path: Path
+) -> None:
+    def start(**changes: object) -> Start:
+        values = {"dataset": str(dataset), "batch_size": 4, "seq_len": 64, **changes}
+        return prepared(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
+
+    first, second, other = start(), start(keep_checkpoints=3), start(method="lora")
+    assert [start.attempt for start in (first, second, other)] == [0, 1, 2]
+    assert first.key == second.key != other.key
+    assert first.secret != second.secret
+    assert (first.model_dir / "config.json").exists()
+    assert Start.from_json(first.to_json()) == first
+
+
+def test_one_job_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "run"
+    folder.mkdir(parents=True)
+    with Ownership(folder, "7"):
+        with pytest.raises(UserError, match="Job 7 is writing into"), Ownership(folder, "8"):
+            pass
+        with Ownership(folder, "7"):  # requeued before its other start was cleaned up
+            pass
+    with Ownership(folder, "8"):
+        os.utime(folder / "owner.json", (0, 0))
+        with Ownership(folder, "9"):  # the one before has given no sign of life for long
+            pass
+    assert not list(folder.iterdir())
+
+
+def test_of_two_jobs_that_begin_at_once_one_gets_the_output_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, both = Ownership._other, threading.Barrier(2)
+
+    def slow_look(self: Ownership) -> str | None:
+        found = look(self)
+        time.sleep(0.5)  # both have looked before one writes
+        return found
+
+    def begin(job: str) -> bool:
+        both.wait(60)
+        try:
+            with Ownership(tmp_path, job):
+                both.wait(60)
+        except UserError:
+            both.wait(60)
+            return False
+        return True
+
+    monkeypatch.setattr(Ownership, "_other", slow_look)
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(begin, ("7", "8"))) == [False, True]

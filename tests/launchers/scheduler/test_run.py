@@ -1,0 +1,169 @@
+"""``python -m launchers`` as a command: its exit statuses, and that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers import engines, full_disk, settings
+from launchers.cluster.allocation import node_address
+from launchers.gang.job import TrainJob
+from launchers.scheduler import run
+from launchers.scheduler.hosts import Start
+from launchers.training import Trained
+from tests.decorators.flows.plans import make_plan
+from tests.launchers.report.test_trackers import metrics
+
+ROOT = Path(__file__).parents[3]
+QUICK = ["--set", "batch_size=4", "--set", "seq_len=64", "--no-calibration"]
+QUICK += ["--set", "evaluation.fraction=0", "--set", "evaluation.generations=0"]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    schedulers = ("SLURM_", "PBS_", "OMPI_", "PMI_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(schedulers)}
+    environment |= {"FINETUNE_WORK_DIR": str(folder / "work"), "PYTHONPATH": str(ROOT)}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launchers", "--output", str(folder / "out"), *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def status(folder: Path, *arguments: str, limit_s: float = 500) -> int:
+    process = start(folder, *arguments)
+    try:
+        return process.wait(limit_s)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--set", "modle=x"), "there is no `modle`"),
+        (("--settings", "none.yaml"), "--settings none.yaml can't be read"),
+        (("--set", "model=llama-70b"), "too many to train on CPUs"),
+        (("--set", "dataset=none.jsonl"), "none.jsonl"),
+    ],
+)
+def test_a_mistake_has_a_status_of_its_own_and_two_lines(
+    tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    assert status(tmp_path, *arguments) == 2
+    said = (tmp_path / "log").read_text()
+    assert line in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--cache"])
+def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    assert status(tmp_path, option, str(tmp_path / "file")) == 2
+    said = (tmp_path / "log").read_text()
+    assert f"{tmp_path / 'file'}" in said
+    assert "can't be written" in said
+    assert f"Give {option} a folder" in said
+    assert "Traceback" not in said
+
+
+def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, wanted = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
+
+    class Engine:
+        def collect(self, job: TrainJob, destination: Path) -> None:  # noqa: ARG002
+            (destination / "model").mkdir(parents=True)  # that transformers can't load
+
+    monkeypatch.setattr(engines, "get", lambda _: Engine())
+    asked = run.Run(settings=wanted, output=tmp_path / "out")
+    asked.folder.mkdir(parents=True)
+    start = Start(
+        secret="",
+        attempt=0,
+        key="k",
+        plan=plan,
+        settings=wanted,
+        model_dir=tmp_path / "none",
+        data_dir=tmp_path,
+    )
+    job = TrainJob(
+        plan=plan,
+        settings=wanted,
+        model_dir=tmp_path,
+        data_dir=tmp_path,
+        work_dir=tmp_path,
+        total_steps=1,
+        checkpoint_every=0,
+    )
+    trained = Trained(job=job, metrics=(metrics(1),), memory_peak_bytes=None)
+    run._hand_over(asked, node_address({}), start, trained, tmp_path / "work")
+    assert (tmp_path / "out" / "model" / "README.md").exists()
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert found["evaluation"] is None
+    assert found["evaluation_failed"].startswith("The evaluation of ")
+    assert found["evaluation_failed"] in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No space left") as caught, full_disk.said(tmp_path, run.GO_ON):
+        Path("/dev/full").write_text("anything")
+    assert "Free some space" in caught.value.advice
+    with pytest.raises(FileNotFoundError), full_disk.said(tmp_path, run.GO_ON):
+        (tmp_path / "none").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
+    words = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
+    words += ["--set", "checkpoint_every=5"]
+    process = start(tmp_path, *words)
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.glob("out/run/checkpoints/*/*/step-*/checkpoint.json")):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(120) == 75, (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopped by SIGUSR1: the same command goes on" in (tmp_path / "log").read_text()
+    assert not list((tmp_path / "work").iterdir()), "nothing is left in the work folder"
+
+    assert status(tmp_path, *words) == 0, (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text()
+    assert "going on from the checkpoint of step" in said
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert found["attempts"] == 2
+    assert [step["step"] for step in found["steps"]] == list(range(1, 31))
+
+    assert status(tmp_path, *words) == 2
+    assert "holds a finished model already" in (tmp_path / "log").read_text()
+
+
+def test_a_folder_into_which_another_job_writes_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "run"
+    folder.mkdir(parents=True)
+    (folder / "owner.json").write_text(json.dumps({"job": "81234", "host": "gpu1"}))
+    assert status(tmp_path) == 2
+    assert f"Job 81234 is writing into {tmp_path / 'out'}" in (tmp_path / "log").read_text()

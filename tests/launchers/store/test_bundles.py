@@ -1,0 +1,149 @@
+"""A bundle is whole or not there; nothing damaged is ever taken for good."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.store.bundles import (
+    DamagedError,
+    LocalStorage,
+    fetch_files,
+    get_bundle,
+    has_bundle,
+    put_bundle,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "folder"
+    (root / "sub").mkdir(parents=True)
+    (root / "a.bin").write_bytes(b"a" * 1000)
+    (root / "sub" / "a.bin").write_bytes(b"b" * 2000)
+    (root / "sub" / "same").write_bytes(b"a" * 1000)
+    (root / "empty").touch()
+    return root
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "store")
+
+
+class Failing(LocalStorage):
+    """Raises ``error`` at the file number ``at``."""
+
+    def __init__(self, root: Path, at: int, error: OSError) -> None:
+        super().__init__(root)
+        self.at, self.error, self.sent = at, error, 0
+
+    def put_file(self, key: str, path: Path) -> None:
+        self.sent += 1
+        if self.sent == self.at:
+            raise self.error
+        super().put_file(key, path)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_comes_back_as_it_was(storage: LocalStorage, folder: Path, tmp_path: Path) -> None:
+    put_bundle(storage, "run/part", folder)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "stale").touch()
+    get_bundle(storage, "run/part", out)
+    assert tree(out) == tree(folder)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_an_interrupted_upload_is_no_bundle_and_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    storage = Failing(tmp_path / "store", 3, ConnectionError("network"))
+    with pytest.raises(ConnectionError):
+        put_bundle(storage, "b", folder)
+    assert not has_bundle(storage, "b")
+    put_bundle(storage, "b", folder)
+    assert has_bundle(storage, "b")
+    assert storage.sent == 3 + 2, "the first two were not sent again"
+
+
+def test_a_full_store_is_a_user_error_and_nothing_half_written_stays(folder: Path, tmp_path: Path) -> None:
+    storage = Failing(tmp_path / "store", 3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(UserError, match=r"No space left for .*store/b"):
+        put_bundle(storage, "b", folder)
+    assert storage.keys("b") == []
+    assert tree(tmp_path / "store") == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="mounts a small disk")
+def test_a_disk_that_really_fills_up_keeps_the_older_bundle(folder: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size=256k tmpfs {disk}") != 0:  # noqa: S605
+        pytest.skip("mount is not allowed here")
+    try:
+        storage = LocalStorage(disk)
+        put_bundle(storage, "old", folder)
+        (folder / "large").write_bytes(os.urandom(500_000))
+        with pytest.raises(UserError, match="No space left"):
+            put_bundle(storage, "new", folder)
+        assert storage.keys("new") == []
+        assert has_bundle(storage, "old")
+        assert not list(disk.rglob("*.tmp"))
+    finally:
+        os.system(f"umount {disk}")  # noqa: S605
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
+def test_a_damaged_file_is_named_and_nothing_is_left(
+    storage: LocalStorage, folder: Path, tmp_path: Path, damage: str
+) -> None:
+    manifest = put_bundle(storage, "b", folder)
+    file = next(file for file in manifest.files if file.name == "sub/a.bin")
+    path = storage.root / "b" / file.key
+    if damage == "bit":
+        path.write_bytes(b"c" + path.read_bytes()[1:])
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.unlink()
+    assert has_bundle(storage, "b") == (damage == "bit"), "sizes are compared, contents are not read"
+    with pytest.raises(DamagedError, match=r"sub/a\.bin of .* is damaged"):
+        get_bundle(storage, "b", tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "store"]
+
+
+def test_a_missing_bundle_is_said_to_be_missing(storage: LocalStorage, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no whole bundle"):
+        get_bundle(storage, "b", tmp_path / "out")
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/..", "a/"])
+def test_keys_cannot_leave_the_store(storage: LocalStorage, key: str) -> None:
+    with pytest.raises(ValueError, match="storage key"):
+        storage.put_bytes(key, b"")
+
+
+def test_deleted_keys_leave_no_empty_folders(storage: LocalStorage) -> None:
+    storage.put_bytes("a/b/c", b"1")
+    assert storage.keys("a") == ["a/b/c"]
+    assert storage.delete(["a/b/c", "a/never"])
+    assert not (storage.root / "a").exists()
+    assert storage.keys("a") == []
+
+
+def test_some_files_of_a_bundle_can_be_fetched_without_the_others(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "in" / name).write_text(name)
+    storage = LocalStorage(tmp_path / "store")
+    put_bundle(storage, "model", tmp_path / "in")
+    fetch_files(storage, "model", tmp_path / "out", wanted=lambda name: not name.endswith(".safetensors"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]

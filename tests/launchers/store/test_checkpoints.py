@@ -1,0 +1,126 @@
+"""A checkpoint counts when every node's part is stored; resuming finds the newest good one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launchers.store.bundles import DamagedError, LocalStorage
+from launchers.store.checkpoints import CheckpointStore, restore_newest
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "store")
+
+
+def part(tmp_path: Path, step: int, node: int) -> Path:
+    folder = tmp_path / f"part-{step}-{node}"
+    folder.mkdir(exist_ok=True)
+    (folder / f"state-{node}.bin").write_bytes(f"{step}/{node}".encode() * 100)
+    return folder
+
+
+def save(store: CheckpointStore, tmp_path: Path, step: int, nodes: int = 2) -> None:
+    for node in range(nodes):
+        store.put_part(step, node, part(tmp_path, step, node))
+    store.commit(step, nodes=nodes, world_size=nodes, extra={"engine": "x"})
+
+
+def test_parts_alone_are_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
+    store = CheckpointStore(storage, "run")
+    for node in (0, 1):
+        store.put_part(5, node, part(tmp_path, 5, node))
+    assert store.latest() is None
+
+
+def test_a_commit_without_all_parts_is_refused(storage: LocalStorage, tmp_path: Path) -> None:
+    store = CheckpointStore(storage, "run")
+    store.put_part(5, 0, part(tmp_path, 5, 0))
+    with pytest.raises(RuntimeError, match=r"parts of nodes \[1\]"):
+        store.commit(5, nodes=2, world_size=2, extra={})
+
+
+def test_restoring_brings_all_nodes_files_together(storage: LocalStorage, tmp_path: Path) -> None:
+    store = CheckpointStore(storage, "run")
+    save(store, tmp_path, 5)
+    latest = store.latest()
+    assert latest is not None
+    assert (latest.step, latest.nodes, latest.world_size, latest.extra) == (5, 2, 2, {"engine": "x"})
+    store.restore(latest, tmp_path / "out")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == {
+        "state-0.bin": b"5/0" * 100,
+        "state-1.bin": b"5/1" * 100,
+    }
+
+
+def test_only_the_newest_stay_and_leftovers_go(storage: LocalStorage, tmp_path: Path) -> None:
+    store = CheckpointStore(storage, "run", keep=2)
+    store.put_part(1, 0, part(tmp_path, 1, 0))  # never committed
+    for step in (2, 4, 6):
+        save(store, tmp_path, step)
+    store.put_part(8, 0, part(tmp_path, 8, 0))  # on its way
+    store.prune()
+    assert [checkpoint.step for checkpoint in store.candidates()] == [6, 4]
+    assert sorted(p.name for p in (storage.root / "run").iterdir()) == [
+        "step-00000004.0",
+        "step-00000006.0",
+        "step-00000008.0",
+    ]
+
+
+def test_a_damaged_newest_one_is_skipped_and_said(storage: LocalStorage, tmp_path: Path) -> None:
+    store = CheckpointStore(storage, "run")
+    for step in (2, 4):
+        save(store, tmp_path, step)
+    newest = store.latest()
+    assert newest is not None
+    (damaged,) = (storage.root / newest.key / "node-00001").glob("*-state-1.bin")
+    damaged.write_bytes(b"x" * damaged.stat().st_size)
+    with pytest.raises(DamagedError, match=r"state-1\.bin"):
+        store.restore(newest, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    found, skipped = restore_newest(store, tmp_path / "out")
+    assert found is not None
+    assert found.step == 2
+    assert len(skipped) == 1
+    assert "step 4" in skipped[0]
+    damaged.unlink()
+    latest = store.latest()
+    assert latest is not None
+    assert latest.step == 2, "one with a file missing is not whole"
+
+
+def test_a_new_attempt_goes_on_from_the_old_one_and_never_writes_over_it(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    save(CheckpointStore(storage, "run"), tmp_path, 10)
+    second = CheckpointStore(storage, "run", attempt=1)
+    latest = second.latest()
+    assert latest is not None
+    assert latest.step == 10
+    save(second, tmp_path, 10, nodes=1)
+    assert [(c.attempt, c.step, c.nodes) for c in second.candidates()] == [(1, 10, 1), (0, 10, 2)]
+
+
+def test_origin_runs_are_looked_at_last_and_never_pruned(storage: LocalStorage, tmp_path: Path) -> None:
+    origin = CheckpointStore(storage, "old/run", keep=5)
+    for step in (2, 4, 6):
+        save(origin, tmp_path, step)
+    store = CheckpointStore(storage, "new/run", origins=("old/run",), keep=1)
+    latest = store.latest()
+    assert latest is not None
+    assert latest.key.startswith("old/run")
+    save(store, tmp_path, 3)
+    assert [(c.key.split("/")[0], c.step) for c in store.candidates()] == [
+        ("new", 3),
+        ("old", 6),
+        ("old", 4),
+        ("old", 2),
+    ]
+
+
+def test_keep_of_zero_is_refused(storage: LocalStorage) -> None:
+    with pytest.raises(ValueError, match="keep = 0"):
+        CheckpointStore(storage, "run", keep=0)
