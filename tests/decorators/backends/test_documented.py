@@ -14,8 +14,8 @@ OURS = ROOT / "decorators/backends"
 @pytest.mark.parametrize(
     ("backend", "files", "raised"),
     [
-        ("Kubernetes", ("preflight_kubernetes.py", "preflight_nodes.py", "images.py"), {"API"}),
-        ("AWS Batch", ("preflight_batch.py",), {"credentials", "metadata"}),
+        ("Kubernetes", ("kubernetes/preflight.py", "kubernetes/nodes.py", "kubernetes/images.py"), {"API"}),
+        ("AWS Batch", ("batch/preflight.py",), {"credentials", "metadata"}),
     ],
 )
 def test_every_refusal_is_in_the_page(backend: str, files: tuple[str, ...], raised: set[str]) -> None:

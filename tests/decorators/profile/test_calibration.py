@@ -218,5 +218,5 @@ def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:
 
 
 def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
-    with pytest.raises(SystemExit, match=r"usage: python -m decorators\.finished_runs FLOW"):
+    with pytest.raises(SystemExit, match=r"usage: python -m decorators\.profile\.finished_runs FLOW"):
         finished_runs.main([])

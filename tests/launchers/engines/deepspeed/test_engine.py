@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import deepspeed_runs as runs
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,7 @@ from launchers.engines.deepspeed import checkpoint as deepspeed_checkpoint
 from launchers.engines.deepspeed import config as deepspeed_config
 from launchers.engines.deepspeed import model as deepspeed_model
 from launchers.settings import Settings
+from tests.launchers.engines.deepspeed import runs
 
 NO_FOLDER = Path("unused")
 

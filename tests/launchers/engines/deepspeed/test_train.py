@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import deepspeed_runs as runs
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from launchers.dataset.prepared import IGNORE
 from launchers.engines.deepspeed.engine import DeepSpeed
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
+from tests.launchers.engines.deepspeed import runs
 
 pytestmark = pytest.mark.slow
 STEPS = 6

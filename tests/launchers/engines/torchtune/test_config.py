@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torchtune_runs as runs
 import yaml
 
 from estimator import models
@@ -17,6 +16,7 @@ from estimator.errors import UserError
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune.engine import Torchtune
 from launchers.settings import Settings
+from tests.launchers.engines.torchtune import runs
 
 
 def reason(model: str = "llama-8b", **settings: Any) -> str | None:

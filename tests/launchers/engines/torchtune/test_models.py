@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torchtune_runs as runs
 
 from estimator import models
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
 from launchers.settings import Settings
+from tests.launchers.engines.torchtune import runs
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torchtune_runs as runs
+
+from tests.launchers.engines.torchtune import runs
 
 torch = pytest.importorskip("torch")
 

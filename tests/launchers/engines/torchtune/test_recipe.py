@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torchtune_runs as runs
 import yaml
 
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.engines.torchtune.engine import Torchtune
 from launchers.gang.job import TrainJob
 from launchers.report.telemetry import DistInfo, Memory, Phase, Step
+from tests.launchers.engines.torchtune import runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
