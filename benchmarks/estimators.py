@@ -111,7 +111,7 @@ def cookbook_bytes(setup: Setup) -> float:
     optimizer = 12 * total / (gpus if stage >= 1 else 1)
     buffers = 2 * 5e8 * (stage >= 1 and gpus > 1) + 2 * 1e9 * (stage == 3 and gpus > 1)
     scores = 0.0 if setup.checkpointing != "none" else 5 * model.heads * seq / hidden
-    activations = seq * setup.micro_batch * hidden * layers * (34 + scores)
+    activations = seq * setup.micro_batch_size * hidden * layers * (34 + scores)
     return weights + gradients + optimizer + buffers + activations
 
 

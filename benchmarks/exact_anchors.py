@@ -100,7 +100,7 @@ def anchor(row: Row) -> Anchor:
     return Anchor(
         id=row.id,
         source=row.source,
-        step=f"{setup.model.name} {kind}, {setup.micro_batch} x {setup.seq_len}, {split}, checkpointing "
+        step=f"{setup.model.name} {kind}, {setup.micro_batch_size} x {setup.seq_len}, {split}, checkpointing "
         f"{setup.checkpointing}, {setup.loss} loss{extra}",
         measured_gib=row.gib,
         traced_gib=round(_peak(now), 2),

@@ -158,7 +158,7 @@ class Bench:
             home.mkdir()
             chosen = [
                 f"--nodes={nodes}",
-                f"--launcher={engine}",
+                f"--engine={engine}",
                 f"--dataset={self._dataset}",
                 *SHORT,
             ]

@@ -38,7 +38,7 @@ from launchers.models import tiny_llama
 
 RESULTS = Path(__file__).parent / "results"
 FLOW = Path(__file__).parents[1] / "flows" / "finetune_flow.py"
-CHOSEN = {"seq_len": 256, "batch_size": 8, "checkpoint_every": 1_000_000}
+CHOSEN = {"seq_len": 256, "global_batch_size": 8, "checkpoint_every": 1_000_000}
 READ = """
 import pickle, sys
 from metaflow import Run, namespace
@@ -128,7 +128,7 @@ def prepare_tokens(data: Path, steps: int) -> list[int]:
     from launchers.dataset.prepared import IGNORE, Prepared
 
     prepared = Prepared(data)
-    batch = prepared.info.global_batch
+    batch = prepared.info.global_batch_size
     counts = [int((prepared.row(index).labels != IGNORE).sum()) for index in range(len(prepared))]
     return [
         sum(counts[row] for row in prepared.order[step * batch : (step + 1) * batch]) for step in range(steps)

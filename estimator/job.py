@@ -29,8 +29,8 @@ class Job:
     engine: Literal["torchtune", "deepspeed", "torchtitan", "megatron"] = "torchtune"
     task: Task = "sft"
     seq_len: int = 2048
-    global_batch: int = 8  # sequences for each optimizer step, over all processes
-    micro_batch: int | None = None  # sequences for each process and forward pass
+    global_batch_size: int = 8  # sequences for each optimizer step, over all processes
+    micro_batch_size: int | None = None  # sequences for each process and forward pass
     optimizer: Optimizer = "adamw"
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     activation_checkpointing: bool | None = None
@@ -54,9 +54,9 @@ class Job:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("offload", self.offload, ("none", "cpu"))
-        for name in ("seq_len", "global_batch", "lora_rank", "keep_checkpoints"):
+        for name in ("seq_len", "global_batch_size", "lora_rank", "keep_checkpoints"):
             _at_least_one(name, getattr(self, name))
-        for name in ("micro_batch", "steps", *DEGREES):
+        for name in ("micro_batch_size", "steps", *DEGREES):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.seq_len > self.model.max_seq_len:
@@ -65,24 +65,25 @@ class Job:
                 f"that {self.model.name} was made for.",
                 f"Use seq_len {self.model.max_seq_len} or less.",
             )
-        if self.micro_batch and self.global_batch % self.micro_batch:
+        if self.micro_batch_size and self.global_batch_size % self.micro_batch_size:
             raise UserError(
-                f"A batch of {self.global_batch} can't be divided by micro_batch {self.micro_batch}.",
-                f"Nearest workable batch: {nearest_multiple(self.global_batch, self.micro_batch)}.",
+                f"A batch of {self.global_batch_size} can't be divided by "
+                f"micro_batch_size {self.micro_batch_size}.",
+                f"Nearest workable batch: {nearest_multiple(self.global_batch_size, self.micro_batch_size)}.",
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
             raise UserError(f"zero.stage = {self.zero_stage!r} must be 0, 1, 2 or 3.")
         if self.engine != "deepspeed" and (self.zero_stage is not None or self.offload != "none"):
             raise UserError(
                 f"zero.stage and zero.offload belong to DeepSpeed; the engine is {self.engine}.",
-                "Leave them out, or use --launcher deepspeed.",
+                "Leave them out, or use --engine deepspeed.",
             )
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError("zero.offload = cpu needs zero.stage 1, 2 or 3.", "Leave zero.stage at auto.")
         if self.engine == "torchtune" and self.precision == "bf16-mixed":
             raise UserError(
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
-                "Use precision bf16, or --launcher deepspeed.",
+                "Use precision bf16, or --engine deepspeed.",
             )
         if self.adapters:
             if not self.lora_targets:
@@ -136,7 +137,7 @@ class Job:
     @property
     def tokens_per_step(self) -> int:
         """Of all sequences; a preference pair is two."""
-        return self.global_batch * self.seq_len * (2 if self.task in PAIR_TASKS else 1)
+        return self.global_batch_size * self.seq_len * (2 if self.task in PAIR_TASKS else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

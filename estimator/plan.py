@@ -79,7 +79,7 @@ class Layout:
     nodes: int
     processes_per_node: int
     sharding: Sharding
-    micro_batch: int  # sequences for each process and forward pass
+    micro_batch_size: int  # sequences for each process and forward pass
     accumulation: int  # forward passes for each optimizer step
     seq_len: int
     activation_checkpointing: bool
@@ -104,9 +104,9 @@ class Layout:
         return self.world_size // (self.tensor_parallel * self.context_parallel * self.pipeline_parallel)
 
     @property
-    def global_batch(self) -> int:
+    def global_batch_size(self) -> int:
         """Sequences for each optimizer step."""
-        return self.micro_batch * self.accumulation * self.data_parallel
+        return self.micro_batch_size * self.accumulation * self.data_parallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

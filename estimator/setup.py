@@ -65,7 +65,7 @@ class Setup:
     schedule: Schedule = "none"
     expert: int = 1
 
-    micro_batch: int = 1  # sequences (DPO, ORPO, reward: pairs) for each process and forward pass
+    micro_batch_size: int = 1  # sequences (DPO, ORPO, reward: pairs) for each process and forward pass
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = 2048  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
@@ -148,7 +148,7 @@ class Setup:
     @property
     def sequences(self) -> int:
         """Sequences in one forward pass of one process: pairs count twice."""
-        return self.micro_batch * (2 if self.task in ("dpo", "orpo", "reward") else 1)
+        return self.micro_batch_size * (2 if self.task in ("dpo", "orpo", "reward") else 1)
 
     @property
     def tokens(self) -> int:
@@ -211,7 +211,7 @@ _COUNTS = (
     "pipeline",
     "virtual_stages",
     "expert",
-    "micro_batch",
+    "micro_batch_size",
     "accumulation",
     "seq_len",
     "loss_chunks",

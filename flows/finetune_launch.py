@@ -57,14 +57,14 @@ Backend = Literal["local", "kubernetes", "batch"]
 FLAGS = {
     "model": "model",
     "method": "method",
-    "launcher": "launcher",
+    "engine": "engine",
     "dataset": "dataset",
     "seq_len": "seq_len",
     "packing": "packing",
     "epochs": "epochs",
     "max_steps": "max_steps",
-    "batch_size": "batch_size",
-    "micro_batch": "micro_batch",
+    "global_batch_size": "global_batch_size",
+    "micro_batch_size": "micro_batch_size",
     "lr": "optimizer.lr",
     "precision": "precision",
     "seed": "seed",
@@ -129,7 +129,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         raise SystemExit(0)
     sys.stderr.write(render(made) + "\n\n")  # not to standard output: deployments print JSON there
     if backend == "local":
-        check_installed(wanted.launcher)
+        check_installed(wanted.engine)
         _check_disk(made)
     else:
         staging.stage(wanted)
@@ -186,11 +186,11 @@ def agreed(made: Plan | None, wanted: Settings) -> Plan:
     if made is None:
         raise UserError("This run has no plan.", "Start it with `run`, or deploy the flow anew.")
     planned = (made.model, made.method, made.engine)
-    asked = (wanted.model, wanted.method, wanted.launcher)
-    if planned[1:] != asked[1:] or made.layout.global_batch != wanted.batch_size:
+    asked = (wanted.model, wanted.method, wanted.engine)
+    if planned[1:] != asked[1:] or made.layout.global_batch_size != wanted.global_batch_size:
         raise UserError(
-            f"This deployment was planned for {planned}, batch {made.layout.global_batch}; "
-            f"the run asks for {asked}, batch {wanted.batch_size}.",
+            f"This deployment was planned for {planned}, batch {made.layout.global_batch_size}; "
+            f"the run asks for {asked}, batch {wanted.global_batch_size}.",
             "Deploy the flow anew with these values: a deployment's resources are fixed.",
         )
     return made

@@ -66,12 +66,12 @@ def check(
 ) -> None:
     """Raise UserError for what the engine can't do, named as the user gives it (``spelling``)."""
     trackers.check_installed(wanted.tracker)
-    reason = engines.get(wanted.launcher).unsupported(wanted, spec)
+    reason = engines.get(wanted.engine).unsupported(wanted, spec)
     if reason is not None:
-        other = next(name for name in engines.ENGINES if name != wanted.launcher)
+        other = next(name for name in engines.ENGINES if name != wanted.engine)
         can = engines.get(other).unsupported(wanted, spec) is None
-        asked = " ".join(spelling(name, getattr(wanted, name)) for name in ("model", "method", "launcher"))
-        raise UserError(f"{asked}: {reason}.", f"Use {spelling('launcher', other)}." if can else otherwise)
+        asked = " ".join(spelling(name, getattr(wanted, name)) for name in ("model", "method", "engine"))
+        raise UserError(f"{asked}: {reason}.", f"Use {spelling('engine', other)}." if can else otherwise)
     seq_len = wanted.seq_len or DEFAULT_SEQ_LEN
     if seq_len > spec.max_seq_len:
         raise UserError(
@@ -98,13 +98,13 @@ def check_planned(
     check(wanted.model_copy(update={"resources": resources}), spec, spelling=spelling, otherwise=otherwise)
 
 
-def check_installed(launcher: str) -> None:
+def check_installed(engine: str) -> None:
     """Raise UserError where an engine's packages are not here."""
-    missing = [name for name in PACKAGES[launcher] if importlib.util.find_spec(name) is None]
+    missing = [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: this machine can "
-            f"plan, but not train with {launcher}.",
+            f"plan, but not train with {engine}.",
             "pip install -e '.[train]'",
         )
 
@@ -114,7 +114,7 @@ def known_steps(wanted: Settings) -> int | None:
     if sources.kind_of(wanted.dataset) != "path":
         return wanted.max_steps
     train, _ = prepare.split(rows.read(sources.fetch(wanted.dataset, Path())), wanted)
-    steps = max(1, len(train) * wanted.epochs // wanted.batch_size)
+    steps = max(1, len(train) * wanted.epochs // wanted.global_batch_size)
     return min(steps, wanted.max_steps or steps)
 
 
@@ -125,10 +125,10 @@ def job_of(wanted: Settings, spec: ModelSpec, steps: int | None) -> Job:
     return Job(
         model=spec,
         method=wanted.method,
-        engine=wanted.launcher,
+        engine=wanted.engine,
         seq_len=wanted.seq_len or DEFAULT_SEQ_LEN,
-        global_batch=wanted.batch_size,
-        micro_batch=wanted.micro_batch,
+        global_batch_size=wanted.global_batch_size,
+        micro_batch_size=wanted.micro_batch_size,
         optimizer=wanted.optimizer.name,
         precision=wanted.precision,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
@@ -162,6 +162,6 @@ def one_line(made: Plan) -> str:
     what = f"{made.request.gpus_per_node}x {made.request.gpu}" if made.request.gpu else "CPU"
     return (
         f"plan: {made.model}, {made.method} with {made.engine}, {layout.nodes} node(s) of {what}, "
-        f"{layout.sharding}, micro batch {layout.micro_batch} x {layout.accumulation}, "
+        f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
         f"{memory.likely_bytes / GIB:.2f} GiB (up to {memory.upper_bytes / GIB:.2f}) a process"
     )

@@ -110,7 +110,7 @@ class Settings(_Section):
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
     method: Literal["full", "lora", "qlora"] = "full"
     """What is trained: all weights, adapters, or adapters on a 4-bit base."""
-    launcher: Literal["torchtune", "deepspeed"] = "torchtune"
+    engine: Literal["torchtune", "deepspeed"] = "torchtune"
     """The training engine."""
     dataset: str = "python-docs"
     """JSONL of chat messages, instruction/response or text: a local path, s3://, a Hugging Face id, or
@@ -128,9 +128,9 @@ class Settings(_Section):
     """Passes over the data."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
-    batch_size: Positive = 16
+    global_batch_size: Positive = 16
     """Global batch: sequences for each optimizer step, over all GPUs."""
-    micro_batch: Positive | None = None
+    micro_batch_size: Positive | None = None
     """Sequences for each GPU and forward pass. Empty: the largest that fits."""
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with DeepSpeed."""
@@ -162,14 +162,15 @@ class Settings(_Section):
     """Experiment trackers that get every step's metrics."""
     output_dir: str = "finetuned"
     """Local runs put the finished model into a folder of the run's id below this one."""
-    engine: dict[str, Any] = Field(default_factory=dict)
+    engine_options: dict[str, Any] = Field(default_factory=dict)
     """Raw values laid over the engine's own configuration (torchtune YAML, DeepSpeed JSON), last."""
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+        if self.micro_batch_size is not None and self.global_batch_size % self.micro_batch_size:
             raise ValueError(
-                f"batch_size {self.batch_size} can't be divided by micro_batch {self.micro_batch}"
+                f"global_batch_size {self.global_batch_size} can't be divided by "
+                f"micro_batch_size {self.micro_batch_size}"
             )
         return self
 

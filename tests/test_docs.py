@@ -94,9 +94,9 @@ def settings_page() -> str:
         "```",
         "",
         "An empty value is written `--set clip_grad_norm=`, a list `--set 'lora.targets=[q_proj, v_proj]'`,",
-        "a mapping `--set 'engine={log_every_n_steps: 10}'`; the flag `--tracker` takes `tensorboard,wandb`.",
-        "With torchtune, keys of `engine` that follow from the plan are refused: the accounting of a run",
-        "depends on them.",
+        "a mapping `--set 'engine_options={log_every_n_steps: 10}'`; the flag `--tracker` takes",
+        "`tensorboard,wandb`. With torchtune, keys of `engine_options` that follow from the plan are",
+        "refused: the accounting of a run depends on them.",
         "",
     ]
     header = ["| Setting | Flag | Default | Takes | |", "|---|---|---|---|---|"]
@@ -173,7 +173,7 @@ COMBINATIONS = [(engine, method) for engine in engines.ENGINES for method in ("f
 
 def refusal(model: str, engine: str, method: str) -> str | None:
     """Why this engine refuses, at otherwise default settings."""
-    wanted = settings.build({"model": model, "method": method, "launcher": engine})
+    wanted = settings.build({"model": model, "method": method, "engine": engine})
     return engines.get(engine).unsupported(wanted, models.find(model))
 
 

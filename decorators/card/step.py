@@ -230,7 +230,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
         ),
         (
             "batch",
-            f"{layout.global_batch} sequences = {layout.micro_batch} micro batch x "
+            f"{layout.global_batch_size} sequences = {layout.micro_batch_size} micro batch x "
             f"{layout.accumulation} accumulation x {layout.data_parallel} data parallel; "
             f"sequence length {layout.seq_len:,}",
         ),

@@ -106,7 +106,7 @@ def _setup(plan: Plan) -> str:
     checkpointing = "checkpointing" if layout.activation_checkpointing else "no checkpointing"
     return (
         f"{layout.nodes} x {layout.processes_per_node} processes, {layout.sharding}, micro batch "
-        f"{layout.micro_batch} x {layout.accumulation}, {layout.seq_len} tokens, {layout.precision}, "
+        f"{layout.micro_batch_size} x {layout.accumulation}, {layout.seq_len} tokens, {layout.precision}, "
         f"{layout.optimizer}, {checkpointing}"
     )
 

@@ -106,7 +106,7 @@ class Answer:
             "method": calibration.method_of(setup),
             "gpu": self.site.gpu.name if self.site.gpu else None,
             "processes": setup.world_size,
-            "micro_batch": setup.micro_batch,
+            "micro_batch_size": setup.micro_batch_size,
             "seq_len": setup.seq_len,
             **{f"{name.replace(' ', '_')}_bytes": size for name, size in self.memory.categories},
             "likely_bytes": self.memory.likely_bytes,

@@ -30,8 +30,8 @@ def show(
         raise UserError(
             f"Exact mode can't trace {model.name}: it knows language models.", "Leave --exact out."
         )
-    if wanted.micro_batch < 1:
-        raise UserError(f"--micro-batch {wanted.micro_batch} must be a whole number above 0.")
+    if wanted.micro_batch_size < 1:
+        raise UserError(f"--micro-batch-size {wanted.micro_batch_size} must be a whole number above 0.")
     gpu = hardware.gpu(where.gpu) if where.gpu else None
     parts, unknown = memory_of(model, wanted, image_size)
     least = sum(size for size in parts.values() if size is not None)
@@ -90,7 +90,7 @@ def memory_of(
             unknown.append(f"states of {wanted.optimizer}; {' and '.join(MOMENTS)} are known")
         if wanted.checkpointing in (None, "none"):
             parts["activations"] = unet_activation_bytes(
-                image_size, image_size, wanted.micro_batch, precision
+                image_size, image_size, wanted.micro_batch_size, precision
             )
         else:
             unknown.append("activations with checkpointing; without it they are known")

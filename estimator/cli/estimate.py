@@ -144,9 +144,9 @@ def _layout(made: Answer) -> str:
 
 def _step(made: Answer) -> str:
     setup = made.setup
-    batch = setup.micro_batch * setup.accumulation * setup.data_parallel
+    batch = setup.micro_batch_size * setup.accumulation * setup.data_parallel
     parts = [
-        f"batch {batch} = {setup.micro_batch} x {setup.accumulation} x {setup.data_parallel}",
+        f"batch {batch} = {setup.micro_batch_size} x {setup.accumulation} x {setup.data_parallel}",
         f"{setup.seq_len:,} tokens" + ("" if setup.fixed_length else " at most"),
         setup.precision + ("" if setup.fp8 == "none" else f" with fp8 {setup.fp8}"),
         setup.optimizer + (" in the backward pass" if setup.optimizer_in_backward else ""),

@@ -27,7 +27,7 @@ OVER: dict[str, tuple[str, tuple[str, ...]]] = {
     "ep": ("ep", ("1", "2", "4", "8")),
     "gpus": ("gpus", ("1", "2", "4", "8")),
     "nodes": ("nodes", ("1", "2", "4", "8")),
-    "micro_batch": ("micro_batch", ("1", "2", "4", "8")),
+    "micro_batch_size": ("micro_batch_size", ("1", "2", "4", "8")),
     "seq_len": ("seq_len", ("1024", "2048", "4096", "8192")),
     "rank": ("lora_rank", ("8", "16", "64", "256")),
     "checkpointing": ("checkpointing", ("none", "selective", "full")),
@@ -160,7 +160,7 @@ def chart_of(answers: dict[str, Answer], wanted: SetupOptions, over: str | None)
         "engine": wanted.engine,
         "gpus": f"{setup.world_size} {unit}(s)",
         "seq_len": f"{setup.seq_len:,} tokens",
-        "micro_batch": f"micro batch {setup.micro_batch}",
+        "micro_batch_size": f"micro batch {setup.micro_batch_size}",
         "checkpointing": f"checkpointing {setup.checkpointing}",
         "precision": setup.precision,
     }

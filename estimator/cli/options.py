@@ -114,7 +114,7 @@ class SetupOptions:
     ] = None
     ep: Annotated[int, Option(help="Expert parallel.", rich_help_panel=_SPREAD)] = 1
 
-    micro_batch: Annotated[
+    micro_batch_size: Annotated[
         int, Option(help="Sequences of a GPU and a forward pass.", rich_help_panel=_BATCH)
     ] = 1
     accumulation: Annotated[

@@ -44,7 +44,7 @@ class JobOptions:
     seq_len: Annotated[
         int | None, Option(help=f"Tokens of a sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT)
     ] = None
-    batch: Annotated[
+    global_batch_size: Annotated[
         int, Option(help="Sequences of an optimizer step, over all GPUs.", rich_help_panel=_WHAT)
     ] = DEFAULT_BATCH
     lora_rank: Annotated[
@@ -58,7 +58,7 @@ class JobOptions:
     ] = "adamw"
 
     precision: Annotated[str, Option(help="auto, bf16, bf16-mixed, fp32.", rich_help_panel=_HOW)] = "auto"
-    micro_batch: Annotated[
+    micro_batch_size: Annotated[
         int | None, Option(help="Sequences of a GPU and a forward pass.", rich_help_panel=_HOW)
     ] = None
     checkpointing: Annotated[
@@ -176,8 +176,8 @@ def _job(wanted: JobOptions) -> Job:
         engine=wanted.engine,  # type: ignore[arg-type]
         task=wanted.task,  # type: ignore[arg-type]
         seq_len=min(DEFAULT_SEQ_LEN, model.max_seq_len) if wanted.seq_len is None else wanted.seq_len,
-        global_batch=wanted.batch,
-        micro_batch=wanted.micro_batch,
+        global_batch_size=wanted.global_batch_size,
+        micro_batch_size=wanted.micro_batch_size,
         optimizer=wanted.optimizer,  # type: ignore[arg-type]
         precision=wanted.precision,  # type: ignore[arg-type]
         activation_checkpointing=wanted.checkpointing,

@@ -30,7 +30,7 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "gpus_per_node": request.gpus_per_node,
         "gpu": request.gpu,
         "layout": layout_words(layout),
-        "micro_batch": layout.micro_batch,
+        "micro_batch_size": layout.micro_batch_size,
         "accumulation": layout.accumulation,
         "activation_checkpointing": layout.activation_checkpointing,
         "likely_bytes": prediction.memory.likely_bytes,
@@ -77,7 +77,7 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
     nodes = f"{row['nodes']} " if row["nodes"] > 1 else ""
     sizes = (row["likely_bytes"], row["upper_bytes"], row["capacity_bytes"])
     machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
-    layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch']} x {row['accumulation']}"
+    layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch_size']} x {row['accumulation']}"
     lines = [
         f"{row['nodes'] * row['gpus_per_node']}x {row['gpu']}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),

@@ -51,7 +51,7 @@ def setup_from(wanted: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         virtual_stages=wanted.virtual_stages,
         schedule=_schedule(wanted),  # type: ignore[arg-type]
         expert=wanted.ep,
-        micro_batch=wanted.micro_batch,
+        micro_batch_size=wanted.micro_batch_size,
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(wanted.accumulation, max(wanted.pp, 1)),
         seq_len=seq_len,

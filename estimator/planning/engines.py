@@ -55,7 +55,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         virtual_stages=layout.virtual_stages,
         schedule=layout.schedule,
         expert=layout.expert_parallel,
-        micro_batch=layout.micro_batch,
+        micro_batch_size=layout.micro_batch_size,
         accumulation=layout.accumulation,
         seq_len=layout.seq_len,
         fixed_length=job.packing or job.engine in STREAMS,

@@ -75,7 +75,7 @@ def _no_batch(seen: Survey) -> str:
     if not counts:
         return "no machine has as many GPUs as the options ask for and allow"
     numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"a batch of {seen.job.global_batch} can't be made up by {numbers} GPU(s) with these choices"
+    return f"a batch of {seen.job.global_batch_size} can't be made up by {numbers} GPU(s) with these choices"
 
 
 def _goals_missed(seen: Survey) -> tuple[str, Candidate, str]:
@@ -178,14 +178,14 @@ def _changes(job: Job, *, cli: bool) -> list[tuple[str, Callable[[Job], Job]]]:
     if job.activation_checkpointing is False:
         option = "--checkpointing" if cli else "--set activation_checkpointing=true"
         found.append((option, lambda job: replace(job, activation_checkpointing=True)))
-    if (job.micro_batch or 1) > 1:
-        found.append(("--micro-batch 1", lambda job: replace(job, micro_batch=1)))
+    if (job.micro_batch_size or 1) > 1:
+        found.append(("--micro-batch-size 1", lambda job: replace(job, micro_batch_size=1)))
     if job.method == "full":
         found.append(("--method lora", lambda job: replace(job, method="lora")))
     quantised = as_qlora(job)
     if quantised is not None:
         switched = quantised.engine != job.engine
-        engine = f" --{'engine' if cli else 'launcher'} {quantised.engine}" if switched else ""
+        engine = f" --engine {quantised.engine}" if switched else ""
         found.append((f"--method qlora{engine}", lambda job: as_qlora(job) or job))
     return found
 

@@ -61,8 +61,8 @@ class Ladders:
         """Micro batches, from the smallest up."""
         if ladder not in self._sizes:
             each, way = self._each(ladder), ladder.spread
-            if self.job.micro_batch:
-                sizes = [self.job.micro_batch]
+            if self.job.micro_batch_size:
+                sizes = [self.job.micro_batch_size]
             else:
                 most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
                 sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
@@ -74,17 +74,17 @@ class Ladders:
     def _each(self, ladder: Ladder) -> int:
         """Sequences of one step for each data parallel process."""
         data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
-        return self.job.global_batch // data_parallel
+        return self.job.global_batch_size // data_parallel
 
     def layout(
-        self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch: int, passes: int
+        self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch_size: int, passes: int
     ) -> Layout:
         return Layout(
             device=self.device,
             nodes=nodes,
             processes_per_node=processes,
             sharding=way.sharding,
-            micro_batch=micro_batch,
+            micro_batch_size=micro_batch_size,
             accumulation=passes,
             seq_len=self.job.seq_len,
             activation_checkpointing=checkpointing,

@@ -45,7 +45,7 @@ def hints(job: Job) -> tuple[LearningRate, ...]:
     # The published runs used AdamW; its 8-bit and paged forms follow the same steps
     if run is None or "adamw" not in job.optimizer or job.task != "sft":
         return ()
-    ratio = job.global_batch / run.batch
+    ratio = job.global_batch_size / run.batch
     rates = {"sqrt": run.learning_rate * math.sqrt(ratio), "linear": run.learning_rate * ratio}
     origin = f"{run.learning_rate:g} at batch {run.batch}: {run.run} ({run.source})"
     return tuple(

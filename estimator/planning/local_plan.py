@@ -110,7 +110,9 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
         raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the GPUs at hand: {miss}.")
     why = [f"{where(target)}'s {len(used)} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"]
     if counts[0] < most and not target.gpus:
-        why.append(f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch} can't be divided by more")
+        why.append(
+            f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch_size} can't be divided by more"
+        )
     return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
 
 

@@ -66,16 +66,16 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
     ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
     same = [ladder for ladder in ladders if _is(ladder, failed, search)]
     # At least halved: two attempts are all that there usually are
-    yield from _rungs(search, same, failed.micro_batch // 2)
+    yield from _rungs(search, same, failed.micro_batch_size // 2)
     recomputed = [
         ladder
         for ladder in ladders
         if ladder.checkpointing and not failed.activation_checkpointing and _way(ladder, failed, search)
     ]
-    yield from _rungs(search, recomputed, failed.micro_batch)
+    yield from _rungs(search, recomputed, failed.micro_batch_size)
     for ladder in ladders:  # those that shard least come first
         if ladder.checkpointing >= failed.activation_checkpointing and not _way(ladder, failed, search):
-            yield from _rungs(search, [ladder], failed.micro_batch)
+            yield from _rungs(search, [ladder], failed.micro_batch_size)
 
 
 def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]:
@@ -93,7 +93,7 @@ def _is(ladder: Ladder, failed: Layout, search: Search) -> bool:
 def _way(ladder: Ladder, failed: Layout, search: Search) -> bool:
     """Whether a ladder divides the model as the failed layout did."""
     first = search.ladders.rung(ladder)
-    own = ("micro_batch", "accumulation", "activation_checkpointing")
+    own = ("micro_batch_size", "accumulation", "activation_checkpointing")
     alike = replace(first, **{name: getattr(failed, name) for name in own})
     return alike == failed
 
@@ -122,7 +122,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
             used=str(getattr(layout, name)),
             given_by=f"{AFTER} {attempt}",
         )
-        for name in ("micro_batch", "accumulation", "activation_checkpointing", "sharding")
+        for name in ("micro_batch_size", "accumulation", "activation_checkpointing", "sharding")
         if getattr(plan.layout, name) != getattr(layout, name)
     ]
     changed = replace(changed, overrides=(*plan.overrides, *notes))
@@ -170,7 +170,9 @@ def _larger(plan: Plan, job: Job, had: Gpu) -> list[Place]:
 
 
 def _in_words(notes: list[Override], before: Plan, after: Plan) -> str:
-    changes = ", ".join(f"{note.name.replace('_', ' ')} {note.planned} -> {note.used}" for note in notes)
+    changes = ", ".join(
+        f"{note.name.removesuffix('_size').replace('_', ' ')} {note.planned} -> {note.used}" for note in notes
+    )
     had, has = (made.prediction.memory.likely_bytes / GIB for made in (before, after))
     if had == has:
         return changes

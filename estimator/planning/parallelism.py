@@ -153,7 +153,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _reaches(job: Job, data_parallel: int) -> bool:
-    return job.global_batch % (data_parallel * (job.micro_batch or 1)) == 0
+    return job.global_batch_size % (data_parallel * (job.micro_batch_size or 1)) == 0
 
 
 def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:

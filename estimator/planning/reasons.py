@@ -74,16 +74,16 @@ def _parallelism(job: Job, layout: Layout) -> list[str]:
 
 
 def _micro_batch(job: Job, layout: Layout) -> str:
-    if job.micro_batch:
-        micro = f"micro batch {layout.micro_batch}, as asked"
+    if job.micro_batch_size:
+        micro = f"micro batch {layout.micro_batch_size}, as asked"
     elif layout.pipeline_parallel > 1:
-        micro = f"micro batch {layout.micro_batch}: keeps the pipeline's stages busiest"
+        micro = f"micro batch {layout.micro_batch_size}: keeps the pipeline's stages busiest"
     elif layout.accumulation == 1:
-        micro = f"micro batch {layout.micro_batch}: the whole batch at once fits"
+        micro = f"micro batch {layout.micro_batch_size}: the whole batch at once fits"
     else:
-        micro = f"micro batch {layout.micro_batch}: the largest that fits"
+        micro = f"micro batch {layout.micro_batch_size}: the largest that fits"
     passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
-    return f"{micro} ({passes} for each step of {job.global_batch})"
+    return f"{micro} ({passes} for each step of {job.global_batch_size})"
 
 
 def _checkpointing(search: Search, chosen: Candidate) -> str:

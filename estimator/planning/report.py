@@ -111,10 +111,10 @@ def _request(plan: Plan) -> str:
 
 def _layout(plan: Plan) -> str:
     layout = plan.layout
-    factors = f"{layout.micro_batch} x {layout.accumulation} x {layout.data_parallel}"
+    factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     parts = [
         f"{layout.world_size} process(es) on {layout.device}, {layout_words(layout)}",
-        f"batch {layout.global_batch} = {factors}",
+        f"batch {layout.global_batch_size} = {factors}",
         f"{layout.seq_len} tokens",
         layout.precision,
         layout.optimizer,

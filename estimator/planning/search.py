@@ -274,11 +274,11 @@ def divides(job: Job, nodes: int, per_node: int) -> bool:
 
 
 def indivisible(job: Job, world: int, what: str) -> UserError:
-    step = world * (job.micro_batch or 1)
-    micro = f" with micro batch {job.micro_batch}" if job.micro_batch else ""
+    step = world * (job.micro_batch_size or 1)
+    micro = f" with micro batch {job.micro_batch_size}" if job.micro_batch_size else ""
     return UserError(
-        f"A batch of {job.global_batch} can't be divided over {what}{micro}.",
-        f"Nearest workable batch: {nearest_multiple(job.global_batch, step)} (any multiple of {step}).",
+        f"A batch of {job.global_batch_size} can't be divided over {what}{micro}.",
+        f"Nearest workable batch: {nearest_multiple(job.global_batch_size, step)} (any multiple of {step}).",
     )
 
 

@@ -131,7 +131,7 @@ def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None
         passes = pipeline if micro_batch % pipeline == 0 else micro_batch
         micro_batch //= passes
     return {
-        "micro_batch": micro_batch,
+        "micro_batch_size": micro_batch,
         "sharding": sharding,
         "shard": shard,
         "replicate": replicate,

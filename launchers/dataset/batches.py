@@ -35,23 +35,23 @@ class MicroBatch:
         )
 
 
-def step_rows(data: Prepared, step: int, global_batch: int) -> NDArray[np.int32]:
+def step_rows(data: Prepared, step: int, global_batch_size: int) -> NDArray[np.int32]:
     """Indices of the rows of a step; 0 is the first."""
-    return data.order[step * global_batch : (step + 1) * global_batch]
+    return data.order[step * global_batch_size : (step + 1) * global_batch_size]
 
 
-def counted_labels(data: Prepared, step: int, global_batch: int) -> int:
+def counted_labels(data: Prepared, step: int, global_batch_size: int) -> int:
     """Labels of the whole global batch that count in the loss, over all ranks."""
-    rows = step_rows(data, step, global_batch)
+    rows = step_rows(data, step, global_batch_size)
     return sum(int((data.row(index).labels != IGNORE).sum()) for index in rows)
 
 
 def micro_batches(data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[MicroBatch]:
     """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th."""
-    mine = step_rows(data, step, layout.global_batch)[rank :: layout.data_parallel]
-    for first in range(0, len(mine), layout.micro_batch):
+    mine = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
+    for first in range(0, len(mine), layout.micro_batch_size):
         yield collate(
-            [data.row(index) for index in mine[first : first + layout.micro_batch]], data.info.pad_id
+            [data.row(index) for index in mine[first : first + layout.micro_batch_size]], data.info.pad_id
         )
 
 

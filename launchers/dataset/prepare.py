@@ -185,7 +185,7 @@ def _prepare_held_out(
     documents = _Documents(held_out, model.tokenizer, settings, seq_len)
     if not documents.kept:
         return
-    one_by_one = settings.model_copy(update={"packing": False, "batch_size": 1, "epochs": 1})
+    one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})
     rows = [_row([document]) for document in documents.kept]
     order = np.arange(len(rows), dtype=np.int32)
     info = _info(documents, rows, order, model, seq_len, one_by_one)
@@ -214,12 +214,12 @@ def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
 
 
 def _order(rows: int, settings: Settings) -> NDArray[np.int32]:
-    batch = settings.batch_size
+    batch = settings.global_batch_size
     if rows < batch:
         packed = " sequences after packing" if settings.packing else " rows to train on"
         raise UserError(
-            f"batch_size {batch} is more than the {rows:,}{packed}.",
-            f"Give --batch-size {rows} or less, or more data.",
+            f"global_batch_size {batch} is more than the {rows:,}{packed}.",
+            f"Give --global-batch-size {rows} or less, or more data.",
         )
     steps = settings.epochs * rows // batch
     if settings.max_steps is not None:
@@ -260,8 +260,8 @@ def _info(
         packed=settings.packing,
         pad_id=model.pad_id,
         vocab_size=model.vocab_size,
-        global_batch=settings.batch_size,
-        total_steps=len(order) // settings.batch_size,
+        global_batch_size=settings.global_batch_size,
+        total_steps=len(order) // settings.global_batch_size,
         seed=settings.seed,
         fingerprint=_fingerprint(rows, order, model, seq_len, settings),
         documents=len(documents.kept),
@@ -277,7 +277,9 @@ def _fingerprint(
     rows: Sequence[Row], order: NDArray[np.int32], model: _Model, seq_len: int, settings: Settings
 ) -> str:
     """sha256 over the tokenizer's file, the rows as tokens and labels, their order and the batch."""
-    digest = hashlib.sha256(f"{seq_len} {settings.batch_size} {settings.packing} {model.pad_id}".encode())
+    digest = hashlib.sha256(
+        f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
+    )
     if model.tokenizer_json.exists():
         digest.update(model.tokenizer_json.read_bytes())
     for row in rows:

@@ -10,10 +10,10 @@ A folder with::
     offsets.npy       int64 [rows + 1], where each row begins in tokens.npy
     lengths.npy       int32, the lengths of the documents in all rows, one after the other
     length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed)
-    order.npy         int32 [total_steps * global_batch], the rows in training order, epochs included
+    order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included
 
-Step s of a run trains on ``order[s * global_batch : (s + 1) * global_batch]`` whatever the number of
-processes, so a run may go on at another world size without missing or repeating a row.
+Step s of a run trains on ``order[s * batch : (s + 1) * batch]`` (batch: global_batch_size) whatever the
+number of processes, so a run may go on at another world size without missing or repeating a row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PreparedInfo:
     packed: bool
     pad_id: int
     vocab_size: int
-    global_batch: int
+    global_batch_size: int
     total_steps: int
     seed: int
     fingerprint: str  # of tokenizer, data and settings: equal means the same training order and tokens

@@ -43,8 +43,8 @@ class Metrics:
 def tokens_of_steps(data: Prepared) -> list[int]:
     """Tokens that go through the model in each step, over all processes, padding not counted."""
     info = data.info
-    drawn = data.row_lengths[data.order[: info.total_steps * info.global_batch]]
-    counts: list[int] = drawn.reshape(info.total_steps, info.global_batch).sum(axis=1).tolist()
+    drawn = data.row_lengths[data.order[: info.total_steps * info.global_batch_size]]
+    counts: list[int] = drawn.reshape(info.total_steps, info.global_batch_size).sum(axis=1).tolist()
     return counts
 
 
@@ -63,7 +63,7 @@ class Meter:
         recent = sorted(self._seconds[-20:])
         world = self._plan.layout.world_size
         tokens_per_second = self._tokens[event.step - 1] / event.dt
-        samples_per_second = self._plan.layout.global_batch / event.dt
+        samples_per_second = self._plan.layout.global_batch_size / event.dt
         peak = self._plan.prediction.peak_flops_per_gpu
         return Metrics(
             step=event.step,

@@ -32,7 +32,7 @@ from launchers.settings import Settings
 
 # Settings that a run can be gone on from with other values; the data's own are in its fingerprint.
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
-_FREE |= {"dataset", "micro_batch", "activation_checkpointing"}
+_FREE |= {"dataset", "micro_batch_size", "activation_checkpointing"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ def planned(wanted: Settings, hosts: Sequence[Host], *, calibrated: bool = True)
     settings = pipeline.resolved(wanted, spec)
     pipeline.check(settings, spec, spelling=pipeline.as_set)
     pipeline.check_files(settings)
-    pipeline.check_installed(settings.launcher)
+    pipeline.check_installed(settings.engine)
     made = _plan(settings, spec, hosts, calibrated=calibrated)
     otherwise = f"Use {pipeline.as_set('resources.gpus', 1)}."
     pipeline.check_planned(settings, made, spec, spelling=pipeline.as_set, otherwise=otherwise)

@@ -29,7 +29,7 @@ SHORT = [
     f"--max-steps={STEPS}",
     f"--checkpoint-every={EVERY}",
     "--epochs=2",
-    "--batch-size=4",
+    "--global-batch-size=4",
     "--seq-len=128",
     "--set=evaluation.generations=0",
     "--set=evaluation.fraction=0.1",

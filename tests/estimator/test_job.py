@@ -14,12 +14,12 @@ MACHINE = Machine(cpu_cores=2, ram_bytes=8 * 2**30, disk_free_bytes=2**30)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"global_batch": 0}, "global_batch = 0"),
-        ({"global_batch": -4}, "global_batch = -4"),
-        ({"micro_batch": 0}, "micro_batch = 0"),
+        ({"global_batch_size": 0}, "global_batch_size = 0"),
+        ({"global_batch_size": -4}, "global_batch_size = -4"),
+        ({"micro_batch_size": 0}, "micro_batch_size = 0"),
         ({"seq_len": 0}, "seq_len = 0"),
         ({"seq_len": 4096}, "seq_len 4096 is longer than the 2048 tokens that tiny-llama"),
-        ({"global_batch": 8, "micro_batch": 3}, "8 can't be divided by micro_batch 3"),
+        ({"global_batch_size": 8, "micro_batch_size": 3}, "8 can't be divided by micro_batch_size 3"),
         ({"method": "prefix"}, "method = 'prefix'"),
         ({"engine": "jax"}, "engine = 'jax'"),
         ({"task": "ppo"}, "task = 'ppo'"),

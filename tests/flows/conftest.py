@@ -17,7 +17,7 @@ import pytest
 FLOW = Path(__file__).parents[2] / "flows" / "finetune_flow.py"
 QUICK = [
     "--max-steps=8",
-    "--batch-size=4",
+    "--global-batch-size=4",
     "--seq-len=128",
     "--set=evaluation.generations=1",
     "--set=evaluation.max_new_tokens=8",

@@ -26,7 +26,7 @@ Moment = Literal["at the start", "in the middle", "in a checkpoint"]
 STEPS = 24
 EVERY = 3  # steps from checkpoint to checkpoint
 SHORT = (
-    f"--epochs=2 --max-steps={STEPS} --checkpoint-every={EVERY} --batch-size=4 --seq-len=128 "
+    f"--epochs=2 --max-steps={STEPS} --checkpoint-every={EVERY} --global-batch-size=4 --seq-len=128 "
     "--set=evaluation.generations=0 --set=evaluation.fraction=0.1"
 ).split()
 READ_OUTCOME = """

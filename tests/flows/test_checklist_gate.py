@@ -333,7 +333,7 @@ def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_sub
 def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: Path, api: Api) -> None:
     labelled(api, host2="false")
     asked = ("--with", "kubernetes", "run", "--plan-only", "--model", "llama-70b", "--method", "full")
-    asked += ("--instance-type", "p5.48xlarge", "--nodes", "4", "--batch-size", "64")
+    asked += ("--instance-type", "p5.48xlarge", "--nodes", "4", "--global-batch-size", "64")
     kept = {"FINETUNE_CLUSTER": "prod", "KUBECONFIG": str(tmp_path / "kubeconfig")}
     before = finetune(tmp_path, *asked, **kept).stdout
     bad = slow(30 * HOUR)

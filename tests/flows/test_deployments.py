@@ -61,7 +61,7 @@ def queue(s3: str) -> str:
 
 def settings(model: str, gpu: str, **more: object) -> tuple[str, ...]:
     engine = "deepspeed" if model.startswith("mixtral") else "torchtune"
-    values = {"model": model, "launcher": engine, "resources": {"gpu": gpu, "cloud": "aws", **more}}
+    values = {"model": model, "engine": engine, "resources": {"gpu": gpu, "cloud": "aws", **more}}
     return ("--config-value", "settings", json.dumps(values))
 
 

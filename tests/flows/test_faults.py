@@ -97,7 +97,7 @@ def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
 
 
 def test_deepspeed_goes_on_after_a_killed_agent(flow: NewFlow) -> None:
-    run = flow("run", "--launcher=deepspeed", nodes=2)
+    run = flow("run", "--engine=deepspeed", nodes=2)
     ended = run.kill("agent", "in the middle", rank=1)
     check_ended(run, ended)
     run.wait_for(lambda: "/evaluate/" in run.log)

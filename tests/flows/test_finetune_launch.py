@@ -14,15 +14,16 @@ from estimator.models import find
 from flows import finetune_launch
 from launchers import settings
 
-PARAMETERS = {"model": "tiny-llama", "batch_size": 8}
+PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
 Usage = namedtuple("Usage", "total used free")
 
 
 def test_flags_win_over_the_file_and_set_over_both() -> None:
     made = finetune_launch.settings_from(
-        {"seed": 1, "epochs": 2, "batch_size": 4}, {"epochs": 3, "batch_size": 6, "set": ("batch_size=8",)}
+        {"seed": 1, "epochs": 2, "global_batch_size": 4},
+        {"epochs": 3, "global_batch_size": 6, "set": ("global_batch_size=8",)},
     )
-    assert (made.seed, made.epochs, made.batch_size) == (1, 3, 8)
+    assert (made.seed, made.epochs, made.global_batch_size) == (1, 3, 8)
 
 
 def test_an_empty_flag_leaves_the_file_as_it_is() -> None:
@@ -53,7 +54,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
 
 def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path) -> None:
     made = finetune_launch.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
-    assert made.layout.global_batch == 8
+    assert made.layout.global_batch_size == 8
     dataset.write_text(dataset.read_text() + "{broken\n")
     with pytest.raises(UserError, match="line 61"):
         finetune_launch.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
@@ -68,9 +69,9 @@ def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.Mon
 
 def test_a_deployment_started_for_another_job_is_refused() -> None:
     made = finetune_launch.plan_from_parameters(PARAMETERS, "local")
-    assert finetune_launch.agreed(made, settings.build({"batch_size": 8})) == made
+    assert finetune_launch.agreed(made, settings.build({"global_batch_size": 8})) == made
     with pytest.raises(UserError, match="Deploy the flow anew"):
-        finetune_launch.agreed(made, settings.build({"batch_size": 16}))
+        finetune_launch.agreed(made, settings.build({"global_batch_size": 16}))
     with pytest.raises(UserError, match="no plan"):
         finetune_launch.agreed(None, settings.build({}))
 

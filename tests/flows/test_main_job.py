@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize(
-    ("launcher", "method"),
+    ("engine", "method"),
     [("torchtune", "full"), ("torchtune", "lora"), ("deepspeed", "full"), ("deepspeed", "lora")],
 )
 def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
-    flow: Callable[..., FlowRun], dataset: Path, launcher: str, method: str, nodes: int
+    flow: Callable[..., FlowRun], dataset: Path, engine: str, method: str, nodes: int
 ) -> None:
-    chosen = ["--launcher", launcher, "--method", method, "--nodes", str(nodes)]
+    chosen = ["--engine", engine, "--method", method, "--nodes", str(nodes)]
     run = flow("run", *chosen, "--dataset", str(dataset), *QUICK)
     check_finished(run, nodes=nodes, adapter=method == "lora")
 

@@ -20,10 +20,10 @@ if "launchers.worker" in words:
     import launchers.report.telemetry as telemetry
     write = telemetry.Writer.write
     job = next(word for word in words if word.endswith("job.json"))
-    micro_batch = json.load(open(job))["plan"]["layout"]["micro_batch"]
+    micro_batch_size = json.load(open(job))["plan"]["layout"]["micro_batch_size"]
     def hungry(self, event):
         write(self, event)
-        if isinstance(event, telemetry.Step) and event.step == 3 and micro_batch > 1:
+        if isinstance(event, telemetry.Step) and event.step == 3 and micro_batch_size > 1:
             import torch
             torch.empty(2**50)
     telemetry.Writer.write = hungry
@@ -53,9 +53,11 @@ def test_the_retry_halves_the_micro_batch_goes_on_from_the_checkpoint_and_record
     assert "going on from the checkpoint of step 2 of 8" in run.output
     found = run.artifacts()
     layout = found["plan"].layout
-    assert layout.micro_batch == 1
-    assert layout.global_batch == 4
-    notes = [(note.used, note.given_by) for note in found["plan"].overrides if note.name == "micro_batch"]
+    assert layout.micro_batch_size == 1
+    assert layout.global_batch_size == 4
+    notes = [
+        (note.used, note.given_by) for note in found["plan"].overrides if note.name == "micro_batch_size"
+    ]
     assert notes[0] == (str(planned // 2), "out of memory in attempt 0")
     assert notes[-1][0] == "1"
     assert [row["step"] for row in found["metrics"]] == list(range(1, 9))

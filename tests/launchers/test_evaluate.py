@@ -49,7 +49,7 @@ def hold_out(folder: Path) -> Path:
         packed=False,
         pad_id=2,
         vocab_size=tiny_llama.VOCAB_SIZE,
-        global_batch=1,
+        global_batch_size=1,
         total_steps=len(held_out),
         seed=0,
         fingerprint="test",

@@ -19,7 +19,7 @@ from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
 
-JOB = Job(model=find("llama-8b"), global_batch=64)
+JOB = Job(model=find("llama-8b"), global_batch_size=64)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +80,16 @@ def test_a_failed_attempt_says_what_the_next_will_do(
 ) -> None:
     model = make(tmp_path / "model")
     tiny = plan(
-        Job(model=find("tiny-llama"), seq_len=256, global_batch=8),
+        Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
     )
-    assert tiny.layout.micro_batch > 1
-    settings = Settings(model="tiny-llama", batch_size=8, seq_len=256)
+    assert tiny.layout.micro_batch_size > 1
+    settings = Settings(model="tiny-llama", global_batch_size=8, seq_len=256)
     text = out_of_memory(plans, 0, tiny, settings, model, other_machines=True)
-    assert text.startswith(f"out of memory: a retry goes on with micro batch {tiny.layout.micro_batch} -> ")
-    assert plan_of(plans, 1, tiny).layout.micro_batch < tiny.layout.micro_batch
+    assert text.startswith(
+        f"out of memory: a retry goes on with micro batch {tiny.layout.micro_batch_size} -> "
+    )
+    assert plan_of(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
 
 def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner_plans(
@@ -95,12 +97,12 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
 ) -> None:
     model = make(tmp_path / "model")
     tiny = plan(
-        Job(model=find("tiny-llama"), seq_len=256, global_batch=8, micro_batch=4),
+        Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8, micro_batch_size=4),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
     )
-    settings = Settings(model="tiny-llama", batch_size=8, seq_len=256)
+    settings = Settings(model="tiny-llama", global_batch_size=8, seq_len=256)
     assert plans.kill_of("train", 0) is None
-    used = [tiny.layout.micro_batch]
+    used = [tiny.layout.micro_batch_size]
     for attempt in (1, 2):
         plans.note_kill("train", attempt - 1, f"pod t-{attempt}")
         assert plans.kill_of("evaluate", attempt - 1) is None, "another step's attempts are its own"
@@ -110,7 +112,7 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
             said = after_kill(plans, attempt, tiny, settings, model, killed=killed)
             assert said.startswith(f"pod t-{attempt}")
             assert "out of memory" in said
-        used.append(plan_of(plans, attempt, tiny).layout.micro_batch)
+        used.append(plan_of(plans, attempt, tiny).layout.micro_batch_size)
     assert used == [4, 2, 1]
 
 

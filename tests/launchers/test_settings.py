@@ -36,8 +36,8 @@ def test_a_flag_wins_over_the_file() -> None:
 
 
 def test_raw_engine_values_pass_through() -> None:
-    made = settings.build({}, ["engine.optimizer.fused=true"])
-    assert made.engine == {"optimizer": {"fused": True}}
+    made = settings.build({}, ["engine_options.optimizer.fused=true"])
+    assert made.engine_options == {"optimizer": {"fused": True}}
 
 
 def test_what_was_used_builds_the_same_settings_again() -> None:
@@ -55,7 +55,7 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["seed.x=1"], "seed", ""),
         ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value can't be read", "quotes"),
         ({"resources": {"nodes": 0}}, [], "resources.nodes = 0", ""),
-        ({"batch_size": 8, "micro_batch": 3}, [], "can't be divided", ""),
+        ({"global_batch_size": 8, "micro_batch_size": 3}, [], "can't be divided", ""),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(

@@ -89,7 +89,10 @@ def pbs(folder: Path, nodes: list[str], **more: str) -> subprocess.CompletedProc
 
 
 def test_the_pbs_script_passes_settings_on_and_ends_with_the_commands_status(tmp_path: Path) -> None:
-    settings = {"FINETUNE_OUTPUT": str(tmp_path / "out"), "FINETUNE_SET": "model=llama-70b batch_size=8"}
+    settings = {
+        "FINETUNE_OUTPUT": str(tmp_path / "out"),
+        "FINETUNE_SET": "model=llama-70b global_batch_size=8",
+    }
     done = pbs(tmp_path, ["n1"], **settings)
     assert done.returncode == 2, done.stderr
     assert "70.6 billion parameters" in done.stderr

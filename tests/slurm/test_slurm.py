@@ -15,7 +15,7 @@ from tests.slurm.lab import Lab
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "infra" / "slurm"
-QUICK = ("--set", "batch_size=4", "--set", "seq_len=128", "--no-calibration")
+QUICK = ("--set", "global_batch_size=4", "--set", "seq_len=128", "--no-calibration")
 LIMIT_S = 500.0  # of one attempt, on a busy machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -76,7 +76,7 @@ def needs_conversion(job: TrainJob) -> bool:
     if not path.is_file():
         raise UserError(
             f"{job.resume_dir}: not a whole checkpoint of the DeepSpeed engine (no engine.json).",
-            "Resume from an earlier checkpoint, with the launcher that wrote it.",
+            "Resume from an earlier checkpoint, with the engine that wrote it.",
         )
     then, now = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
     for field in ("stage", "method", "precision", "optimizer"):

@@ -27,13 +27,13 @@ def zero_stage(job: TrainJob) -> int:
 def configuration(
     job: TrainJob, *, trained: int | None = None, load_universal: bool = False
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration of a job; ``settings.engine`` is laid over it last.
+    """DeepSpeed's configuration of a job; ``settings.engine_options`` is laid over it last.
 
     ``trained`` is the number of parameters that get gradients, the whole model's as long as not known.
 
     Optimizer and schedule are torch's own, given to ``deepspeed.initialize`` as objects, so that no
     CUDA or C++ extension has to be compiled; naming an "optimizer" or a "scheduler" in
-    ``settings.engine`` hands them over to DeepSpeed.
+    ``settings.engine_options`` hands them over to DeepSpeed.
     """
     layout = job.plan.layout
     stage = zero_stage(job)
@@ -48,7 +48,7 @@ def configuration(
     if stage and layout.offload == "cpu":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": layout.device == "cuda"}
     values: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.accumulation,
         "gradient_clipping": job.settings.clip_grad_norm or 0.0,
         "zero_optimization": zero,
@@ -60,7 +60,7 @@ def configuration(
     }
     if load_universal:
         values["checkpoint"] = {"load_universal": True}
-    return _overlaid(values, job.settings.engine)
+    return _overlaid(values, job.settings.engine_options)
 
 
 def write(job: TrainJob, values: dict[str, Any]) -> Path:

@@ -145,7 +145,7 @@ def _step(
     layout = job.plan.layout
     begin, watch = time.perf_counter(), _Stopwatch(engine.device)
     lr = engine.get_lr()[0]
-    counted = max(1, counted_labels(data, step - 1, layout.global_batch))
+    counted = max(1, counted_labels(data, step - 1, layout.global_batch_size))
     # DeepSpeed divides by the accumulation and averages over the ranks; the loss is a mean over tokens.
     scale = layout.accumulation * layout.data_parallel / counted
     summed, tokens = torch.zeros((), device=engine.device), 0
@@ -172,7 +172,7 @@ def _step(
         loss=loss_value if env.rank == 0 else None,
         lr=lr,
         grad_norm=None if grad_norm is None else float(grad_norm),
-        samples=layout.micro_batch * layout.accumulation,
+        samples=layout.micro_batch_size * layout.accumulation,
         tokens=tokens,
         dt=time.perf_counter() - begin,
         dtf=spent.get("forward"),

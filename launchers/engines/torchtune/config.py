@@ -30,7 +30,7 @@ def recipe_name(job: TrainJob) -> str:
 
 
 def recipe_config(job: TrainJob) -> dict[str, Any]:
-    """The recipe's whole configuration; ``settings.engine`` is laid over it last.
+    """The recipe's whole configuration; ``settings.engine_options`` is laid over it last.
 
     Raises UserError where torchtune can't do what is asked.
     """
@@ -39,7 +39,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
     reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(hf_config, spec)
     if reason:
-        raise UserError(f"torchtune can't run this: {reason}.", "Try --launcher deepspeed.")
+        raise UserError(f"torchtune can't run this: {reason}.", "Try --engine deepspeed.")
     values = {
         "output_dir": str(job.output_dir),
         "seed": settings.seed,
@@ -69,7 +69,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         },
         "resume_from_checkpoint": False,
         "save_adapter_weights_only": False,
-        "batch_size": layout.micro_batch,
+        "batch_size": layout.micro_batch_size,
         "epochs": 1,
         "max_steps_per_epoch": None,
         "gradient_accumulation_steps": layout.accumulation,
@@ -87,17 +87,17 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "log_peak_memory_stats": False,
         "profiler": {"_component_": "torchtune.training.setup_torch_profiler", "enabled": False},
     }
-    return merge(values, settings.engine)
+    return merge(values, settings.engine_options)
 
 
 def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
     layout = job.plan.layout
     if layout.tensor_parallel > 1:
         return "its recipes clip gradients only without tensor parallelism"
-    if data.info.global_batch != layout.global_batch:
+    if data.info.global_batch_size != layout.global_batch_size:
         return (
-            f"the data was prepared for a global batch of {data.info.global_batch}, the plan has "
-            f"{layout.global_batch}"
+            f"the data was prepared for a global batch of {data.info.global_batch_size}, the plan has "
+            f"{layout.global_batch_size}"
         )
     if data.info.total_steps < job.total_steps:
         return f"the data was prepared for {data.info.total_steps} steps, the job has {job.total_steps}"

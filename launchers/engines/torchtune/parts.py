@@ -23,7 +23,7 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """The rows of a prepared folder in training order, from ``start_step`` on.
 
     The recipes' sampler gives rank r of W the items r, r + W, ... Step s of any world size therefore trains
-    on exactly ``order[s * global_batch : (s + 1) * global_batch]``.
+    on exactly ``order[s * global_batch_size : (s + 1) * global_batch_size]``.
 
     Counts what it has handed out (the recipes load in the training process, without workers), so that a
     rank knows its own samples and tokens; padding is not counted.
@@ -34,7 +34,9 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     ) -> None:
         self._data = Prepared(Path(folder))
         info = self._data.info
-        self._rows = self._data.order[start_step * info.global_batch : total_steps * info.global_batch]
+        self._rows = self._data.order[
+            start_step * info.global_batch_size : total_steps * info.global_batch_size
+        ]
         self._pad_id = tokenizer.pad_id
         self._packed = packed
         self._samples = self._tokens = 0

@@ -14,8 +14,8 @@ _NF4_MULTIPLE = 64 * 256
 _LLAMA3_ROPE = (1.0, 4.0, 8192)
 # Keys of the YAML that follow from the plan, and the setting that changes each.
 _PLANNED_KEYS = {
-    "batch_size": "micro_batch",
-    "gradient_accumulation_steps": "batch_size",
+    "batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "global_batch_size",
     "epochs": "epochs",
     "max_steps_per_epoch": "max_steps",
     "dtype": "precision",
@@ -81,9 +81,9 @@ def _unsupported_settings(settings: Settings, spec: ModelSpec) -> str | None:
         )
     if settings.precision == "bf16-mixed":
         return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
-    for key in _PLANNED_KEYS.keys() & settings.engine.keys():
+    for key in _PLANNED_KEYS.keys() & settings.engine_options.keys():
         instead = f"; set {_PLANNED_KEYS[key]} instead" if _PLANNED_KEYS[key] else ""
-        return f"engine.{key} can't be set by hand, the run's own accounting depends on it{instead}"
+        return f"engine_options.{key} can't be set by hand, the run's own accounting depends on it{instead}"
     return None if settings.method == "full" else _unsupported_adapters(settings, spec)
 
 

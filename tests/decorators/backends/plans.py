@@ -28,7 +28,7 @@ def planned(
     model: str, method: Any, gpu: str, nodes: int, kind: Any = "kubernetes", cloud: str = "aws"
 ) -> Plan:
     target = Target(kind=kind, gpu=gpu, nodes=nodes, cloud=cloud)
-    return plan(Job(model=find(model), method=method, global_batch=64, steps=100), target)
+    return plan(Job(model=find(model), method=method, global_batch_size=64, steps=100), target)
 
 
 def node_object(name: str, **more: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ KubernetesDecorator = pytest.importorskip(
     "metaflow.plugins.kubernetes.kubernetes_decorator"
 ).KubernetesDecorator
 
-JOB = Job(model=find("llama-8b"), micro_batch=1, activation_checkpointing=True, global_batch=16)
+JOB = Job(model=find("llama-8b"), micro_batch_size=1, activation_checkpointing=True, global_batch_size=16)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_an_attempt_with_another_layout_alone_keeps_its_machine(
     decorator: Any, plans: Replanning, launched: Plan
 ) -> None:
     install(decorator)
-    layout = replace(launched.layout, micro_batch=1)
+    layout = replace(launched.layout, micro_batch_size=1)
     plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
     asked = started(decorator, 1)
     assert asked.env == {}

@@ -38,7 +38,7 @@ def make_plan(parameters: dict[str, Any], backend: str) -> Plan:
             nodes=nodes,
             processes_per_node=processes,
             sharding="fsdp" if nodes * processes > 1 else "none",
-            micro_batch=1,
+            micro_batch_size=1,
             accumulation=1,
             seq_len=2048,
             activation_checkpointing=on_gpus,

@@ -247,7 +247,7 @@ def test_every_option_that_can_be_varied_has_values_that_work(over: str) -> None
 
 
 def test_memory_does_not_fall_with_the_micro_batch() -> None:
-    done = run("--model", "llama-8b", "--over", "micro-batch", "--values", "1,2,4", "--csv")
+    done = run("--model", "llama-8b", "--over", "micro-batch-size", "--values", "1,2,4", "--csv")
     sizes = [int(row["upper_bytes"]) for row in csv.DictReader(io.StringIO(done.stdout))]
     assert sizes == sorted(sizes)
     assert len(sizes) == 3

@@ -30,7 +30,7 @@ def no_history(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: igno
 
 
 def test_a_model_alone_gets_a_ranked_table_the_best_plan_and_the_rejections() -> None:
-    result = run("--model llama-70b --batch 64")
+    result = run("--model llama-70b --global-batch-size 64")
     assert result.exit_code == 0
     for words in ("Order: ", "Plan: llama-70b, full", "Why", "Rejected", "% over", "learning rate"):
         assert words in result.stdout
@@ -54,7 +54,8 @@ def test_csv_has_one_row_for_each_plan() -> None:
 
 def test_goals_reach_the_planner() -> None:
     clouds = "--cloud aws --cloud gcp"
-    text = f"--model llama-8b --method lora --batch 64 --tokens 1B --deadline-hours 3 {clouds} --json"
+    goal = "--global-batch-size 64 --tokens 1B --deadline-hours 3"
+    text = f"--model llama-8b --method lora {goal} {clouds} --json"
     answer = json.loads(run(text).stdout)
     assert "within 3 h" in answer["order"]
     assert all(row["hours"] <= 3 for row in answer["summary"])
@@ -64,7 +65,7 @@ def test_goals_reach_the_planner() -> None:
     ("text", "words"),
     [
         ("--model llama-9b", "Did you mean llama-8b"),
-        ("--model llama-8b --batch 0", "global_batch = 0"),
+        ("--model llama-8b --global-batch-size 0", "global_batch_size = 0"),
         ("--model llama-8b --engine megatron --tp 3", "does not divide the 32 attention heads"),
         ("--model llama-8b --gpu H300", "There is no GPU 'H300'"),
         ("--model llama-8b --tokens 1B --deadline-hours 0.001", "the fastest takes"),

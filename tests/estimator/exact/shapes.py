@@ -38,7 +38,7 @@ QWEN3_MOE = replace(
     QWEN3, name="small-qwen3-moe", family="qwen3_moe", ffn=256, experts=16, experts_per_token=4
 )
 
-TORCHTUNE = Setup(model=LLAMA, seq_len=512, micro_batch=2, loss="chunked")
+TORCHTUNE = Setup(model=LLAMA, seq_len=512, micro_batch_size=2, loss="chunked")
 TORCHTITAN = replace(TORCHTUNE, engine="torchtitan", precision="bf16-mixed", loss="plain")
 TRANSFORMERS = replace(TORCHTUNE, engine="transformers", loss="plain")
 DEEPSPEED = replace(TORCHTUNE, engine="deepspeed", precision="bf16-mixed", loss="recomputed")

@@ -36,7 +36,7 @@ GRID: dict[str, Setup] = {
     "torchtune, accumulation": replace(TORCHTUNE, accumulation=4),
     "torchtune, wide, tied": replace(TORCHTUNE, model=WIDE),
     "torchtune, wide, tied, plain loss, checkpointing": replace(TORCHTUNE, model=WIDE, loss="plain", **AC),
-    "torchtune, narrow, short": replace(TORCHTUNE, model=NARROW, seq_len=128, micro_batch=4),
+    "torchtune, narrow, short": replace(TORCHTUNE, model=NARROW, seq_len=128, micro_batch_size=4),
     "torchtune, qwen2": replace(TORCHTUNE, model=QWEN2),
     "torchtune, fp32": replace(TORCHTUNE, precision="fp32"),
     "torchtune, sgd": replace(TORCHTUNE, optimizer="sgd", **AC),
@@ -51,7 +51,7 @@ GRID: dict[str, Setup] = {
     "torchtune, fsdp 8, checkpointing": replace(TORCHTUNE, **fsdp(8), **AC),
     "torchtune, fsdp 8, lora": replace(TORCHTUNE, **fsdp(8), **LORA),
     "torchtune, fsdp 8, lora, checkpointing, few tokens": replace(
-        TORCHTUNE, micro_batch=1, seq_len=64, **fsdp(8), **LORA, **AC
+        TORCHTUNE, micro_batch_size=1, seq_len=64, **fsdp(8), **LORA, **AC
     ),
     "torchtune, tensor 2": replace(TORCHTUNE, tensor=2, sequence_parallel=False),
     "torchtitan, fsdp 8": replace(TORCHTITAN, **fsdp(8)),
@@ -74,7 +74,7 @@ GRID: dict[str, Setup] = {
     "deepspeed, zero 3": replace(DEEPSPEED, **zero(3, 8)),
     "deepspeed, zero 3, checkpointing": replace(DEEPSPEED, **zero(3, 8), **AC),
     "deepspeed, zero 2, lora": replace(DEEPSPEED, **zero(2, 8), **LORA),
-    "deepspeed, zero 3, lora, long": replace(DEEPSPEED, **zero(3, 8), **LORA, micro_batch=6),
+    "deepspeed, zero 3, lora, long": replace(DEEPSPEED, **zero(3, 8), **LORA, micro_batch_size=6),
     "deepspeed, zero 2, mixtral": replace(DEEPSPEED, model=MIXTRAL, **zero(2, 8)),
 }
 PARAMETERS = ("weights", "adapters", "master weights")

@@ -88,7 +88,7 @@ def per_block(model: Any, base: Any) -> float:
 
 
 def step(spec: ModelSpec, **changes: Any) -> Setup:
-    values: dict[str, Any] = {"engine": "transformers", "micro_batch": BATCH, "seq_len": LENGTH}
+    values: dict[str, Any] = {"engine": "transformers", "micro_batch_size": BATCH, "seq_len": LENGTH}
     return Setup(model=spec, **(values | changes))
 
 

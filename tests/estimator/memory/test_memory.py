@@ -20,7 +20,7 @@ def layout_of(**changes: Any) -> Layout:
         "nodes": 1,
         "processes_per_node": 1,
         "sharding": "none",
-        "micro_batch": 1,
+        "micro_batch_size": 1,
         "accumulation": 1,
         "seq_len": 512,
         "activation_checkpointing": False,
@@ -82,7 +82,7 @@ def test_70b_full_in_bf16_on_8_cards_of_80_gb_has_room_for_its_states_only() -> 
 
     With two such nodes they do, at 2,048 tokens and with checkpointing.
     """
-    job = Job(model=find("llama-70b"), global_batch=16, seq_len=2048)
+    job = Job(model=find("llama-70b"), global_batch_size=16, seq_len=2048)
     one = layout_of(
         processes_per_node=8, sharding="fsdp", seq_len=2048, activation_checkpointing=True, accumulation=2
     )
@@ -144,7 +144,7 @@ def runs(draw: st.DrawFn) -> tuple[Job, Layout]:
         device=device,
         processes_per_node=processes,
         sharding=sharding,
-        micro_batch=draw(st.integers(1, 16)),
+        micro_batch_size=draw(st.integers(1, 16)),
         accumulation=draw(st.integers(1, 4)),
         seq_len=job.seq_len,
         activation_checkpointing=draw(st.booleans()),
@@ -160,7 +160,7 @@ def test_memory_never_falls_when_batch_length_or_rank_grows(run: tuple[Job, Layo
     before = memory.estimate(setup_of(job, layout)).upper_bytes
     longer = min(job.seq_len + more, job.model.max_seq_len)
     grown = [
-        (job, replace(layout, micro_batch=layout.micro_batch + more)),
+        (job, replace(layout, micro_batch_size=layout.micro_batch_size + more)),
         (replace(job, seq_len=longer), replace(layout, seq_len=longer)),
         (replace(job, lora_rank=job.lora_rank + more), layout),
     ]
@@ -185,6 +185,6 @@ def test_sharded_states_add_up_to_the_whole(run: tuple[Job, Layout], processes: 
 def test_checkpointing_never_needs_more_live_memory(run: tuple[Job, Layout]) -> None:
     job, layout = run
     on, off = (replace(layout, activation_checkpointing=flag) for flag in (True, False))
-    one_layer = layout.micro_batch * layout.seq_len * 4 * job.model.hidden
+    one_layer = layout.micro_batch_size * layout.seq_len * 4 * job.model.hidden
     live_on, live_off = (sum(memory.active(setup_of(job, each)).values()) for each in (on, off))
     assert live_on <= live_off + one_layer * job.model.layers  # a one-layer model only adds boundaries

@@ -14,7 +14,7 @@ LLAMA = find("llama-8b")
 
 
 def step(**changes: Any) -> Setup:
-    values: dict[str, Any] = {"model": LLAMA, "micro_batch": 1, "seq_len": 2048}
+    values: dict[str, Any] = {"model": LLAMA, "micro_batch_size": 1, "seq_len": 2048}
     return Setup(**(values | changes))
 
 

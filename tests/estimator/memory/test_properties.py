@@ -60,7 +60,7 @@ def setups(draw: st.DrawFn) -> Setup:
         "virtual_stages": draw(st.sampled_from([1, 2])) if pipeline > 1 else 1,
         "schedule": "none" if pipeline == 1 else draw(st.sampled_from(get_args(setup.Schedule)[1:])),
         "expert": draw(st.sampled_from([1, 1, 2, 4])),
-        "micro_batch": draw(st.integers(1, 16)),
+        "micro_batch_size": draw(st.integers(1, 16)),
         "accumulation": draw(st.integers(1, 8)),
         "seq_len": 2 * draw(st.integers(1, 4096)),
         "fixed_length": draw(st.booleans()),
@@ -103,7 +103,7 @@ def test_every_step_has_categories_of_at_least_0_and_an_upper_bound_above_the_li
 @settings(max_examples=300, deadline=None)
 def test_memory_never_falls_when_batch_length_or_rank_grows(step: Setup, more: int) -> None:
     grown = (
-        replace(step, micro_batch=step.micro_batch + more),
+        replace(step, micro_batch_size=step.micro_batch_size + more),
         replace(step, seq_len=step.seq_len + 2 * more),
         replace(step, lora_rank=step.lora_rank + more),
     )

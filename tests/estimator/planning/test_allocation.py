@@ -25,7 +25,7 @@ def allocation(nodes: int, machine: Machine = NODE, **more: object) -> Target:
 
 
 def test_each_node_of_an_allocation_has_all_gpus_of_its_machine() -> None:
-    job = Job(model=find("llama-8b"), global_batch=16, steps=10)
+    job = Job(model=find("llama-8b"), global_batch_size=16, steps=10)
     alone = plan(job, Target(machine=NODE, nodes=2))
     given = plan(job, allocation(2))
     assert alone.request.gpus_per_node == 2, "two local nodes share this machine's four"
@@ -37,7 +37,7 @@ def test_each_node_of_an_allocation_has_all_gpus_of_its_machine() -> None:
 
 
 def test_each_node_of_an_allocation_has_all_memory_and_cores_of_its_machine() -> None:
-    job = Job(model=find("tiny-llama"), seq_len=256, global_batch=4)
+    job = Job(model=find("tiny-llama"), seq_len=256, global_batch_size=4)
     made = plan(job, allocation(2, WITHOUT_GPUS))
     assert made.prediction.memory.capacity_bytes == WITHOUT_GPUS.ram_bytes
     assert made.request.cpu == WITHOUT_GPUS.cpu_cores
@@ -45,14 +45,14 @@ def test_each_node_of_an_allocation_has_all_memory_and_cores_of_its_machine() ->
 
 def test_an_allocation_that_is_too_small_is_refused_with_what_would_do() -> None:
     with pytest.raises(CannotFit, match="at hand") as caught:
-        plan(Job(model=find("llama-70b"), global_batch=16), allocation(1))
+        plan(Job(model=find("llama-70b"), global_batch_size=16), allocation(1))
     assert "--with" not in caught.value.advice
     assert "larger nodes" in caught.value.advice
 
 
 def test_more_gpus_than_the_nodes_have_are_refused() -> None:
     with pytest.raises(UserError, match=r"8 GPU\(s\) for each node are asked for, each .* has 4"):
-        plan(Job(model=find("llama-8b"), global_batch=16), allocation(2, gpus=8))
+        plan(Job(model=find("llama-8b"), global_batch_size=16), allocation(2, gpus=8))
 
 
 def test_an_allocation_needs_a_machine() -> None:

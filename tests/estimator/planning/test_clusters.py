@@ -14,7 +14,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.planner import CannotFit, plan, plans
 
 KUBERNETES = Target(kind="kubernetes")
-FULL = Job(model=find("llama-70b"), global_batch=64)
+FULL = Job(model=find("llama-70b"), global_batch_size=64)
 
 
 def nodes_of(name: str, count: int, *, gpus: int | None = None, memory_gib: int = 1000) -> ClusterNodes:

@@ -13,7 +13,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
 
 ANY = Target(kind="catalogue")
-LORA = Job(model=find("llama-8b"), method="lora", global_batch=64)
+LORA = Job(model=find("llama-8b"), method="lora", global_batch_size=64)
 BILLION = 10**9
 
 
@@ -128,7 +128,7 @@ def test_clouds_and_machine_types_limit_the_plans() -> None:
 
 
 def test_limits_on_nodes_and_gpus_hold() -> None:
-    job = Job(model=find("llama-70b"), global_batch=64)
+    job = Job(model=find("llama-70b"), global_batch_size=64)
     for made in plans(job, ANY, Goals(max_nodes=2, prefer="speed"), top=20).plans:
         assert made.layout.nodes <= 2
     for made in plans(job, ANY, Goals(max_gpus=8, prefer="speed"), top=20).plans:
@@ -136,7 +136,7 @@ def test_limits_on_nodes_and_gpus_hold() -> None:
 
 
 def test_more_nodes_than_sixteen_are_tried_where_they_are_allowed() -> None:
-    job = replace(LORA, global_batch=1024)
+    job = replace(LORA, global_batch_size=1024)
     target = Target(kind="catalogue", gpu="A100 SXM 40GB")
     wide = plan(job, target, Goals(prefer="speed", max_nodes=64, clouds=("aws",)))
     assert wide.layout.nodes > 16
@@ -204,7 +204,7 @@ def test_what_nothing_fits_is_offered_what_would() -> None:
 
 def test_where_no_single_change_helps_several_together_are_offered() -> None:
     target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=1)
-    job = replace(LORA, seq_len=16384, micro_batch=4, activation_checkpointing=False)
+    job = replace(LORA, seq_len=16384, micro_batch_size=4, activation_checkpointing=False)
     with pytest.raises(CannotFit) as caught:
         plans(job, target)
     together = [option for option in caught.value.suggestions if option.startswith("--checkpointing --micro")]
@@ -226,7 +226,7 @@ def test_a_rank_is_one_order_and_top_takes_its_head() -> None:
 
 
 def test_every_rejection_says_what_and_why() -> None:
-    ranked = plans(Job(model=find("llama-70b"), global_batch=64), ANY)
+    ranked = plans(Job(model=find("llama-70b"), global_batch_size=64), ANY)
     assert 5 <= len(ranked.rejected) <= 10
     assert any(line.kind == "memory" and line.over for line in ranked.rejected)
     for line in ranked.rejected:

@@ -12,7 +12,7 @@ from estimator.planning import learning_rate
 
 
 def job_of(batch: int, **changes: Any) -> Job:
-    return Job(model=find("llama-8b"), global_batch=batch, **changes)
+    return Job(model=find("llama-8b"), global_batch_size=batch, **changes)
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora", "dora"])

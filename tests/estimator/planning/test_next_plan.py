@@ -17,7 +17,7 @@ LLAMA = find("llama-8b")
 
 
 def job(**changes: object) -> Job:
-    return Job(**{"model": LLAMA, "global_batch": 64, "seq_len": 2048, **changes})  # type: ignore[arg-type]
+    return Job(**{"model": LLAMA, "global_batch_size": 64, "seq_len": 2048, **changes})  # type: ignore[arg-type]
 
 
 def planned(wanted: Job, **target: object) -> Plan:
@@ -42,11 +42,13 @@ def test_first_the_micro_batch_is_at_least_halved_and_the_global_batch_stays() -
     following = after_out_of_memory(made, wanted, attempt=0)
     assert following is not None
     before, after = made.layout, following.plan.layout
-    assert before.micro_batch >= 2
-    assert after.micro_batch <= before.micro_batch // 2
-    assert after.global_batch == before.global_batch == 64
-    assert replace(after, micro_batch=before.micro_batch, accumulation=before.accumulation) == before
-    assert following.change.startswith(f"micro batch {before.micro_batch} -> {after.micro_batch}")
+    assert before.micro_batch_size >= 2
+    assert after.micro_batch_size <= before.micro_batch_size // 2
+    assert after.global_batch_size == before.global_batch_size == 64
+    assert (
+        replace(after, micro_batch_size=before.micro_batch_size, accumulation=before.accumulation) == before
+    )
+    assert following.change.startswith(f"micro batch {before.micro_batch_size} -> {after.micro_batch_size}")
 
 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
@@ -67,7 +69,7 @@ def test_every_next_plan_needs_less_or_has_more(engine: str, method: str) -> Non
             assert following.plan.request == made.request
         layout = following.plan.layout
         assert (layout.nodes, layout.processes_per_node) == (1, 8)
-        assert layout.global_batch == 64
+        assert layout.global_batch_size == 64
         made = following.plan
 
 
@@ -93,10 +95,10 @@ def test_then_activations_are_recomputed_then_more_is_sharded_then_the_gpu_chang
 
 
 def test_what_the_user_gave_stays() -> None:
-    wanted = job(micro_batch=2, activation_checkpointing=False)
+    wanted = job(micro_batch_size=2, activation_checkpointing=False)
     made = planned(wanted, gpus=8)
     for following in chain(wanted, made):
-        assert following.plan.layout.micro_batch == 2
+        assert following.plan.layout.micro_batch_size == 2
         assert not following.plan.layout.activation_checkpointing
 
 
@@ -106,13 +108,13 @@ def test_every_change_is_noted_with_the_attempt_that_failed() -> None:
     following = after_out_of_memory(made, wanted, attempt=1)
     assert following is not None
     notes = {note.name: note for note in following.plan.overrides}
-    assert notes["micro_batch"].planned == str(made.layout.micro_batch)
+    assert notes["micro_batch_size"].planned == str(made.layout.micro_batch_size)
     assert {note.given_by for note in notes.values()} == {"out of memory in attempt 1"}
     assert Plan.from_json(following.plan.to_json()) == following.plan
 
 
 def test_the_next_gpu_is_the_one_with_the_next_larger_memory_and_enough_of_them_in_a_machine() -> None:
-    wanted = job(micro_batch=1, activation_checkpointing=True)
+    wanted = job(micro_batch_size=1, activation_checkpointing=True)
     made = planned(wanted, gpu="a100-80gb")
     following = after_out_of_memory(made, wanted, attempt=0)
     assert following is not None
@@ -131,7 +133,7 @@ def test_the_next_gpu_is_the_one_with_the_next_larger_memory_and_enough_of_them_
 
 
 def test_on_one_s_own_machine_there_is_no_other_gpu() -> None:
-    wanted = job(micro_batch=1, activation_checkpointing=True, method="lora")
+    wanted = job(micro_batch_size=1, activation_checkpointing=True, method="lora")
     here = Machine(
         gpus=(("NVIDIA H100 80GB HBM3", 80 * GIB),),
         cpu_cores=16,

@@ -23,7 +23,7 @@ WORLDS = st.sampled_from([(1, 1), (1, 2), (1, 8), (2, 8), (3, 8), (4, 4), (16, 8
 
 
 def job_of(model: str, engine: Any = "torchtitan", **changes: Any) -> Job:
-    return Job(model=find(model), engine=engine, **{"global_batch": 64, **changes})
+    return Job(model=find(model), engine=engine, **{"global_batch_size": 64, **changes})
 
 
 @given(st.sampled_from(MODELS), st.sampled_from(PARALLEL_ENGINES), WORLDS, st.integers(1, 256))
@@ -31,7 +31,7 @@ def job_of(model: str, engine: Any = "torchtitan", **changes: Any) -> Job:
 def test_every_spread_uses_all_processes_reaches_the_batch_and_keeps_tensor_parallel_in_a_node(
     model: str, engine: Any, world: tuple[int, int], batch: int
 ) -> None:
-    job = job_of(model, engine, global_batch=batch)
+    job = job_of(model, engine, global_batch_size=batch)
     nodes, per_node = world
     search = Search(job, "bf16-mixed", "cuda")
     for ladder in search.ladders.of(nodes, per_node):
@@ -40,8 +40,10 @@ def test_every_spread_uses_all_processes_reaches_the_batch_and_keeps_tensor_para
         ):
             setup = setup_of(job, layout)  # which refuses degrees that divide nothing
             assert setup.world_size == nodes * per_node
-            assert layout.global_batch == batch
-            assert layout.global_batch == setup.data_parallel * setup.micro_batch * setup.accumulation
+            assert layout.global_batch_size == batch
+            assert (
+                layout.global_batch_size == setup.data_parallel * setup.micro_batch_size * setup.accumulation
+            )
             assert per_node % layout.tensor_parallel == 0
             assert divides_heads(job.model, layout.tensor_parallel)
             assert job.model.layers % layout.pipeline_parallel == 0
@@ -58,7 +60,7 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
     model: str, method: Any, engine: Any, world: tuple[int, int]
 ) -> None:
     """The bound by which the search leaves numbers of GPUs out."""
-    job = job_of(model, engine, method=method, global_batch=128)
+    job = job_of(model, engine, method=method, global_batch_size=128)
     nodes, per_node = world
     search = Search(job, "bf16" if engine == "torchtune" else "bf16-mixed", "cuda")
     whole = search.whole_states()
@@ -86,9 +88,11 @@ def test_less_division_of_the_model_makes_more_of_it_needless_on_one_node() -> N
 
 
 def test_a_batch_smaller_than_the_gpus_is_reached_by_dividing_the_model() -> None:
-    made = plan(job_of("llama-8b", global_batch=2), Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM"))
+    made = plan(
+        job_of("llama-8b", global_batch_size=2), Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
+    )
     layout = made.layout
-    assert layout.global_batch == 2
+    assert layout.global_batch_size == 2
     assert layout.data_parallel <= 2
     assert layout.tensor_parallel * layout.context_parallel * layout.pipeline_parallel >= 4
 
@@ -122,6 +126,6 @@ def test_tensor_parallel_wider_than_a_node_is_refused() -> None:
 
 
 def test_a_model_of_405_billion_parameters_gets_a_plan_on_many_nodes() -> None:
-    ranked = plans(job_of("llama-405b", global_batch=128), ANY, Goals(max_nodes=32))
+    ranked = plans(job_of("llama-405b", global_batch_size=128), ANY, Goals(max_nodes=32))
     assert ranked.best.layout.world_size >= 32
     assert ranked.best.prediction.memory.fits

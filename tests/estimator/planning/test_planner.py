@@ -27,12 +27,12 @@ def job_of(model: str, **changes: Any) -> Job:
 
 
 def test_70b_full_takes_whole_nodes_of_8_large_gpus() -> None:
-    made = plan(job_of("llama-70b", global_batch=64, steps=100), CLUSTER)
+    made = plan(job_of("llama-70b", global_batch_size=64, steps=100), CLUSTER)
     request, layout = made.request, made.layout
     assert request.gpus_per_node == 8
     assert 1 <= request.nodes <= 4
     assert hardware.gpu(request.gpu or "").vram_bytes >= 80 * GIB
-    assert (layout.sharding, layout.global_batch) == ("fsdp", 64)
+    assert (layout.sharding, layout.global_batch_size) == ("fsdp", 64)
     assert made.prediction.memory.fits
     assert made.prediction.usd is not None
     assert made.prediction.usd == pytest.approx(made.prediction.hours * made.prediction.usd_per_hour)  # type: ignore[operator]
@@ -42,19 +42,19 @@ def test_70b_full_takes_whole_nodes_of_8_large_gpus() -> None:
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("model", ["llama-8b", "mistral-8b", "codestral", "llama-70b", "mixtral-8x7b"])
 def test_every_model_and_method_gets_a_plan_that_fits(model: str, method: Any, engine: Any) -> None:
-    made = plan(job_of(model, method=method, engine=engine, global_batch=64), CLUSTER)
+    made = plan(job_of(model, method=method, engine=engine, global_batch_size=64), CLUSTER)
     assert made.prediction.memory.fits
-    assert made.layout.global_batch == 64
+    assert made.layout.global_batch_size == 64
     assert made.why
 
 
 def test_8b_lora_fits_on_one_gpu_of_48_gb_and_8b_full_takes_several() -> None:
     target = replace(CLUSTER, gpu="L40S")
     one = replace(target, gpus=1, nodes=1)
-    assert plan(job_of("llama-8b", method="lora", global_batch=16), one).layout.world_size == 1
+    assert plan(job_of("llama-8b", method="lora", global_batch_size=16), one).layout.world_size == 1
     with pytest.raises(CannotFit):
-        plan(job_of("llama-8b", global_batch=16), one)
-    assert plan(job_of("llama-8b", global_batch=16), target).layout.world_size > 1
+        plan(job_of("llama-8b", global_batch_size=16), one)
+    assert plan(job_of("llama-8b", global_batch_size=16), target).layout.world_size > 1
 
 
 def test_batch_plans_on_aws_only() -> None:
@@ -65,7 +65,7 @@ def test_batch_plans_on_aws_only() -> None:
 
 
 def test_the_request_leaves_the_node_a_tenth_of_its_cpu_and_memory() -> None:
-    made = plan(job_of("llama-8b", method="lora", global_batch=8), CLUSTER)
+    made = plan(job_of("llama-8b", method="lora", global_batch_size=8), CLUSTER)
     item = hardware.instance(made.request.instance_type or "")
     share = made.request.gpus_per_node / item.gpu_count
     assert made.request.cpu <= (item.vcpu or 0) * share * 0.9
@@ -75,10 +75,12 @@ def test_the_request_leaves_the_node_a_tenth_of_its_cpu_and_memory() -> None:
 
 def test_the_users_choices_are_taken() -> None:
     target = Target(kind="kubernetes", nodes=2, gpus=4, gpu="H100 SXM", cloud="gcp")
-    made = plan(job_of("llama-8b", global_batch=32, micro_batch=2, activation_checkpointing=True), target)
+    made = plan(
+        job_of("llama-8b", global_batch_size=32, micro_batch_size=2, activation_checkpointing=True), target
+    )
     request, layout = made.request, made.layout
     assert (request.nodes, request.gpus_per_node, request.gpu, request.cloud) == (2, 4, "H100 SXM", "gcp")
-    assert (layout.micro_batch, layout.accumulation, layout.activation_checkpointing) == (2, 2, True)
+    assert (layout.micro_batch_size, layout.accumulation, layout.activation_checkpointing) == (2, 2, True)
 
 
 def test_part_of_a_node_gets_its_part_of_cpu_and_memory() -> None:
@@ -89,13 +91,13 @@ def test_part_of_a_node_gets_its_part_of_cpu_and_memory() -> None:
 
 
 def test_rejected_alternatives_say_how_much_they_are_over() -> None:
-    made = plan(job_of("llama-70b", global_batch=64), CLUSTER)
+    made = plan(job_of("llama-70b", global_batch_size=64), CLUSTER)
     assert 3 <= len(made.rejected) <= 5
     assert any("needs" in line and line.endswith("% over") for line in made.rejected)
 
 
 def test_deepspeed_shards_more_where_less_does_not_fit() -> None:
-    job = job_of("llama-8b", engine="deepspeed", global_batch=8, seq_len=512)
+    job = job_of("llama-8b", engine="deepspeed", global_batch_size=8, seq_len=512)
     small = plan(job, Target(machine=with_gpus("H200 SXM", 8)))
     large = plan(replace(job, model=find("codestral")), Target(machine=with_gpus("H100 SXM", 8)))
     assert small.layout.sharding == "zero1"
@@ -109,7 +111,7 @@ def test_deepspeed_shards_more_where_less_does_not_fit() -> None:
 def test_a_small_model_runs_on_the_cpu_in_fp32() -> None:
     made = plan(job_of("tiny-llama", seq_len=512), Target(machine=LAPTOP))
     assert (made.layout.device, made.layout.precision, made.request.gpus_per_node) == ("cpu", "fp32", 0)
-    assert (made.layout.sharding, made.layout.micro_batch) == ("none", 8)
+    assert (made.layout.sharding, made.layout.micro_batch_size) == ("none", 8)
     assert made.prediction.tokens_per_second is None
     assert made.prediction.usd is None
 
@@ -117,7 +119,7 @@ def test_a_small_model_runs_on_the_cpu_in_fp32() -> None:
 @pytest.mark.parametrize(("engine", "sharding"), [("torchtune", "fsdp"), ("deepspeed", "zero1")])
 def test_two_local_nodes_share_the_batch_and_the_memory(engine: Any, sharding: str) -> None:
     made = plan(job_of("tiny-llama", engine=engine, seq_len=512), Target(machine=LAPTOP, nodes=2))
-    assert (made.layout.nodes, made.layout.world_size, made.layout.micro_batch) == (2, 2, 4)
+    assert (made.layout.nodes, made.layout.world_size, made.layout.micro_batch_size) == (2, 2, 4)
     assert made.layout.sharding == sharding
     assert made.prediction.memory.capacity_bytes == LAPTOP.ram_bytes // 2
 
@@ -153,13 +155,13 @@ def test_qlora_is_offered_on_torchtune_to_a_user_of_deepspeed() -> None:
     job = job_of("codestral", method="lora", engine="deepspeed")
     with pytest.raises(CannotFit) as caught:
         plan(job, Target(machine=with_gpus("NVIDIA L4", 1)))
-    assert "--method qlora --launcher torchtune" in caught.value.suggestions
+    assert "--method qlora --engine torchtune" in caught.value.suggestions
 
 
 def test_local_gpus_are_all_used_as_far_as_they_divide_the_batch() -> None:
     machine = with_gpus("NVIDIA H100 80GB HBM3", 8)
-    assert plan(job_of("llama-8b", global_batch=16), Target(machine=machine)).layout.world_size == 8
-    six = plan(job_of("llama-8b", global_batch=6), Target(machine=machine))
+    assert plan(job_of("llama-8b", global_batch_size=16), Target(machine=machine)).layout.world_size == 8
+    six = plan(job_of("llama-8b", global_batch_size=6), Target(machine=machine))
     assert six.layout.world_size == 6
     assert any("6 of 8 GPUs" in line for line in six.why)
 
@@ -183,9 +185,13 @@ def test_a_gpu_without_bf16_trains_in_fp32() -> None:
 @pytest.mark.parametrize(
     ("job", "target", "words"),
     [
-        ({"global_batch": 10}, {"nodes": 2, "gpus": 2}, "batch of 10 can't be divided over 2 node(s) of 2"),
-        ({"global_batch": 4}, {"nodes": 8}, "batch of 4 can't be divided over 8 node(s)"),
-        ({"global_batch": 8, "micro_batch": 4}, {"nodes": 4}, "with micro batch 4"),
+        (
+            {"global_batch_size": 10},
+            {"nodes": 2, "gpus": 2},
+            "batch of 10 can't be divided over 2 node(s) of 2",
+        ),
+        ({"global_batch_size": 4}, {"nodes": 8}, "batch of 4 can't be divided over 8 node(s)"),
+        ({"global_batch_size": 8, "micro_batch_size": 4}, {"nodes": 4}, "with micro batch 4"),
     ],
 )
 def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_one(
@@ -211,14 +217,14 @@ def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_on
 )
 def test_a_place_that_does_not_exist_is_refused_in_one_line(target: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
-        plan(job_of("llama-8b", global_batch=32), Target(kind="kubernetes", **target))
+        plan(job_of("llama-8b", global_batch_size=32), Target(kind="kubernetes", **target))
     assert words in caught.value.problem
     assert not isinstance(caught.value, CannotFit)
 
 
 def test_machines_asked_for_that_are_too_small_name_the_nearest_and_what_would_work() -> None:
     with pytest.raises(CannotFit) as caught:
-        plan(job_of("llama-70b", global_batch=64), Target(kind="kubernetes", gpu="L4", nodes=1))
+        plan(job_of("llama-70b", global_batch_size=64), Target(kind="kubernetes", gpu="L4", nodes=1))
     assert "nearest: 8x L4" in caught.value.problem
     assert caught.value.wanted is not None
     assert caught.value.suggestions
@@ -271,9 +277,9 @@ def test_cannot_fit_travels_between_processes() -> None:
 def test_a_plan_fits_has_the_batch_asked_for_and_survives_json(
     model: str, method: Any, engine: Any, batch: int, seq_len: int
 ) -> None:
-    job = job_of(model, method=method, engine=engine, global_batch=batch, seq_len=seq_len)
+    job = job_of(model, method=method, engine=engine, global_batch_size=batch, seq_len=seq_len)
     made = plan(job, CLUSTER)
-    assert made.layout.global_batch == batch
+    assert made.layout.global_batch_size == batch
     assert made.prediction.memory.fits
     override = Override(name="gpus", planned="1", used="2", given_by="--gpus")
     noted = made.with_override(override, gpus_per_node=2)
@@ -284,5 +290,5 @@ def test_a_plan_fits_has_the_batch_asked_for_and_survives_json(
 def test_planning_the_whole_catalogue_stays_far_from_a_second() -> None:
     """A guard against a search that explodes; the speed itself is a benchmark's business."""
     begin = time.perf_counter()
-    plan(job_of("llama-70b", engine="deepspeed", global_batch=256), CLUSTER)
+    plan(job_of("llama-70b", engine="deepspeed", global_batch_size=256), CLUSTER)
     assert time.perf_counter() - begin < 2

@@ -11,7 +11,7 @@ LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_a_plan_shows_request_memory_price_and_reasons_within_the_width(width: int) -> None:
-    made = plan(Job(model=find("llama-70b"), global_batch=64, steps=100), Target(kind="kubernetes"))
+    made = plan(Job(model=find("llama-70b"), global_batch_size=64, steps=100), Target(kind="kubernetes"))
     text = render(made, width)
     assert max(len(line) for line in text.splitlines()) <= width
     flat = " ".join(text.split())

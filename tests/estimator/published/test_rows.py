@@ -265,7 +265,7 @@ def test_layers_laid_over_gpus_one_after_the_other_are_a_pipeline_without_overla
 def test_torchtitans_batch_is_cut_into_the_pipelines_micro_batches(tmp_path: Path) -> None:
     row = read(tmp_path, n_gpus="64", pp="8", micro_batch="32", notes="Interleaved1F1B")
     assert row.setup is not None
-    assert (row.setup.micro_batch, row.setup.accumulation) == (4, 8)
+    assert (row.setup.micro_batch_size, row.setup.accumulation) == (4, 8)
     assert (row.setup.schedule, row.setup.virtual_stages) == ("interleaved", 2)
 
 

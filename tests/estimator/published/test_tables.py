@@ -115,7 +115,7 @@ def test_7b_full_fits_one_card_of_24_gb_with_a_paged_optimizer_in_the_backward_p
         optimizer_in_backward=True,
         checkpointing="full",
         loss="chunked",
-        micro_batch=2,
+        micro_batch_size=2,
     )
     assert on(gpu, setup) < 1
 

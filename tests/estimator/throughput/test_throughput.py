@@ -59,7 +59,7 @@ def test_experts_that_a_token_skips_cost_nothing() -> None:
 @pytest.mark.parametrize("name", ["llama-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "gpt-oss-120b"])
 def test_the_work_holds_the_model_flops_of_a_step(name: str) -> None:
     """Attention apart, which the work counts as it runs: half for a causal mask, scores computed again."""
-    setup = Setup(model=find(name), seq_len=64, micro_batch=4)
+    setup = Setup(model=find(name), seq_len=64, micro_batch_size=4)
     done = work(setup)
     products = (done.linear + done.expert + done.head) / setup.tokens
     assert products == pytest.approx(throughput.flops_per_token(setup), rel=0.02)
@@ -95,7 +95,7 @@ def test_a_window_bounds_the_attention_of_its_layers() -> None:
 
 
 def test_a_dpo_step_runs_the_reference_model_too() -> None:
-    sft, dpo = (work(Setup(model=LLAMA, task=task, micro_batch=2)) for task in ("sft", "dpo"))
+    sft, dpo = (work(Setup(model=LLAMA, task=task, micro_batch_size=2)) for task in ("sft", "dpo"))
     assert dpo.linear / sft.linear == pytest.approx(2 * 4 / 3)  # pairs; 1 forward more
 
 
@@ -159,13 +159,13 @@ def test_a_speed_is_the_sum_of_its_parts_within_its_range() -> None:
     assert min(found.parts.compute, found.parts.communication, found.parts.bubble, found.parts.optimizer) > 0
     low, high = found.tokens_per_second_range
     assert low < found.tokens_per_second < high
-    tokens = setup.micro_batch * setup.seq_len * setup.data_parallel * setup.accumulation
+    tokens = setup.micro_batch_size * setup.seq_len * setup.data_parallel * setup.accumulation
     assert found.tokens_per_second == pytest.approx(tokens / found.parts.total)
 
 
 def test_mfu_counts_model_flops_against_the_bf16_peak() -> None:
     """torchtune README @1814feb17: Llama 3.2 3B on one A100, compiled and packed: 9,174 tokens/s, 68 %."""
-    setup = Setup(model=find("llama-3.2-3b"), micro_batch=2, seq_len=4096, compile=True, loss="chunked")
+    setup = Setup(model=find("llama-3.2-3b"), micro_batch_size=2, seq_len=4096, compile=True, loss="chunked")
     found = throughput.speed(setup, A100)
     assert found.tokens_per_second == pytest.approx(9174, rel=0.1)
     assert found.mfu == pytest.approx(0.68, rel=0.1)
@@ -227,17 +227,17 @@ def test_checkpointing_costs_time_but_no_model_flops() -> None:
 
 def test_compiling_is_faster_by_about_as_much_as_was_published() -> None:
     """torchtune README @1814feb17: 7,075 to 8,998 tokens/s; torchtitan @9dec370: 5,762 to 6,667."""
-    eager = Setup(model=LLAMA, micro_batch=2, seq_len=8192)
+    eager = Setup(model=LLAMA, micro_batch_size=2, seq_len=8192)
     assert 1.1 < rate_of(replace(eager, compile=True)) / rate_of(eager) < 1.35
 
 
 def test_8_bits_gain_less_than_their_peak_promises() -> None:
-    bf16 = Setup(model=LLAMA, compile=True, micro_batch=2, seq_len=8192)
+    bf16 = Setup(model=LLAMA, compile=True, micro_batch_size=2, seq_len=8192)
     assert 1.15 < rate_of(replace(bf16, fp8="tensorwise")) / rate_of(bf16) < 1.5
 
 
 def test_lora_is_faster_than_full_training_and_qlora_slower_than_lora() -> None:
-    full = Setup(model=LLAMA, compile=True, micro_batch=4)
+    full = Setup(model=LLAMA, compile=True, micro_batch_size=4)
     lora = replace(full, method="lora")
     qlora = replace(lora, quantization="nf4")
     assert rate_of(full) < rate_of(qlora) < rate_of(lora) < 1.5 * rate_of(full)
@@ -274,7 +274,9 @@ def test_small_batches_wait_for_the_host() -> None:
 
 def test_an_optimizer_on_the_host_is_slower() -> None:
     """Megatron-LM: a step takes 1.9 to 4.2 times as long; less so the more tokens it has."""
-    setup = Setup(model=LLAMA, sharding="zero2", shard=8, engine="deepspeed", seq_len=4096, micro_batch=4)
+    setup = Setup(
+        model=LLAMA, sharding="zero2", shard=8, engine="deepspeed", seq_len=4096, micro_batch_size=4
+    )
     assert 1.2 < step_of(replace(setup, offload="optimizer")) / step_of(setup) < 4.2
 
 
@@ -293,7 +295,7 @@ def test_a_paged_optimizer_costs_nothing_until_its_states_do_not_fit() -> None:
 
 def test_tensor_parallelism_within_a_node_beats_that_across_nodes() -> None:
     model = find("llama-70b")
-    setup = Setup(model=model, tensor=8, sharding="fsdp", shard=2, micro_batch=8, engine="torchtitan")
+    setup = Setup(model=model, tensor=8, sharding="fsdp", shard=2, micro_batch_size=8, engine="torchtitan")
     inside, across = (
         rate_of(replace(setup, processes_per_node=each), network_gbps=100 * each) for each in (8, 2)
     )
@@ -313,7 +315,7 @@ SETUPS = st.builds(
     shard=st.sampled_from((1, 2, 8, 16)),
     tensor=st.sampled_from((1, 2, 4)),
     pipeline=st.sampled_from((1, 2)),
-    micro_batch=st.integers(1, 16),
+    micro_batch_size=st.integers(1, 16),
     accumulation=st.integers(1, 8),
     seq_len=st.sampled_from((512, 4096, 16384)),
     checkpointing=st.sampled_from(("none", "selective", "full")),
@@ -325,7 +327,7 @@ SETUPS = st.builds(
 @settings(max_examples=150, deadline=None)
 def test_more_tokens_never_take_less_time(setup: Setup, more: int) -> None:
     before = step_of(setup)
-    assert step_of(replace(setup, micro_batch=setup.micro_batch + more)) >= before
+    assert step_of(replace(setup, micro_batch_size=setup.micro_batch_size + more)) >= before
     assert step_of(replace(setup, accumulation=setup.accumulation + more)) >= before
     assert step_of(replace(setup, seq_len=setup.seq_len * 2)) >= before
 

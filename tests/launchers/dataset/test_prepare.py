@@ -158,7 +158,7 @@ class TestTemplates:
 class TestPrepare:
     def test_the_folder_holds_what_was_tokenised(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
         rows = some(20)
-        info = prepare(rows, model, build({"batch_size": 4}), 128, tmp_path / "data")
+        info = prepare(rows, model, build({"global_batch_size": 4}), 128, tmp_path / "data")
         data = Prepared(tmp_path / "data")
         assert data.info == info
         assert (info.rows, info.documents, len(data)) == (20, 20, 20)
@@ -172,7 +172,7 @@ class TestPrepare:
         assert info.vocab_size == 4096
 
     def test_every_epoch_has_every_row_once_in_another_order(self, model: Path, tmp_path: Path) -> None:
-        info = prepare(some(12), model, build({"batch_size": 4, "epochs": 3}), 128, tmp_path)
+        info = prepare(some(12), model, build({"global_batch_size": 4, "epochs": 3}), 128, tmp_path)
         order = Prepared(tmp_path).order
         epochs = order.reshape(3, 12).tolist()
         assert info.total_steps == 9
@@ -193,7 +193,7 @@ class TestPrepare:
         max_steps: int | None,
         steps: int,
     ) -> None:
-        settings = build({"batch_size": batch, "epochs": epochs, "max_steps": max_steps})
+        settings = build({"global_batch_size": batch, "epochs": epochs, "max_steps": max_steps})
         assert prepare(some(rows), model, settings, 128, tmp_path).total_steps == steps
         assert len(Prepared(tmp_path).order) == steps * batch
 
@@ -202,7 +202,7 @@ class TestPrepare:
             prepare(
                 some(12),
                 model,
-                build({"batch_size": 4, "epochs": 3, "max_steps": steps}),
+                build({"global_batch_size": 4, "epochs": 3, "max_steps": steps}),
                 128,
                 tmp_path / name,
             )
@@ -210,16 +210,16 @@ class TestPrepare:
         assert few.tolist() == many[: len(few)].tolist()
 
     def test_fewer_rows_than_a_batch_are_refused_with_both_numbers(self, model: Path, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="batch_size 8 is more than the 5 rows") as error:
-            prepare(some(5), model, build({"batch_size": 8, "epochs": 9}), 128, tmp_path)
-        assert "--batch-size 5" in error.value.advice
+        with pytest.raises(UserError, match="global_batch_size 8 is more than the 5 rows") as error:
+            prepare(some(5), model, build({"global_batch_size": 8, "epochs": 9}), 128, tmp_path)
+        assert "--global-batch-size 5" in error.value.advice
         assert not (tmp_path / "info.json").exists()
 
     def test_long_rows_are_cut_and_those_without_an_answer_left_are_left_out(
         self, model: Path, tmp_path: Path
     ) -> None:
         rows = [*some(4), chat("Hi", "word " * 100), chat("word " * 100, "Hi")]
-        info = prepare(rows, model, build({"batch_size": 1}), 40, tmp_path)
+        info = prepare(rows, model, build({"global_batch_size": 1}), 40, tmp_path)
         assert (info.rows, info.truncated_rows, info.dropped_rows, info.longest_row) == (5, 2, 1, 40)
         assert info.longest > 100
         text = summary(info, "mine.jsonl")
@@ -229,19 +229,19 @@ class TestPrepare:
 
     def test_nothing_left_is_refused(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="Nothing is left to train on: none of 3 rows"):
-            prepare(some(3), model, build({"batch_size": 1}), 5, tmp_path)
+            prepare(some(3), model, build({"global_batch_size": 1}), 5, tmp_path)
 
     def test_a_tokenizer_of_another_model_is_refused(self, base_model: Path, tmp_path: Path) -> None:
         config = json.loads((base_model / "config.json").read_text())
         (base_model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
         with pytest.raises(UserError, match="vocab_size 300"):
-            prepare(some(3), base_model, build({"batch_size": 1}), 128, tmp_path)
+            prepare(some(3), base_model, build({"global_batch_size": 1}), 128, tmp_path)
 
     def test_the_fingerprint_changes_with_whatever_changes_training(
         self, model: Path, tmp_path: Path
     ) -> None:
         def fingerprint(rows: list[Conversation], **settings: Any) -> str:
-            values: dict[str, Any] = {"batch_size": 4, **settings}
+            values: dict[str, Any] = {"global_batch_size": 4, **settings}
             return prepare(rows, model, build(values), 128, tmp_path).fingerprint
 
         same = fingerprint(some(12))
@@ -250,16 +250,16 @@ class TestPrepare:
         others = [
             fingerprint(some(13)),
             fingerprint(some(12), seed=1),
-            fingerprint(some(12), batch_size=2),
+            fingerprint(some(12), global_batch_size=2),
             fingerprint(some(12), epochs=2),
-            fingerprint(some(12), packing=True, batch_size=1),
+            fingerprint(some(12), packing=True, global_batch_size=1),
             fingerprint(some(12), train_on_prompt=True),
             fingerprint(some(12), chat_template=CHATML),
         ]
         assert len({same, *others}) == len(others) + 1
 
     def test_the_fingerprint_changes_with_the_tokenizer_file(self, base_model: Path, tmp_path: Path) -> None:
-        settings = build({"batch_size": 4})
+        settings = build({"global_batch_size": 4})
         before = prepare(some(12), base_model, settings, 128, tmp_path / "data").fingerprint
         with (base_model / "tokenizer.json").open("a") as file:
             file.write("\n")
@@ -283,8 +283,10 @@ class TestPacking:
 
     def test_no_token_and_no_label_is_lost_or_joined_wrongly(self, model: Path, tmp_path: Path) -> None:
         rows = [*some(30), *(chat("Say it", "word " * n) for n in range(1, 20))]
-        plain = prepare(rows, model, build({"batch_size": 1}), 64, tmp_path / "plain")
-        packed = prepare(rows, model, build({"batch_size": 1, "packing": True}), 64, tmp_path / "packed")
+        plain = prepare(rows, model, build({"global_batch_size": 1}), 64, tmp_path / "plain")
+        packed = prepare(
+            rows, model, build({"global_batch_size": 1, "packing": True}), 64, tmp_path / "packed"
+        )
         assert packed.rows < plain.rows == packed.documents
         assert (packed.tokens, packed.label_tokens) == (plain.tokens, plain.label_tokens)
 
@@ -303,8 +305,8 @@ class TestPacking:
         assert all(labels[0] == IGNORE for _, labels in documents(tmp_path / "packed"))
 
     def test_too_few_packed_sequences_for_a_batch_say_so(self, model: Path, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="batch_size 8 is more than the 1 sequences after packing"):
-            prepare(some(10), model, build({"batch_size": 8, "packing": True}), 2048, tmp_path)
+        with pytest.raises(UserError, match="global_batch_size 8 is more than the 1 sequences after packing"):
+            prepare(some(10), model, build({"global_batch_size": 8, "packing": True}), 2048, tmp_path)
 
 
 class TestHeldOut:
@@ -329,10 +331,10 @@ class TestHeldOut:
     ) -> None:
         text = Conversation(text="Once upon a time there was a tree", line=9)
         held_out = [chat("Hi", "Hello", "Bye", "See you", line=4), text]
-        settings = build({"batch_size": 4, "packing": False})
+        settings = build({"global_batch_size": 4, "packing": False})
         prepare(some(12), model, settings, 128, tmp_path, held_out)
         data = Prepared(tmp_path / "heldout")
-        assert (len(data), data.info.global_batch, data.order.tolist()) == (2, 1, [0, 1])
+        assert (len(data), data.info.global_batch_size, data.order.tolist()) == (2, 1, [0, 1])
         first, second = map(json.loads, (tmp_path / "heldout.jsonl").read_text().splitlines())
         assert (first["reference"], first["line"]) == ("See you", 4)
         assert [m["content"] for m in first["messages"]] == ["Hi", "Hello", "Bye"]
@@ -342,7 +344,7 @@ class TestHeldOut:
         assert second["prompt"].removeprefix("<|begin_of_text|>") + second["reference"] == text.text
 
     def test_what_an_earlier_run_held_out_does_not_stay(self, model: Path, tmp_path: Path) -> None:
-        settings = build({"batch_size": 4})
+        settings = build({"global_batch_size": 4})
         prepare(some(12), model, settings, 128, tmp_path, some(2))
         prepare(some(12), model, settings, 128, tmp_path)
         assert not (tmp_path / "heldout").exists()
@@ -357,14 +359,14 @@ class TestSampleView:
     def test_masked_tokens_are_marked_and_the_legend_says_so(
         self, model: Path, tokenizer: Any, tmp_path: Path
     ) -> None:
-        prepare([chat("Hi", "Hello")] * 4, model, build({"batch_size": 4}), 128, tmp_path)
+        prepare([chat("Hi", "Hello")] * 4, model, build({"global_batch_size": 4}), 128, tmp_path)
         legend, view = sample_view(Prepared(tmp_path), tokenizer).split("\n", 1)
         assert "not counted in the loss" in legend
         assert view.startswith("⟦<|begin_of_text|><|start_header_id|>user")
         assert view.endswith("⟧Hello<|eot_id|>")
 
     def test_packed_documents_are_shown_apart(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
-        prepare(some(4), model, build({"batch_size": 1, "packing": True}), 256, tmp_path)
+        prepare(some(4), model, build({"global_batch_size": 1, "packing": True}), 256, tmp_path)
         view = sample_view(Prepared(tmp_path), tokenizer)
         assert "--- document 1 of 4 in this row" in view
         assert view.count("⟧It is ") == 4
@@ -372,7 +374,7 @@ class TestSampleView:
     def test_a_very_long_sample_is_shortened_in_its_middle(
         self, model: Path, tokenizer: Any, tmp_path: Path
     ) -> None:
-        prepare([chat("Hi", "word " * 2000)], model, build({"batch_size": 1}), 2048, tmp_path)
+        prepare([chat("Hi", "word " * 2000)], model, build({"global_batch_size": 1}), 2048, tmp_path)
         view = sample_view(Prepared(tmp_path), tokenizer)
         assert len(view) < 3000
         assert "characters ...]" in view

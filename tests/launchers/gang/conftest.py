@@ -42,7 +42,7 @@ def make_plan(nodes: int, processes: int) -> Plan:
             nodes=nodes,
             processes_per_node=processes,
             sharding="none",
-            micro_batch=1,
+            micro_batch_size=1,
             accumulation=1,
             seq_len=8,
             activation_checkpointing=False,
@@ -67,7 +67,7 @@ def make_job(work_dir: Path, *, nodes: int = 1, processes: int = 1, **orders: An
     hang = orders.pop("hang_timeout_s", 300)
     return TrainJob(
         plan=make_plan(nodes, processes),
-        settings=build({"engine": orders, "resources": {"hang_timeout_s": hang}}),
+        settings=build({"engine_options": orders, "resources": {"hang_timeout_s": hang}}),
         model_dir=work_dir,
         data_dir=work_dir,
         work_dir=work_dir,

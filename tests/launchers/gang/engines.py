@@ -1,4 +1,4 @@
-"""Engines that train nothing, to break a gang in every way. Their orders are in ``settings.engine``."""
+"""Engines that train nothing, to break a gang in every way. ``settings.engine_options`` has their orders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stepper:
         raise NotImplementedError
 
     def train(self, job: TrainJob) -> None:
-        orders, env = job.settings.engine, RankEnv.read()
+        orders, env = job.settings.engine_options, RankEnv.read()
         writer = Writer(job.telemetry_dir, env.rank)
         writer.write(
             DistInfo(
@@ -86,7 +86,7 @@ def misbehave(do: str, job: TrainJob) -> None:
         (folder / "half").write_bytes(b"x")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "half"))
     if do == "nap":
-        time.sleep(job.settings.engine["nap_s"])
+        time.sleep(job.settings.engine_options["nap_s"])
     if do == "hang":
         time.sleep(600)
     if do == "exit":
@@ -107,7 +107,7 @@ class Gloo(Stepper):
         dist.all_reduce(value)
         job.output_dir.mkdir(parents=True, exist_ok=True)
         (job.output_dir / f"sum-{dist.get_rank()}").write_text(str(value.item()))
-        orders = job.settings.engine
+        orders = job.settings.engine_options
         if "at" in orders:  # one rank fails while the others wait for it in the collective
             if dist.get_rank() in orders["ranks"]:
                 misbehave(orders["do"], job)

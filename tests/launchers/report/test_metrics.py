@@ -15,7 +15,7 @@ from launchers.report.telemetry import DistInfo, Phase, Step
 
 
 def cpu_plan() -> Plan:
-    job = Job(model=find("tiny-llama"), global_batch=8)
+    job = Job(model=find("tiny-llama"), global_batch_size=8)
     machine = Machine(cpu_cores=2, ram_bytes=24 * 2**30, disk_free_bytes=2**40)
     return plan(job, Target(machine=machine, nodes=2))
 

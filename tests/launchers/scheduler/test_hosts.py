@@ -40,14 +40,14 @@ def test_nodes_that_differ_are_planned_for_what_all_have() -> None:
 
 
 def test_the_plan_takes_the_jobs_nodes_as_they_are() -> None:
-    wanted = settings.build({"model": "llama-8b", "batch_size": 32, "dataset": "python-docs"})
+    wanted = settings.build({"model": "llama-8b", "global_batch_size": 32, "dataset": "python-docs"})
     made, resolved = planned(wanted, hosts(LARGE, LARGE), calibrated=False)
     assert (made.request.nodes, made.request.gpus_per_node) == (2, 8)
     assert resolved.optimizer.lr == 2e-5
 
 
 def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
-    wanted = settings.build({"model": "llama-70b", "batch_size": 32})
+    wanted = settings.build({"model": "llama-70b", "global_batch_size": 32})
     with pytest.raises(UserError) as caught:
         planned(wanted, hosts(LARGE), calibrated=False)
     assert "\n" not in caught.value.problem
@@ -64,21 +64,21 @@ def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
 def test_a_work_folder_without_room_is_named_with_its_host() -> None:
     full = replace(SMALL, disk_free_bytes=GIB // 4)
     with pytest.raises(UserError, match=r"work folder of n1 has 0\.2 GiB free") as caught:
-        planned(settings.build({"batch_size": 4}), hosts(SMALL, full), calibrated=False)
+        planned(settings.build({"global_batch_size": 4}), hosts(SMALL, full), calibrated=False)
     assert "FINETUNE_WORK_DIR" in caught.value.advice
 
 
 def test_what_an_engine_cannot_do_is_said_in_settings() -> None:
-    wanted = settings.build({"method": "qlora", "launcher": "deepspeed"})
-    with pytest.raises(UserError, match="--set launcher=deepspeed") as caught:
+    wanted = settings.build({"method": "qlora", "engine": "deepspeed"})
+    with pytest.raises(UserError, match="--set engine=deepspeed") as caught:
         planned(wanted, hosts(SMALL), calibrated=False)
-    assert caught.value.advice == "Use --set launcher=torchtune."
+    assert caught.value.advice == "Use --set engine=torchtune."
 
 
 def test_flags_of_the_flow_become_settings() -> None:
-    said = "It would run with --method qlora --launcher torchtune, or --seq-len 512, or --set a=b."
+    said = "It would run with --method qlora --engine torchtune, or --seq-len 512, or --set a=b."
     assert as_sets(said) == (
-        "It would run with --set method=qlora --set launcher=torchtune, or --set seq_len=512, or --set a=b."
+        "It would run with --set method=qlora --set engine=torchtune, or --set seq_len=512, or --set a=b."
     )
 
 
@@ -86,7 +86,7 @@ def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_anothe
     dataset: Path, tmp_path: Path
 ) -> None:
     def start(**changes: object) -> Start:
-        values = {"dataset": str(dataset), "batch_size": 4, "seq_len": 64, **changes}
+        values = {"dataset": str(dataset), "global_batch_size": 4, "seq_len": 64, **changes}
         return prepared(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
 
     first, second, other = start(), start(keep_checkpoints=3), start(method="lora")

@@ -23,7 +23,7 @@ from tests.decorators.flows.plans import make_plan
 from tests.launchers.report.test_trackers import metrics
 
 ROOT = Path(__file__).parents[3]
-QUICK = ["--set", "batch_size=4", "--set", "seq_len=64", "--no-calibration"]
+QUICK = ["--set", "global_batch_size=4", "--set", "seq_len=64", "--no-calibration"]
 QUICK += ["--set", "evaluation.fraction=0", "--set", "evaluation.generations=0"]
 
 

@@ -79,7 +79,7 @@ def make_data(folder: Path, rows: list[prepared.Row], *, batch: int, steps: int)
         packed=any(len(row.lengths) > 1 for row in rows),
         pad_id=0,
         vocab_size=VOCAB,
-        global_batch=batch,
+        global_batch_size=batch,
         total_steps=steps,
         seed=0,
         fingerprint="test",
@@ -106,7 +106,7 @@ def make_job(
         nodes=1,
         processes_per_node=world,
         sharding=sharding,  # type: ignore[arg-type]
-        micro_batch=micro,
+        micro_batch_size=micro,
         accumulation=accumulation,
         seq_len=128,
         activation_checkpointing=options.pop("activation_checkpointing", False),
@@ -114,7 +114,7 @@ def make_job(
         optimizer="adamw",
         offload=options.pop("offload", "none"),
     )
-    values = {"launcher": "deepspeed", "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
+    values = {"engine": "deepspeed", "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
     chosen = Settings.model_validate(values | (settings or {}))
     plan = Plan(
         model="test",

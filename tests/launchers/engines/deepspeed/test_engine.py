@@ -29,7 +29,7 @@ NO_FOLDER = Path("unused")
 def refusal(**settings: Any) -> str | None:
     spec: Any = SimpleNamespace(family="llama", experts=0)
     return engines.get("deepspeed").unsupported(
-        Settings.model_validate({"launcher": "deepspeed"} | settings), spec
+        Settings.model_validate({"engine": "deepspeed"} | settings), spec
     )
 
 
@@ -70,7 +70,11 @@ def test_another_engines_sharding_is_an_error() -> None:
 
 def test_the_users_engine_values_are_laid_over_the_rest_last() -> None:
     values = deepspeed_config.configuration(
-        job(settings={"engine": {"zero_optimization": {"overlap_comm": True}, "gradient_clipping": 3.0}})
+        job(
+            settings={
+                "engine_options": {"zero_optimization": {"overlap_comm": True}, "gradient_clipping": 3.0}
+            }
+        )
     )
     assert values["zero_optimization"]["overlap_comm"] is True
     assert values["zero_optimization"]["stage"] == 2

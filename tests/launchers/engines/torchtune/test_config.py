@@ -56,8 +56,8 @@ def test_the_tables_dense_models_are_supported_with_every_method(model: str, met
             "q_proj",
         ),
         ("smollm2-135m", {"method": "qlora"}, "16384"),
-        ("llama-8b", {"engine": {"batch_size": 3}}, "micro_batch"),
-        ("llama-8b", {"engine": {"optimizer_in_bwd": True}}, "optimizer_in_bwd"),
+        ("llama-8b", {"engine_options": {"batch_size": 3}}, "micro_batch_size"),
+        ("llama-8b", {"engine_options": {"optimizer_in_bwd": True}}, "optimizer_in_bwd"),
     ],
 )
 def test_what_torchtune_cannot_do_is_said_in_one_clause(
@@ -99,7 +99,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def config(tmp_path: Path, model: Path, data: Path, **options: Any) -> dict[str, Any]:
-    layout = {"micro_batch": 2, "accumulation": 2} | options.pop("layout", {})
+    layout = {"micro_batch_size": 2, "accumulation": 2} | options.pop("layout", {})
     job = runs.make_job(tmp_path / "job", model, data, steps=6, layout=layout, **options)
     values = torchtune_config.recipe_config(job)
     return dict(yaml.safe_load(yaml.safe_dump(values)))  # as it is written
@@ -148,7 +148,7 @@ def test_engine_overrides_are_laid_over_the_yaml_last(tmp_path: Path, model: Pat
         "loss": {"_component_": "torch.nn.CrossEntropyLoss"},
         "profiler": {"enabled": True},
     }
-    values = config(tmp_path, model, data, settings={"engine": engine})
+    values = config(tmp_path, model, data, settings={"engine_options": engine})
     assert values["optimizer"]["amsgrad"] is True
     assert values["optimizer"]["eps"] == 1.0
     assert values["optimizer"]["lr"] == 3e-3
@@ -176,7 +176,7 @@ def test_data_prepared_for_another_batch_is_refused(tmp_path: Path, model: Path,
 
 
 def test_data_prepared_for_fewer_steps_is_refused(tmp_path: Path, model: Path, data: Path) -> None:
-    layout = {"micro_batch": 4}
+    layout = {"micro_batch_size": 4}
     job = runs.make_job(tmp_path / "job", model, data, steps=7, layout=layout)
     with pytest.raises(UserError, match="prepared for 6 steps"):
         torchtune_config.recipe_config(job)

@@ -21,7 +21,10 @@ from tests.launchers.engines.torchtune import runs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BATCH, STEPS = 4, 6
-WORLDS: dict[int, dict[str, Any]] = {1: {"micro_batch": 2, "accumulation": 2}, 2: {"micro_batch": 2}}
+WORLDS: dict[int, dict[str, Any]] = {
+    1: {"micro_batch_size": 2, "accumulation": 2},
+    2: {"micro_batch_size": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +188,12 @@ def test_packed_rows_give_the_loss_of_the_same_rows_apart(tmp_path: Path, model:
         model,
         folder,
         steps=1,
-        layout={"micro_batch": 2, "accumulation": 2},
+        layout={"micro_batch_size": 2, "accumulation": 2},
         settings={"packing": True},
     )
     (step,) = runs.run(job)
     apart = runs.make_data(tmp_path / "apart", batch=12, steps=1, rows=documents)
-    again = runs.make_job(tmp_path / "job2", model, apart, steps=1, layout={"micro_batch": 12})
+    again = runs.make_job(tmp_path / "job2", model, apart, steps=1, layout={"micro_batch_size": 12})
     (other,) = runs.run(again)
     assert step.loss == pytest.approx(other.loss, rel=1e-5)
     assert step.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
@@ -260,7 +263,7 @@ def test_a_family_is_computed_as_transformers_does_and_comes_back(
 
     model = make_family(tmp_path / "model", family)
     job = runs.make_job(
-        tmp_path / "job", model, data, steps=2, layout={"micro_batch": 4}, settings={"method": method}
+        tmp_path / "job", model, data, steps=2, layout={"micro_batch_size": 4}, settings={"method": method}
     )
     steps = runs.run(job)
     assert steps[0].loss == pytest.approx(reference_loss(model, Prepared(data), 1), rel=1e-4)
@@ -289,12 +292,17 @@ def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path
         data,
         steps=STEPS,
         world=2,
-        layout={"micro_batch": 1, "accumulation": 2, "precision": "bf16", "activation_checkpointing": True},
+        layout={
+            "micro_batch_size": 1,
+            "accumulation": 2,
+            "precision": "bf16",
+            "activation_checkpointing": True,
+        },
         settings={
             "optimizer": {"name": "sgd", "lr": 0.1},
             "schedule": {"name": "constant", "warmup_steps": 0},
             "clip_grad_norm": None,
-            "engine": {"loss": {"num_output_chunks": 2}},
+            "engine_options": {"loss": {"num_output_chunks": 2}},
         },
         checkpoint_every=4,
     )
