@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from checklist.measurements import (
     BROKEN_OFF,
-    Collective,
-    Counters,
-    Facts,
-    GpuHealth,
     Hang,
-    Local,
     Measurements,
-    Pair,
     Phase,
     PhaseName,
-    Probe,
-    Transport,
     to_dict,
 )
 from checklist.options import Options
 from checklist.run import phases
 from checklist.run.control import Event, Hub, Limits, Message
 from checklist.run.rendezvous import Rendezvous
-from checklist.run.requests import Requests
+from checklist.run.session import Session
 from estimator.errors import UserError
 
 _TOLD = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
 
 
-@dataclass
-class Collected:
-    """What the run has measured so far."""
-
-    facts: dict[int, Facts] = field(default_factory=dict)
-    health: list[GpuHealth] = field(default_factory=list)
-    probes: list[Probe] = field(default_factory=list)
-    locals: list[Local] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
-    counters: list[Counters] = field(default_factory=list)
-    phases: list[Phase] = field(default_factory=list)
-    transport: Transport | None = None
-
-
-class Conductor(Requests):
+class Conductor(Session):
     """One run, from rank 0's supervisor.
 
     ``seen`` gets all that there is whenever that may be the last; ``conclude`` makes the exit status of it.
@@ -65,27 +40,8 @@ class Conductor(Requests):
         seen: Callable[[Measurements], None] | None = None,
         conclude: Callable[[Measurements], int] | None = None,
     ) -> None:
-        super().__init__(hub, limits)
-        self.options, self.rendezvous = options, rendezvous
+        super().__init__(options, rendezvous, hub, limits)
         self._seen, self._conclude = seen, conclude
-        self.got = Collected()
-        self.addresses: dict[int, str] = {}  # by rank: where others reach its host
-        self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
-        self.device, self.backend = "cpu", "gloo"
-        self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
-        self._begin_unix, self._begin = time.time(), time.monotonic()
-
-    @property
-    def leaders(self) -> dict[int, int]:
-        """The first rank of each node that is there."""
-        first: dict[int, int] = {}
-        for rank in self.ranks:
-            first.setdefault(self.nodes.get(rank, -1), rank)
-        return {node: rank for node, rank in first.items() if node >= 0}
-
-    def stop(self) -> None:
-        """End at the next opportunity."""
-        self.stopped.set()
 
     def run(self) -> None:
         """The whole run; tells every supervisor how it ended."""
@@ -199,7 +155,3 @@ class Conductor(Requests):
         self.got.phases.append(
             Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]
         )
-
-    def fact(self, rank: int, **changes: Any) -> None:
-        """Add to what is known of a rank."""
-        self.got.facts[rank] = replace(self.got.facts[rank], **changes)

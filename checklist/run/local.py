@@ -19,7 +19,8 @@ from checklist import measurements
 from checklist.measurements import Measurements
 from checklist.options import Options
 from checklist.probes import gpus
-from checklist.probes.worker import PARENT, die_with_parent
+from checklist.probes.context import PARENT
+from checklist.probes.worker import die_with_parent
 from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.supervisor import run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checklist.analysis.diagnosis import PASSES, diagnose
 from checklist.analysis.packet_loss import suspects
@@ -11,10 +11,8 @@ from checklist.measurements import Pair, Probe, record
 from checklist.probes.pairs import summary
 from checklist.round_robin import schedule
 from checklist.run import sweep
-
-if TYPE_CHECKING:
-    from checklist.run.conductor import Conductor
-    from checklist.run.requests import Outcome
+from checklist.run.requests import Outcome
+from checklist.run.session import Session
 
 _PAIR_REPETITIONS = 5
 _SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as long as a connection may
@@ -24,7 +22,7 @@ class Skipped(Exception):  # noqa: N818 - it is an answer
     """The phase can't tell anything here; why."""
 
 
-def mesh(run: Conductor) -> str | None:
+def mesh(run: Session) -> str | None:
     """Phase 1: every node connects to every other."""
     leaders = _with_sinks(run)
     if len(leaders) < 2:
@@ -43,7 +41,7 @@ def mesh(run: Conductor) -> str | None:
     return trouble(outcome)
 
 
-def _second_look(run: Conductor) -> None:
+def _second_look(run: Session) -> None:
     """Pairs that failed are tried again, few at a time: all of many nodes at once may just be too much.
 
     Nobody waits for more than a few of them: where most pairs are cut, the first look has told enough.
@@ -76,7 +74,7 @@ def _second_look(run: Conductor) -> None:
         )
 
 
-def _reach(run: Conductor, peers: dict[int, int]) -> dict[str, Any]:
+def _reach(run: Session, peers: dict[int, int]) -> dict[str, Any]:
     """What a node is told of those others: their first ranks by node."""
     return {
         "peers": {str(node): _sink(run, rank) for node, rank in peers.items()},
@@ -89,7 +87,7 @@ def _reached(probe: Probe) -> bool:
     return probe.connected and probe.bulk_ok is not False
 
 
-def pairs(run: Conductor) -> str | None:
+def pairs(run: Session) -> str | None:
     """Phase 4: rounds of pairs, each direction alone; then what was slow again, with nothing else running."""
     refuse_busy(run)
     leaders = _with_sinks(run)
@@ -116,7 +114,7 @@ def pairs(run: Conductor) -> str | None:
     return problem
 
 
-def refuse_busy(run: Conductor) -> None:
+def refuse_busy(run: Session) -> None:
     busy = [fact for fact in run.got.facts.values() if run.device == "cuda" and fact.gpu_processes]
     if busy:
         first = busy[0]
@@ -136,7 +134,7 @@ def trouble(outcome: Outcome) -> str | None:
 # -- their parts ---------------------------------------------------------------------------------------
 
 
-def _round(run: Conductor, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
+def _round(run: Session, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
     """All couples at once; unless ``alone``, first one direction and then the other."""
     if run.backend == "nccl":
         return _exchange(run, couples, number, alone=alone)
@@ -169,9 +167,7 @@ def _round(run: Conductor, couples: list[tuple[int, int]], number: int, *, alone
     return problem
 
 
-def _pair(
-    run: Conductor, src: int, dst: int, number: int, reply: Any, error: str | None, alone: bool
-) -> None:
+def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str | None, alone: bool) -> None:
     best = slow = None
     if reply is not None:
         error = reply.get("error")
@@ -193,7 +189,7 @@ def _pair(
     )
 
 
-def _exchange(run: Conductor, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
+def _exchange(run: Session, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
     """Over NCCL: each GPU with its counterpart, in groups of two; a node's rate is its GPUs' together."""
     store = sweep.store(run)
     if store is None:
@@ -231,7 +227,7 @@ def _together(replies: list[Any]) -> dict[str, Any] | None:
     return {"seconds": seconds, "bytes": sum(reply["bytes"] for reply in replies), "error": None}
 
 
-def _with_sinks(run: Conductor) -> dict[int, int]:
+def _with_sinks(run: Session) -> dict[int, int]:
     """Each node's first rank, where it takes what others send."""
     wanted = {
         rank: {"address": run.addresses[rank]}
@@ -246,5 +242,5 @@ def _with_sinks(run: Conductor) -> dict[int, int]:
     return {node: rank for node, rank in run.leaders.items() if rank in run.sinks}
 
 
-def _sink(run: Conductor, rank: int) -> tuple[str, int]:
+def _sink(run: Session, rank: int) -> tuple[str, int]:
     return run.addresses[rank], run.sinks[rank]

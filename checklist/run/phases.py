@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checklist.measurements import (
     PHASES,
@@ -24,9 +24,7 @@ from checklist.round_robin import ALL_PAIRS_UP_TO
 from checklist.run import sweep
 from checklist.run.control import Limits
 from checklist.run.pairing import Skipped, mesh, pairs, refuse_busy, trouble
-
-if TYPE_CHECKING:
-    from checklist.run.conductor import Conductor
+from checklist.run.session import Session
 
 __all__ = ["DO", "PHASES", "Skipped", "limits_of"]
 _LEAVE_S = 10.0
@@ -43,7 +41,7 @@ def limits_of(options: Options) -> Limits:
     )
 
 
-def facts(run: Conductor) -> str | None:
+def facts(run: Session) -> str | None:
     """Phase 0: what each rank says of itself; and how its GPU is before the load."""
     if run.options.device == "cuda" or (run.options.device == "auto" and gpus.look().uuids):
         run.device, run.backend = "cuda", "nccl"
@@ -61,7 +59,7 @@ def facts(run: Conductor) -> str | None:
     return trouble(outcome)
 
 
-def node(run: Conductor) -> str | None:
+def node(run: Session) -> str | None:
     """Phase 2: each rank alone, all at once, as in training; and how its GPU is after that load."""
     refuse_busy(run)
     effort = run.options.effort
@@ -85,7 +83,7 @@ def node(run: Conductor) -> str | None:
     return trouble(outcome)
 
 
-def world(run: Conductor) -> str | None:
+def world(run: Session) -> str | None:
     """Phase 3: collectives over all ranks."""
     refuse_busy(run)
     ranks = run.ranks
@@ -106,7 +104,7 @@ def world(run: Conductor) -> str | None:
     return problem
 
 
-def counted(run: Conductor, name: PhaseName) -> str | None:
+def counted(run: Session, name: PhaseName) -> str | None:
     """Do the phase; where it loads the network, note what the hosts have counted meanwhile."""
     before = _counters(run) if name in ("world", "pairs") else {}
     try:
@@ -120,7 +118,7 @@ def counted(run: Conductor, name: PhaseName) -> str | None:
                 run.got.counters.append(record(Counters, grown))
 
 
-DO: dict[PhaseName, Callable[[Conductor], str | None]] = {
+DO: dict[PhaseName, Callable[[Session], str | None]] = {
     "facts": facts,
     "mesh": mesh,
     "node": node,
@@ -132,12 +130,12 @@ DO: dict[PhaseName, Callable[[Conductor], str | None]] = {
 # -- their parts ---------------------------------------------------------------------------------------
 
 
-def _grant(run: Conductor) -> None:
+def _grant(run: Session) -> None:
     """Time to put things in order, also where the phase has used up its own."""
     run.phase_ends = max(run.phase_ends, time.monotonic() + _LEAVE_S)
 
 
-def _join(run: Conductor, ranks: tuple[int, ...]) -> str | None:
+def _join(run: Session, ranks: tuple[int, ...]) -> str | None:
     store = sweep.store(run)
     if store is None:
         return "rank 0 could not serve the store through which groups find each other"
@@ -153,7 +151,7 @@ def _join(run: Conductor, ranks: tuple[int, ...]) -> str | None:
     return trouble(outcome)
 
 
-def _places(run: Conductor, rank: int) -> dict[str, Any]:
+def _places(run: Session, rank: int) -> dict[str, Any]:
     """Where a rank writes and reads, and under which name; None: it was not asked for."""
     asked = {check.name for check in run.options.checks}
     work = str(run.options.work_directory or tempfile.gettempdir())
@@ -164,7 +162,7 @@ def _places(run: Conductor, rank: int) -> dict[str, Any]:
     }
 
 
-def _transport(run: Conductor, ranks: tuple[int, ...]) -> None:
+def _transport(run: Session, ranks: tuple[int, ...]) -> None:
     """What the logs say; the slowest network that any rank uses."""
     outcome = run.ask("transport", {rank: {} for rank in ranks}, limit_s=run.limits.operation)
     found = [record(Transport, reply) for _, reply in sorted(outcome.replies.items())]
@@ -173,19 +171,19 @@ def _transport(run: Conductor, ranks: tuple[int, ...]) -> None:
     run.got.transport = next(iter([*slow, *between, *found]), None)
 
 
-def _counters(run: Conductor) -> dict[int, Any]:
+def _counters(run: Session) -> dict[int, Any]:
     """What each node's first rank reads of its host, by rank."""
     return run.ask("counters", {rank: {} for rank in run.leaders.values()}, limit_s=_LEAVE_S).replies
 
 
-def _health(run: Conductor, when: str) -> None:
+def _health(run: Session, when: str) -> None:
     if run.device != "cuda":
         return
     outcome = run.ask("health", {rank: {"when": when} for rank in run.ranks}, limit_s=run.limits.operation)
     run.got.health += [record(GpuHealth, reply) for reply in outcome.replies.values() if reply]
 
 
-def _refuse_cut(run: Conductor) -> None:
+def _refuse_cut(run: Session) -> None:
     """A collective over hosts that can't reach each other hangs, and tells no more than the mesh has told."""
     if run.unusable:
         rank, why = next(iter(sorted(run.unusable.items())))

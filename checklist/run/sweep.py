@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checklist.analysis import busbw
 from checklist.measurements import Collective
-
-if TYPE_CHECKING:
-    from checklist.run.conductor import Conductor
-    from checklist.run.requests import Outcome
+from checklist.run.requests import Outcome
+from checklist.run.session import Session
 
 DTYPES = {"float32": 4, "bfloat16": 2}
 _CHECKED = 4099  # elements of a rank's part: prime, so that no chunk ends where another begins
@@ -37,7 +35,7 @@ _MORE_WHERE_FAST = 5
 _SHARE = 0.7  # of the phase's time that the sweep may take
 
 
-def store(run: Conductor) -> tuple[str, int] | None:
+def store(run: Session) -> tuple[str, int] | None:
     """Where groups find each other; None: rank 0 can't serve it."""
     if 0 not in run.ranks:
         return None
@@ -46,7 +44,7 @@ def store(run: Conductor) -> tuple[str, int] | None:
     return (address, int(outcome.replies[0])) if 0 in outcome.replies else None
 
 
-def correctness(run: Conductor, ranks: tuple[int, ...]) -> str | None:
+def correctness(run: Session, ranks: tuple[int, ...]) -> str | None:
     """Every operation once for each type, with values that a wrong result can't have."""
     if not _wanted(run, "correctness"):
         return None
@@ -58,7 +56,7 @@ def correctness(run: Conductor, ranks: tuple[int, ...]) -> str | None:
     return None
 
 
-def sweep(run: Conductor, ranks: tuple[int, ...]) -> str | None:
+def sweep(run: Session, ranks: tuple[int, ...]) -> str | None:
     """Times over sizes, smallest first, until the largest that fits in memory and in the phase's time."""
     if not (_wanted(run, "latency") or _wanted(run, "bandwidth")):
         return None
@@ -78,7 +76,7 @@ def sweep(run: Conductor, ranks: tuple[int, ...]) -> str | None:
     return None
 
 
-def _sizes(run: Conductor, ranks: tuple[int, ...], op: str, dtype: str, ends: float) -> str | None:
+def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, ends: float) -> str | None:
     """One operation and type over all sizes, until ``ends``."""
     effort, growth = run.options.effort, _GROWTH[run.options.profile]
     largest = effort.largest_cuda if run.device == "cuda" else effort.largest_cpu
@@ -115,12 +113,12 @@ def sizes(op: str, largest: int, growth: int) -> list[int]:
     return [*(_SMALLEST * growth**step for step in range(steps)), largest]
 
 
-def _wanted(run: Conductor, check: str) -> bool:
+def _wanted(run: Session, check: str) -> bool:
     return any(one.name == check for one in run.options.checks)
 
 
 def _one(
-    run: Conductor, ranks: tuple[int, ...], what: str, op: str, dtype: str, elements: int, iterations: int
+    run: Session, ranks: tuple[int, ...], what: str, op: str, dtype: str, elements: int, iterations: int
 ) -> str | None:
     arguments: dict[str, Any] = {"op": op, "dtype": dtype, "elements": elements}
     bare = what == "time" and run.options.profile != "quick"
@@ -154,7 +152,7 @@ def _one(
 
 
 def _measured(
-    run: Conductor, op: str, dtype: str, size: int, ranks: tuple[int, ...], outcome: Outcome
+    run: Session, op: str, dtype: str, size: int, ranks: tuple[int, ...], outcome: Outcome
 ) -> Collective:
     """The slowest rank's time of each iteration; the wrong values of all ranks."""
     wrong = {rank: int(reply["wrong"]) for rank, reply in outcome.replies.items() if reply["wrong"]}
@@ -179,7 +177,7 @@ def _slowest(outcome: Outcome, what: str) -> list[float]:
 
 
 def _collective(
-    run: Conductor,
+    run: Session,
     op: str,
     dtype: str,
     size: int,

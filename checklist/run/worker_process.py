@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from checklist.probes.context import DIRECTORY, PARENT, PIPE
 from checklist.probes.progress import Progress
-from checklist.probes.worker import DIRECTORY, PARENT, PIPE
 from checklist.run.control import Message
 
 _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages

@@ -1,0 +1,69 @@
+"""What the phases of one run share: who is there, what has been measured so far, and how to ask for more."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checklist.measurements import (
+    Collective,
+    Counters,
+    Facts,
+    GpuHealth,
+    Local,
+    Pair,
+    Phase,
+    Probe,
+    Transport,
+)
+from checklist.options import Options
+from checklist.run.control import Hub, Limits
+from checklist.run.rendezvous import Rendezvous
+from checklist.run.requests import Requests
+
+
+@dataclass
+class Collected:
+    """What the run has measured so far."""
+
+    facts: dict[int, Facts] = field(default_factory=dict)
+    health: list[GpuHealth] = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
+    locals: list[Local] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    counters: list[Counters] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    transport: Transport | None = None
+
+
+class Session(Requests):
+    """One run as its phases see it, in rank 0's supervisor."""
+
+    def __init__(self, options: Options, rendezvous: Rendezvous, hub: Hub, limits: Limits) -> None:
+        super().__init__(hub, limits)
+        self.options, self.rendezvous = options, rendezvous
+        self.got = Collected()
+        self.addresses: dict[int, str] = {}  # by rank: where others reach its host
+        self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
+        self.device, self.backend = "cpu", "gloo"
+        self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
+        self._begin_unix, self._begin = time.time(), time.monotonic()
+
+    @property
+    def leaders(self) -> dict[int, int]:
+        """The first rank of each node that is there."""
+        first: dict[int, int] = {}
+        for rank in self.ranks:
+            first.setdefault(self.nodes.get(rank, -1), rank)
+        return {node: rank for node, rank in first.items() if node >= 0}
+
+    def stop(self) -> None:
+        """End at the next opportunity."""
+        self.stopped.set()
+
+    def fact(self, rank: int, **changes: Any) -> None:
+        """Add to what is known of a rank."""
+        self.got.facts[rank] = replace(self.got.facts[rank], **changes)
