@@ -6,10 +6,9 @@ Figures grow from when the host (or the pod's network) came up; what a phase has
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from checklist.probes.worker import Worker
+from checklist.probes.context import Worker
 
 _SNMP = Path("/proc/self/net/snmp")  # of this process's network namespace
 _RDMA = Path("/sys/class/infiniband")

@@ -11,13 +11,11 @@ import resource
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checklist.measurements import Facts, to_dict
 from checklist.probes import cloud, gpus, nics
-
-if TYPE_CHECKING:
-    from checklist.probes.worker import Worker
+from checklist.probes.context import Worker
 
 HOST_ID = "CHECKLIST_HOST_ID"  # instead of the kernel's boot id, where one kernel plays several hosts
 _IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")

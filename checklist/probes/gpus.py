@@ -6,13 +6,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from checklist.measurements import GpuHealth, to_dict
 from checklist.probes import xids
-
-if TYPE_CHECKING:
-    from checklist.probes.worker import Worker
+from checklist.probes.context import Worker
 
 T = TypeVar("T")
 _THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clocks (0x2) are nobody's fault

@@ -7,13 +7,11 @@ packets through, so the connection comes about and the 256 KB don't arrive.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checklist.measurements import Probe, to_dict
+from checklist.probes.context import Worker
 from checklist.probes.sockets import Sink, deliver
-
-if TYPE_CHECKING:
-    from checklist.probes.worker import Worker
 
 BULK_BYTES = 256 << 10
 _AT_ONCE = 16  # probes of one node; more would be limited by its own processor

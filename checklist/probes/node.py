@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from checklist.checks import LOCALS
 from checklist.measurements import Local, to_dict
 from checklist.probes import storage
+from checklist.probes.context import Worker
 
 if TYPE_CHECKING:
     import torch
-
-    from checklist.probes.worker import Worker
 
 _CPU_ORDER = 512  # of the matrices on CPU: enough to be limited by arithmetic, over in milliseconds
 _CUDA_ORDER = 8192  # as for the figures that the thresholds come from (MAMF, ml-engineering)

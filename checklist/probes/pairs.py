@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from checklist.probes.context import Worker
 from checklist.probes.sockets import deliver
-
-if TYPE_CHECKING:
-    from checklist.probes.worker import Worker
 
 _WARM_UP_BYTES = 256 << 10
 _LEAST_BYTES = 512 << 10  # less would measure the burst that a rate limit lets through

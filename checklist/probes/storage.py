@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from checklist.measurements import NO_FOLDER
-
-if TYPE_CHECKING:
-    from checklist.probes.worker import Worker
+from checklist.probes.context import Worker
 
 BLOCK = 8 << 20  # large enough for one reader to keep a disk busy
 _MEMORY = ("tmpfs", "ramfs")

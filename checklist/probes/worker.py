@@ -20,43 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from checklist.probes import flight
-from checklist.probes.progress import Progress
+from checklist.probes.context import DIRECTORY, PARENT, PIPE, Message, Worker
 
-Message = dict[str, Any]
-PIPE, PARENT, DIRECTORY = "CHECKLIST_PIPE", "CHECKLIST_PARENT", "CHECKLIST_DIRECTORY"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-class Worker:
-    """A rank's state between commands."""
-
-    def __init__(self, directory: Path, answers: int) -> None:
-        self.rank = int(os.environ["CHECKLIST_RANK"])
-        self.local_rank = int(os.environ["CHECKLIST_LOCAL_RANK"])
-        self.node = int(os.environ["CHECKLIST_NODE"])
-        self.directory = directory
-        self.progress = Progress(directory / f"rank{self.rank}.progress")
-        self.kept: dict[str, Any] = {}  # what a command leaves for later ones: the sink, the process group
-        self._answers = os.fdopen(answers, "wb", buffering=0)
-        self._answering = threading.Lock()
-
-    def answer(self, message: Message) -> None:
-        """Tell the supervisor."""
-        with self._answering:
-            self._answers.write(json.dumps(message).encode() + b"\n")
-
-    def run(self, command: Message) -> None:
-        """Do one command and answer it, whatever becomes of it."""
-        what = command["what"]
-        self.progress.name(str(command.get("operation") or what))
-        try:
-            reply = _commands()[what](self, **command.get("arguments", {}))
-        except Exception as error:  # noqa: BLE001 - it is told to the supervisor
-            lines = str(error).strip().splitlines() or [""]
-            text = f"{type(error).__name__}: {lines[0][:500]}"
-            self.answer({"kind": "failed", "id": command["id"], "error": text})
-        else:
-            self.answer({"kind": "done", "id": command["id"], "reply": reply})
+def run(worker: Worker, command: Message) -> None:
+    """Do one command and answer it, whatever becomes of it."""
+    what = command["what"]
+    worker.progress.name(str(command.get("operation") or what))
+    try:
+        reply = _commands()[what](worker, **command.get("arguments", {}))
+    except Exception as error:  # noqa: BLE001 - it is told to the supervisor
+        lines = str(error).strip().splitlines() or [""]
+        text = f"{type(error).__name__}: {lines[0][:500]}"
+        worker.answer({"kind": "failed", "id": command["id"], "error": text})
+    else:
+        worker.answer({"kind": "done", "id": command["id"], "reply": reply})
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
@@ -90,7 +70,7 @@ def main() -> None:
     commands: queue.Queue[Message | None] = queue.Queue()
     threading.Thread(target=_read, args=(worker, commands), name="checklist-read", daemon=True).start()
     while (command := commands.get()) is not None:
-        worker.run(command)
+        run(worker, command)
     os._exit(0)  # without the clean-up of libraries, which may wait for others
 
 

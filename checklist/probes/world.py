@@ -11,13 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checklist.probes.context import Worker
 from checklist.probes.operations import Unavailable, prepare, wrong_values
 from checklist.probes.transport import chosen, parse
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
-
-    from checklist.probes.worker import Worker
 
 _WARM_UPS = 2
 _TOGETHER_CUDA = 4  # operations of one turn: launching one overlaps with the one before, as in training

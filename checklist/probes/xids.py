@@ -14,10 +14,9 @@ import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from checklist.probes.worker import Worker
+from checklist.probes.context import Worker
 
 Source = Literal["kernel log", "NVML events"]
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
