@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -77,10 +78,15 @@ class Profile:
             with self._lock:
                 self.plan = self._history.plan = plan
 
-    def expect(self, *, total_steps: int) -> None:
-        """Say how many optimizer steps there will be, for the card's progress and ETA."""
+    def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
+        """Say how many optimizer steps there will be, for the card's progress and ETA.
+
+        ``tokens_of_steps``: what goes through the model in each of them, over all processes of the run. A
+        node sees its own ranks only, and other nodes' rows may be longer.
+        """
         with self._lock:
             self._history.total_steps = total_steps
+            self._history.tokens_of_steps = tokens_of_steps
 
     def add(self, event: Event) -> None:
         """Take an event of a rank's telemetry: what ``on_event`` is given."""

@@ -17,7 +17,7 @@ from launchers import engines
 from launchers.dataset.prepared import Prepared
 from launchers.gang.control import NodeAddress
 from launchers.replanning import Replanning, plans_of
-from launchers.report.metrics import Metrics
+from launchers.report.metrics import Metrics, tokens_of_steps
 from launchers.settings import Settings
 from launchers.store.bundles import put_bundle
 from launchers.training import NodeInputs, train
@@ -74,7 +74,7 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed."""
     profile = current_profile()
     data = Prepared(local_copy(store, inputs.data, work / "data"))
-    profile.expect(total_steps=data.info.total_steps)
+    profile.expect(total_steps=data.info.total_steps, tokens_of_steps=tokens_of_steps(data))
     plans = Replanning(storage=store, prefix=plans_of(inputs.run_id))
     logs = f"logs/{inputs.run_id}/attempt-{inputs.attempt}/node-{address.node}"
     trained = train(

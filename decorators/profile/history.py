@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from estimator.plan import Plan
+from launchers.report.metrics import median, speed_of
 from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Step
 
 
@@ -16,7 +18,7 @@ class StepRow:
     loss: float | None
     lr: float | None
     grad_norm: float | None
-    dt: float  # the slowest rank's
+    dt: float  # rank 0's, as the terminal shows it; the slowest rank's on a node that has no rank 0
     dtf: float | None
     dtb: float | None
     tokens_per_second: float  # over all processes
@@ -41,6 +43,7 @@ class History:
 
     plan: Plan | None
     total_steps: int | None = None
+    tokens_of_steps: Sequence[int] | None = None  # over all processes; None: not known
     _info: dict[int, DistInfo] = field(default_factory=dict)
     _phase: dict[int, Phase] = field(default_factory=dict)
     _memory: dict[int, Memory] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class History:
         return list(self._memory_series)
 
     def steps(self) -> list[StepRow]:
-        """All steps in order. Ranks of other nodes are taken to be as fast as this node's."""
+        """All steps in order, with the speed of the whole run."""
         return [self._row(number, ranks) for number, ranks in sorted(self._steps.items())]
 
     def ranks(self) -> list[RankRow]:
@@ -115,9 +118,8 @@ class History:
     def _row(self, number: int, ranks: dict[int, Step]) -> StepRow:
         speaking = next((s for _, s in sorted(ranks.items()) if s.loss is not None), None)
         some = speaking or ranks[min(ranks)]
-        dt = max(s.dt for s in ranks.values())
-        mean_tokens = sum(s.tokens for s in ranks.values()) / len(ranks)
-        speed = mean_tokens * self.world_size / dt if dt > 0 else 0.0
+        dt = speaking.dt if speaking else max(s.dt for s in ranks.values())
+        speed = speed_of(self._tokens(number, ranks), dt, world_size=self.world_size, plan=self.plan)
         return StepRow(
             step=number,
             loss=speaking.loss if speaking else None,
@@ -126,22 +128,17 @@ class History:
             dt=dt,
             dtf=some.dtf,
             dtb=some.dtb,
-            tokens_per_second=speed,
-            mfu=self._mfu(speed),
+            tokens_per_second=speed.tokens_per_second,
+            mfu=speed.mfu,
             at=max(s.at for s in ranks.values()),
         )
 
-    def _mfu(self, tokens_per_second: float) -> float | None:
-        if self.plan is None or not self.plan.prediction.peak_flops_per_gpu:
-            return None
-        peak = self.plan.prediction.peak_flops_per_gpu * self.world_size
-        return tokens_per_second * self.plan.prediction.flops_per_token / peak
+    def _tokens(self, number: int, ranks: dict[int, Step]) -> float:
+        """Tokens of a step over all processes; where nobody has said, as if all had what this node's have."""
+        if self.tokens_of_steps is not None and number <= len(self.tokens_of_steps):
+            return self.tokens_of_steps[number - 1]
+        return sum(step.tokens for step in ranks.values()) / len(ranks) * self.world_size
 
     def _rank_speed(self, rank: int) -> float | None:
         steps = [ranks[rank] for _, ranks in sorted(self._steps.items()) if rank in ranks]
         return median([s.tokens / s.dt for s in steps[1:] or steps if s.dt > 0])
-
-
-def median(values: list[float]) -> float | None:
-    """The upper median; None of nothing."""
-    return sorted(values)[len(values) // 2] if values else None

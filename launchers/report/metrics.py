@@ -48,6 +48,41 @@ def tokens_of_steps(data: Prepared) -> list[int]:
     return counts
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """How fast one optimizer step of the whole run was."""
+
+    tokens_per_second: float  # of all processes of all nodes together
+    tokens_per_second_per_gpu: float  # on CPUs: per process
+    mfu: float | None  # 0 to 1; None: the GPU's peak is not known
+
+
+def speed_of(tokens: float, seconds: float, *, world_size: int, plan: Plan | None) -> Speed:
+    """The speed of one step: the only place where it is worked out, for terminal, trackers and cards.
+
+    Parameters
+    ----------
+    tokens:
+        That went through the model in this step, over all ``world_size`` processes, padding not counted.
+    seconds:
+        That the step took.
+    plan:
+        Whose model and GPU give MFU; None where nothing was planned.
+    """
+    rate = tokens / seconds if seconds > 0 else 0.0
+    peak = plan.prediction.peak_flops_per_gpu if plan else None
+    return Speed(
+        tokens_per_second=rate,
+        tokens_per_second_per_gpu=rate / world_size,
+        mfu=rate * plan.prediction.flops_per_token / (world_size * peak) if plan and peak else None,
+    )
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The upper median; None of nothing."""
+    return sorted(values)[len(values) // 2] if values else None
+
+
 class Meter:
     """Turns rank 0's steps into :class:`Metrics`. "Per GPU" is per process on CPUs."""
 
@@ -62,9 +97,8 @@ class Meter:
         self._seconds.append(event.dt)
         recent = sorted(self._seconds[-20:])
         world = self._plan.layout.world_size
-        tokens_per_second = self._tokens[event.step - 1] / event.dt
         samples_per_second = self._plan.layout.global_batch_size / event.dt
-        peak = self._plan.prediction.peak_flops_per_gpu
+        speed = speed_of(self._tokens[event.step - 1], event.dt, world_size=world, plan=self._plan)
         return Metrics(
             step=event.step,
             loss=event.loss,
@@ -75,9 +109,9 @@ class Meter:
             dtb=event.dtb,
             samples_per_second=samples_per_second,
             samples_per_second_per_gpu=samples_per_second / world,
-            tokens_per_second=tokens_per_second,
-            tokens_per_second_per_gpu=tokens_per_second / world,
-            mfu=tokens_per_second * self._plan.prediction.flops_per_token / (world * peak) if peak else None,
+            tokens_per_second=speed.tokens_per_second,
+            tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
+            mfu=speed.mfu,
             eta_seconds=recent[len(recent) // 2] * (len(self._tokens) - event.step),
         )
 
@@ -101,18 +135,17 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
         raise ValueError("no step was made")
     steady = metrics[1:] or metrics
 
-    def median(values: list[float]) -> float:
-        return sorted(values)[len(values) // 2]
+    def typical(values: list[float]) -> float:
+        return median(values) or 0.0
 
-    known = [m.mfu for m in steady if m.mfu is not None]
     return Summary(
         steps=metrics[-1].step,
         first_loss=metrics[0].loss,
         last_loss=metrics[-1].loss,
-        step_seconds=median([m.dt for m in steady]),
-        tokens_per_second=median([m.tokens_per_second for m in steady]),
-        tokens_per_second_per_gpu=median([m.tokens_per_second_per_gpu for m in steady]),
-        mfu=median(known) if known else None,
+        step_seconds=typical([m.dt for m in steady]),
+        tokens_per_second=typical([m.tokens_per_second for m in steady]),
+        tokens_per_second_per_gpu=typical([m.tokens_per_second_per_gpu for m in steady]),
+        mfu=median([m.mfu for m in steady if m.mfu is not None]),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decorators.profile.history import History
+from launchers.report.metrics import Meter, summarise
 from launchers.report.telemetry import Phase, Step
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.flows.synthetic import events
@@ -29,6 +30,34 @@ def test_ranks_of_other_nodes_count_as_this_nodes() -> None:
             one.add(event)
     row = one.steps()[-1]
     assert row.tokens_per_second == pytest.approx(16 * 4096 / row.dt)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_card_of_either_node_says_what_terminal_and_trackers_say(node: int) -> None:
+    plan = make_plan({"nodes": 2}, "local")  # two processes, whose rows are of unequal length
+    steps = [_step(rank, tokens) for rank, tokens in ((0, 100), (1, 300))]
+    shown = Meter(plan, [400]).add(steps[0])
+    history = History(plan=plan, tokens_of_steps=[400])
+    history.add(steps[node])
+    assert shown is not None
+    assert shown.tokens_per_second == 400
+    assert history.steps()[0].tokens_per_second == history.tokens_per_second() == 400
+    assert summarise([shown]).tokens_per_second == 400
+
+
+def _step(rank: int, tokens: int) -> Step:
+    return Step(
+        rank=rank,
+        step=1,
+        loss=4.0 if rank == 0 else None,
+        lr=1e-3,
+        grad_norm=1.0,
+        samples=4,
+        tokens=tokens,
+        dt=1.0,
+        dtf=None,
+        dtb=None,
+    )
 
 
 def test_the_first_step_which_warms_up_is_left_out_of_the_median() -> None:
