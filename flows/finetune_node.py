@@ -14,8 +14,8 @@ from decorators.storage import MetaflowStorage
 from estimator.plan import Plan
 from flows.finetune_artifacts import local_copy, model_folder
 from launchers import engines
+from launchers.cluster.channel import NodeAddress
 from launchers.dataset.prepared import Prepared
-from launchers.gang.control import NodeAddress
 from launchers.replanning import Replanning, plans_of
 from launchers.report.metrics import Metrics, tokens_of_steps
 from launchers.settings import Settings

@@ -16,11 +16,11 @@ from decorators.storage import datastore, origin_run_ids
 from flows import finetune_artifacts, finetune_launch, staging
 from flows.finetune_node import Inputs, train_on_node
 from flows.workdir import work_folder
+from launchers.cluster.channel import NodeAddress
 from launchers.dataset import prepare as preparation
 from launchers.dataset import render, rows
 from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationRequest, evaluate
-from launchers.gang.control import NodeAddress
 from launchers.report.metrics import summarise
 from launchers.settings import Settings, dotted_names, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle

@@ -9,8 +9,8 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.plan import Plan
+from launchers.cluster.channel import NodeAddress
 from launchers.dataset.prepared import Prepared
-from launchers.gang.control import NodeAddress
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.plan import MIB
-from launchers.gang.control import NodeAddress
+from launchers.cluster.channel import NodeAddress
 
 FIRST_PORT = 29_400
 PORTS = 8  # candidates for the control channel; another job of the same host takes another one

@@ -11,19 +11,9 @@ import time
 from collections import defaultdict
 
 from estimator.errors import UserError
+from launchers.cluster.channel import NodeAddress
 from launchers.cluster.processes import is_loopback
-from launchers.gang.control import (
-    HANDSHAKE_S,
-    Heart,
-    Line,
-    Message,
-    NodeAddress,
-    Timeouts,
-    Verdict,
-    lost,
-    proof,
-    why_lost,
-)
+from launchers.gang.control import HANDSHAKE_S, Heart, Line, Message, Timeouts, Verdict, lost, proof, why_lost
 from launchers.gang.failures import Failure, root_cause
 
 

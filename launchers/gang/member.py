@@ -8,18 +8,8 @@ import threading
 import time
 
 from estimator.errors import UserError
-from launchers.gang.control import (
-    HANDSHAKE_S,
-    Heart,
-    Line,
-    Message,
-    NodeAddress,
-    Timeouts,
-    Verdict,
-    lost,
-    proof,
-    why_lost,
-)
+from launchers.cluster.channel import NodeAddress
+from launchers.gang.control import HANDSHAKE_S, Heart, Line, Message, Timeouts, Verdict, lost, proof, why_lost
 from launchers.gang.failures import Failure, root_cause
 from launchers.gang.hub import hmac_equal
 

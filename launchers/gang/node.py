@@ -27,8 +27,9 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from launchers.cluster import processes
+from launchers.cluster.channel import NodeAddress
 from launchers.full_disk import NO_SPACE
-from launchers.gang.control import Control, NodeAddress, Timeouts, Verdict
+from launchers.gang.control import Control, Timeouts, Verdict
 from launchers.gang.failures import Failure, GangFailed, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub
 from launchers.gang.job import TrainJob
@@ -40,7 +41,6 @@ from launchers.store.checkpoints import CheckpointStore
 
 __all__ = [
     "GangFailed",
-    "NodeAddress",
     "NodeLost",
     "NodeResult",
     "RankFailed",

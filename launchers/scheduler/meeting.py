@@ -14,7 +14,8 @@ import time
 from types import TracebackType
 
 from estimator.errors import UserError
-from launchers.gang.control import HANDSHAKE_S, Heart, Line, Message, NodeAddress, lost, proof, why_lost
+from launchers.cluster.channel import NodeAddress
+from launchers.gang.control import HANDSHAKE_S, Heart, Line, Message, lost, proof, why_lost
 from launchers.gang.failures import Failure, GangFailed
 from launchers.gang.hub import challenge, listen
 from launchers.gang.member import find_main_node

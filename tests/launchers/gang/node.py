@@ -7,9 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+from launchers.cluster.channel import NodeAddress
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
-from launchers.gang.node import NodeAddress, Timeouts, run_node
+from launchers.gang.node import Timeouts, run_node
 from launchers.store.bundles import LocalStorage
 from launchers.store.checkpoints import CheckpointStore
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from launchers.gang.control import NodeAddress, Timeouts
+from launchers.cluster.channel import NodeAddress
+from launchers.gang.control import Timeouts
 from launchers.gang.hub import Hub
 
 

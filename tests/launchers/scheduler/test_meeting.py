@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from launchers.gang.control import NodeAddress
+from launchers.cluster.channel import NodeAddress
 from launchers.gang.failures import GangFailed, NodeLost
 from launchers.scheduler.meeting import ElsewhereError, Meeting
 
