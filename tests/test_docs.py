@@ -641,7 +641,7 @@ def test_lines_of_text_are_no_longer_than_those_of_code(path: Path) -> None:
 ROOM_ARROWS = {
     "estimator": set[str](),
     "launchers": {"estimator"},
-    "checklist": {"estimator"},
+    "checklist": {"estimator", "launchers"},
     "decorators": {"estimator", "launchers"},
     "flows": {"checklist", "estimator", "launchers", "decorators"},
 }
@@ -657,6 +657,13 @@ def test_the_arrows_of_the_map_are_those_of_the_imports() -> None:
         assert used == allowed
         arrow = f"{room} -> {', '.join(sorted(used)) or 'nothing'}"
         assert arrow in text, f"CONTRIBUTING.md: {arrow}"
+
+
+def test_of_the_launchers_the_checklist_imports_what_both_share_and_nothing_else() -> None:
+    taken = set()
+    for path in (ROOT / "checklist").rglob("*.py"):
+        taken |= set(re.findall(r"^\s*(?:from|import) (launchers[\w.]*)", path.read_text(), re.MULTILINE))
+    assert {name for name in taken if not name.startswith("launchers.cluster")} == set()
 
 
 def test_the_map_names_files_that_are_there() -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimator.errors import UserError
+from launchers.cluster.allocation import expand_hosts
 
 PORTS = 8  # the control channel takes the first free one of so many
 PORT_OFFSET = 17  # from MASTER_PORT, on which the launcher's own store may listen
@@ -122,7 +123,9 @@ def _torchrun(environment: Mapping[str, str]) -> Rendezvous:
 
 
 def _slurm(environment: Mapping[str, str]) -> Rendezvous:
-    host = environment.get("MASTER_ADDR") or _first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    host = environment.get("MASTER_ADDR")
+    if not host:
+        host = next(iter(expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))), None)
     if not host:
         raise UserError(
             "srun does not say which host rank 0 is on (SLURM_STEP_NODELIST is empty).",
@@ -153,14 +156,6 @@ def _one(
         ports=control_ports(port),
         token=token,
     )
-
-
-def _first_host(nodelist: str) -> str:
-    """The first host of Slurm's short form: ``gpu[03-05,9]`` is ``gpu03``."""
-    head, bracket, rest = nodelist.partition("[")
-    if "," in head or not bracket:
-        return head.split(",")[0]
-    return head + rest.split("]")[0].split(",")[0].split("-")[0] + rest.partition("]")[2].split(",")[0]
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

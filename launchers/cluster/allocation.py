@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,9 @@ from launchers.cluster.channel import NodeAddress
 FIRST_PORT = 29_400
 PORTS = 8  # candidates for the control channel; another job of the same host takes another one
 _SLOTS = 64  # groups of ports that jobs are spread over by their number
-_BRACKETS = re.compile(r"([^\[,]*)\[([^\]]*)\]")
+SCONTROL_S = 5.0  # for its answer; it asks nobody else
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_HOST = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,39 +71,68 @@ def node_address(environment: Mapping[str, str] = os.environ, *, hostname: str |
     return _alone("none", str(os.getpid()))
 
 
-def expand(nodelist: str) -> list[str]:
+def expand_hosts(nodelist: str) -> list[str]:
     """The hosts of Slurm's short form: ``gpu[03-05,9],login`` is gpu03, gpu04, gpu05, gpu9, login.
 
-    A name may hold several brackets (``rack[1-2]n[0-1]``: the last one runs fastest).
+    By Slurm itself (``scontrol show hostnames``) where it is installed and can read the list: not every
+    version of it takes a name with several brackets, such as ``rack[1-2]n[0-1]`` (the last one runs fastest).
+
+    Raises UserError where the list makes no sense.
     """
+    if "[" not in nodelist and "]" not in nodelist:
+        return [host for host in nodelist.split(",") if host]
+    return _hosts_of_scontrol(nodelist) or _hosts_of_ranges(nodelist)
+
+
+def _hosts_of_scontrol(nodelist: str) -> list[str]:
+    """What Slurm makes of the list; empty where it is not there, can't read it or does not answer."""
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        return []
+    try:
+        answer = subprocess.run(
+            [scontrol, "show", "hostnames", nodelist],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SCONTROL_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
+    hosts = answer.stdout.splitlines()
+    return hosts if all(_HOST.fullmatch(host) for host in hosts) else []
+
+
+def _hosts_of_ranges(nodelist: str) -> list[str]:
+    """The same by ourselves: python-hostlist would do it too, but is under the GPL, unlike this package."""
     hosts: list[str] = []
-    for word in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
-        pieces: list[list[str]] = []
-        end = 0
-        for match in _BRACKETS.finditer(word):
-            pieces += [[match[1]], _numbers(match[2])]
-            end = match.end()
-        pieces.append([word[end:]])
-        hosts += ["".join(parts) for parts in itertools.product(*pieces)]
+    for word in re.findall(r"(?:[^,\[]|\[[^\]]*\]|\[)+", nodelist):
+        pieces = re.split(r"\[([^\[\]]*)\]", word)  # text, ranges, text, ranges, ..., text
+        if any(bracket in text for text in pieces[::2] for bracket in "[]"):
+            raise _no_hosts(nodelist, word)
+        choices = [_numbers(piece, nodelist) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        hosts += ["".join(parts) for parts in itertools.product(*choices)]
     return hosts
 
 
-def _numbers(ranges: str) -> list[str]:
+def _numbers(ranges: str, nodelist: str) -> list[str]:
     """``03-05,9``: 03, 04, 05, 9; zeros in front are kept."""
-    found: list[str] = []
+    numbers: list[str] = []
     for part in ranges.split(","):
-        first, dash, last = part.partition("-")
-        if not dash:
-            found.append(first)
-            continue
-        try:
-            found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-        except ValueError:
-            raise UserError(
-                f"The scheduler's list of nodes has {part!r} in it, which is no range.",
-                "Look at SLURM_STEP_NODELIST; scontrol show hostnames must be able to read it.",
-            ) from None
-    return found
+        match = _RANGE.fullmatch(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise _no_hosts(nodelist, part)
+        first, last = match[1], match[2] or match[1]
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _no_hosts(nodelist: str, part: str) -> UserError:
+    return UserError(
+        f"The scheduler's list of nodes {nodelist!r} can't be read: {part!r} is no range.",
+        "Look at SLURM_STEP_NODELIST; scontrol show hostnames must be able to read it.",
+    )
 
 
 def _torchrun(environment: Mapping[str, str]) -> Allocation:
@@ -121,7 +154,7 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")  # "1(x4)", "2,1(x3)"
     if any(int(count) > 1 for count in re.findall(r"(?:^|,)(\d+)", tasks)):
         raise _several("srun", "--ntasks-per-node=1")
-    hosts = expand(environment.get("SLURM_STEP_NODELIST", ""))
+    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
     nodes = _number(environment, "SLURM_STEP_NUM_NODES", len(hosts))
     main_host = environment.get("MASTER_ADDR") or (hosts[0] if hosts else "")
     if not main_host:

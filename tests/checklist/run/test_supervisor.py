@@ -245,8 +245,19 @@ def test_a_run_with_a_rank_that_never_comes_ends_and_says_so(monkeypatch: pytest
             },
             ((9,), (1,), 16, 1, 2, "gpu03"),
         ),
+        (
+            {
+                "SLURM_PROCID": "3",
+                "SLURM_STEP_ID": "0",
+                "SLURM_NTASKS": "4",
+                "SLURM_NODEID": "3",
+                "SLURM_STEP_NUM_NODES": "4",
+                "SLURM_STEP_NODELIST": "rack[1-2]n[0-1]",
+            },
+            ((3,), (0,), 4, 3, 4, "rack1n0"),
+        ),
     ],
-    ids=["torchrun", "srun"],
+    ids=["torchrun", "srun", "racks"],
 )
 def test_the_launchers_variables_say_where_a_process_stands(
     variables: dict[str, str], expected: tuple[object, ...]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from estimator.errors import UserError
-from launchers.cluster.allocation import FIRST_PORT, expand, node_address
+from launchers.cluster import allocation
+from launchers.cluster.allocation import FIRST_PORT, expand_hosts, node_address
 
 # srun --ntasks-per-node=1 on the third of four nodes, from sbatch --mem=480G --nodes=4, started again once
 SLURM = {
@@ -47,25 +51,57 @@ OPENMPI = {
 }
 
 
-@pytest.mark.parametrize(
-    ("short", "hosts"),
-    [
-        ("gpu[03-05,9]", ["gpu03", "gpu04", "gpu05", "gpu9"]),
-        ("n1", ["n1"]),
-        ("n1,n2", ["n1", "n2"]),
-        ("login,gpu[1-2],x[007-008].site", ["login", "gpu1", "gpu2", "x007.site", "x008.site"]),
-        ("rack[1-2]n[0-1]", ["rack1n0", "rack1n1", "rack2n0", "rack2n1"]),
-        ("a-b[098-101]", ["a-b098", "a-b099", "a-b100", "a-b101"]),
-        ("", []),
-    ],
-)
-def test_a_short_list_of_nodes_is_read_as_slurm_writes_it(short: str, hosts: list[str]) -> None:
-    assert expand(short) == hosts
+LISTS = [
+    ("gpu[03-05,9]", ["gpu03", "gpu04", "gpu05", "gpu9"]),
+    ("n1", ["n1"]),
+    ("n1,n2", ["n1", "n2"]),
+    ("login,gpu[1-2],x[007-008].site", ["login", "gpu1", "gpu2", "x007.site", "x008.site"]),
+    ("rack[1-2]n[0-1]", ["rack1n0", "rack1n1", "rack2n0", "rack2n1"]),
+    ("a[01-03,7],b[1-2]c", ["a01", "a02", "a03", "a7", "b1c", "b2c"]),
+    (
+        "x[1-2]-[3,5-6].site,y",
+        ["x1-3.site", "x1-5.site", "x1-6.site", "x2-3.site", "x2-5.site", "x2-6.site", "y"],
+    ),
+    ("a-b[098-101]", ["a-b098", "a-b099", "a-b100", "a-b101"]),
+    ("a[8-11]", ["a8", "a9", "a10", "a11"]),
+    ("", []),
+]
 
 
-def test_a_list_of_nodes_that_makes_no_sense_is_said_so() -> None:
-    with pytest.raises(UserError, match="'a-b'"):
-        expand("n[a-b]")
+@pytest.mark.parametrize("scontrol", [True, False], ids=["with scontrol", "without"])
+@pytest.mark.parametrize(("nodelist", "hosts"), LISTS)
+def test_a_short_list_of_nodes_is_read_as_slurm_writes_it(
+    nodelist: str, hosts: list[str], scontrol: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if scontrol and shutil.which("scontrol"):
+        (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n")
+        monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert expand_hosts(nodelist) == hosts
+
+
+@pytest.mark.parametrize("does", ["sleep 60", "echo stranger; exit 1", "echo not a host", "true"])
+def test_an_scontrol_that_hangs_or_fails_costs_no_more_than_its_limit(
+    does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{does}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(allocation, "SCONTROL_S", 0.5)
+    begin = time.monotonic()
+    assert expand_hosts("rack[1-2]n[0-1]") == ["rack1n0", "rack1n1", "rack2n0", "rack2n1"]
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("nodelist", ["n[a-b]", "n[3-1]", "n[1", "n1]", "n[]", "n[[1]]"])
+def test_a_list_of_nodes_that_makes_no_sense_is_said_so(
+    nodelist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="SLURM_STEP_NODELIST") as caught:
+        expand_hosts(nodelist)
+    assert repr(nodelist) in caught.value.problem
 
 
 def test_a_task_of_srun_knows_its_place_and_what_memory_it_has() -> None:
