@@ -10,7 +10,7 @@ from typing import Any
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, datastore
 from estimator.errors import UserError
-from estimator.models import ModelSpec
+from estimator.models import ModelSpec, hf_config
 from estimator.plan import GIB, Plan
 from flows import staging
 from launchers import model_card
@@ -76,7 +76,7 @@ def spec_of(model: str) -> ModelSpec:
     config = next(file for file in manifest.files if file.name == "config.json") if manifest else None
     if config is None:
         raise UserError(f"{model} was staged in {store.describe(staged)} and is no longer there.")
-    return ModelSpec.from_hf_config(json.loads(store.get_bytes(f"{staged}/{config.key}")), model)
+    return hf_config.to_spec(json.loads(store.get_bytes(f"{staged}/{config.key}")), model)
 
 
 def export(

@@ -46,7 +46,7 @@ _EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")  # have
 _REFUSED = ("qk_layernorm", "qk_ln", "add_cross_attention")  # they add parameters that aren't counted
 
 
-def read(config: Mapping[str, Any], name: str) -> ModelSpec:
+def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     """A shape from the contents of a ``config.json``; of the language part where there are others.
 
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing

@@ -29,7 +29,7 @@ def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
         raise UserError(f"{path} can't be read: {error.strerror}.") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a JSON object.", "Fetch it again.")
-    return hf_config.read(config, name or folder.name)
+    return hf_config.to_spec(config, name or folder.name)
 
 
 def cached(hf_id: str) -> Path | None:

@@ -6,18 +6,14 @@ width, E experts. The code that each family's parts follow is named in ``estimat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from estimator.models.architectures import LATENT_PROJECTIONS, MLP_PROJECTIONS
-
-if TYPE_CHECKING:
-    from estimator.models.spec import ModelSpec
+from estimator.models.shape import ModelShape
 
 # ---------------------------------------------------------------------------------------------------------
 # One block
 
 
-def attention_shapes(m: ModelSpec) -> dict[str, tuple[int, int]]:
+def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     """Linear layers of one block's attention -> (out, in)."""
     if not m.latent_attention:
         return {
@@ -39,7 +35,7 @@ def attention_shapes(m: ModelSpec) -> dict[str, tuple[int, int]]:
     }
 
 
-def mlp_shapes(m: ModelSpec, width: int) -> dict[str, tuple[int, int]]:
+def mlp_shapes(m: ModelShape, width: int) -> dict[str, tuple[int, int]]:
     """Linear layers of one MLP of that width -> (out, in)."""
     gate = {"gate_proj": (width, m.hidden)} if m.gated_mlp else {}
     return {**gate, "up_proj": (width, m.hidden), "down_proj": (m.hidden, width)}
@@ -49,11 +45,11 @@ def _weights(shapes: dict[str, tuple[int, int]]) -> int:
     return sum(out * into for out, into in shapes.values())
 
 
-def attention_weights(m: ModelSpec) -> int:
+def attention_weights(m: ModelShape) -> int:
     return _weights(attention_shapes(m))
 
 
-def attention_extras(m: ModelSpec) -> int:
+def attention_extras(m: ModelShape) -> int:
     """Biases, sinks, and norms of queries, keys and latents."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
     count += m.heads * m.attention_sinks
@@ -61,38 +57,38 @@ def attention_extras(m: ModelSpec) -> int:
     return count + m.q_lora_rank + m.kv_lora_rank
 
 
-def mlp_weights(m: ModelSpec, width: int) -> int:
+def mlp_weights(m: ModelShape, width: int) -> int:
     """3hf where it is gated, 2hf otherwise."""
     return (3 if m.gated_mlp else 2) * m.hidden * width
 
 
-def mlp(m: ModelSpec, width: int) -> int:
+def mlp(m: ModelShape, width: int) -> int:
     """One MLP with its biases."""
     bias = (2 if m.gated_mlp else 1) * width + m.hidden if m.mlp_bias else 0
     return mlp_weights(m, width) + bias
 
 
-def router(m: ModelSpec) -> int:
+def router(m: ModelShape) -> int:
     """hE, its biases, and the gate of the shared experts."""
     return m.experts * (m.hidden + m.router_bias) + (m.hidden if m.shared_expert_gate else 0)
 
 
-def norm(m: ModelSpec) -> int:
+def norm(m: ModelShape) -> int:
     return m.hidden * (2 if m.norm_bias else 1)
 
 
-def layer(m: ModelSpec) -> int:
+def layer(m: ModelShape) -> int:
     """One block; one with experts where there are any."""
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     return _around_mlp(m) + max(m.experts, 1) * mlp(m, m.ffn) + shared + router(m)
 
 
-def dense_layer(m: ModelSpec) -> int:
+def dense_layer(m: ModelShape) -> int:
     """One of the blocks without experts of a model that has experts."""
     return _around_mlp(m) + mlp(m, m.dense_ffn or m.ffn)
 
 
-def _around_mlp(m: ModelSpec) -> int:
+def _around_mlp(m: ModelShape) -> int:
     return attention_weights(m) + attention_extras(m) + m.norms_per_layer * norm(m)
 
 
@@ -100,29 +96,29 @@ def _around_mlp(m: ModelSpec) -> int:
 # Outside the blocks
 
 
-def embeddings(m: ModelSpec) -> int:
+def embeddings(m: ModelShape) -> int:
     """Tokens, learned positions, token types."""
     return (m.vocab + m.position_embeddings + m.token_types) * m.hidden
 
 
-def head(m: ModelSpec) -> int:
+def head(m: ModelShape) -> int:
     """The output head, where it is a matrix of its own; an encoder has none."""
     weight = 0 if m.tied_embeddings or not m.causal else m.vocab * m.hidden
     return weight + m.vocab * m.head_bias
 
 
-def pooler(m: ModelSpec) -> int:
+def pooler(m: ModelShape) -> int:
     """BERT's dense layer over the first token."""
     return m.hidden * (m.hidden + 1) if m.pooler else 0
 
 
-def model(m: ModelSpec) -> int:
+def model(m: ModelShape) -> int:
     """All parameters. One norm more than the blocks have: after them, or in BERT before them."""
     blocks = (m.layers - m.dense_layers) * layer(m) + m.dense_layers * dense_layer(m)
     return embeddings(m) + blocks + norm(m) + head(m) + pooler(m)
 
 
-def idle(m: ModelSpec) -> int:
+def idle(m: ModelShape) -> int:
     """Parameters that one token does not pass through: the experts it is not sent to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
     return (m.layers - m.dense_layers) * unused * mlp(m, m.ffn)
@@ -132,7 +128,7 @@ def idle(m: ModelSpec) -> int:
 # Over the whole model
 
 
-def mlps(m: ModelSpec) -> list[tuple[int, int]]:
+def mlps(m: ModelShape) -> list[tuple[int, int]]:
     """(how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks."""
     with_experts = m.layers - m.dense_layers
     found = [
@@ -143,12 +139,12 @@ def mlps(m: ModelSpec) -> list[tuple[int, int]]:
     return [(count, width) for count, width in found if count and width]
 
 
-def linears(m: ModelSpec) -> int:
+def linears(m: ModelShape) -> int:
     """Weights of all linear layers of the blocks, without routers."""
     return m.layers * attention_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
 
 
-def lora(m: ModelSpec, rank: int, group: tuple[str, ...]) -> int:
+def lora(m: ModelShape, rank: int, group: tuple[str, ...]) -> int:
     """Adapters on one matrix of every block, which may be several projections fused into one.
 
     Two matrices each, (rank, in) and (out, rank): Hu et al. 2021 (arXiv:2106.09685), section 4.1.

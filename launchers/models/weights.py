@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 
 from estimator import models
 from estimator.errors import UserError
-from estimator.models import ModelSpec
+from estimator.models import ModelSpec, hf_config
 from estimator.plan import GIB
 from launchers import full_disk, remote
 from launchers.models.files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted, read_config
@@ -72,12 +72,12 @@ def spec_of(ref: ModelRef) -> ModelSpec:
     if ref.kind in ("tiny", "table"):
         return models.find(ref.name)
     if ref.kind == "local":
-        return ModelSpec.from_hf_config(read_config(Path(ref.location)), ref.name)
+        return hf_config.to_spec(read_config(Path(ref.location)), ref.name)
     if ref.kind == "s3":
-        return ModelSpec.from_hf_config(_s3_config(ref.location), ref.name)
+        return hf_config.to_spec(_s3_config(ref.location), ref.name)
     if models.known(ref.location):  # no network needed; refuses what is no language model
         return models.find(ref.location)
-    return ModelSpec.from_hf_config(_hub_config(ref.location), ref.name)
+    return hf_config.to_spec(_hub_config(ref.location), ref.name)
 
 
 def fetch(ref: ModelRef, folder: Path) -> Path:

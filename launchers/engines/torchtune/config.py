@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from estimator.models import ModelSpec
+from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
 from launchers.dataset.prepared import Prepared
 from launchers.engines.torchtune.support import ATTENTION, MLP, unsupported, unsupported_shards
@@ -34,10 +34,10 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
 
     Raises UserError where torchtune can't do what is asked.
     """
-    hf_config = json.loads((job.model_dir / "config.json").read_text())
-    spec = ModelSpec.from_hf_config(hf_config, job.settings.model)
+    config_json = json.loads((job.model_dir / "config.json").read_text())
+    spec = hf_config.to_spec(config_json, job.settings.model)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
-    reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(hf_config, spec)
+    reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(config_json, spec)
     if reason:
         raise UserError(f"torchtune can't run this: {reason}.", "Try --engine deepspeed.")
     values = {
@@ -106,11 +106,11 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
     return unsupported_shards(spec, layout.world_size) if job.settings.method == "qlora" else None
 
 
-def _incomplete(hf_config: dict[str, Any], spec: ModelSpec) -> str | None:
+def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
     """torchtune's checkpointer reads these from config.json and knows no defaults for them."""
     needed = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
     needed += ["tie_word_embeddings"] if spec.family == "qwen2" else []
-    missing = [name for name in needed if name not in hf_config]
+    missing = [name for name in needed if name not in config_json]
     return f"the model's config.json has no {missing[0]}, which torchtune reads" if missing else None
 
 

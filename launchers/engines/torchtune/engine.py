@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from estimator.models import ModelSpec
+from estimator.models import ModelSpec, hf_config
 from launchers.engines import _hf_layout
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
@@ -61,7 +61,5 @@ class Torchtune:
 
 def _base_model(job: TrainJob) -> str:
     """What the adapters belong to, as PEFT can find it: a Hugging Face id, or else the local folder."""
-    spec = ModelSpec.from_hf_config(
-        json.loads((job.model_dir / "config.json").read_text()), job.settings.model
-    )
+    spec = hf_config.to_spec(json.loads((job.model_dir / "config.json").read_text()), job.settings.model)
     return spec.hf_id or str(job.model_dir)

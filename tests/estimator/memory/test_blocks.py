@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from estimator.memory.activations import block_bytes
-from estimator.models.hf_config import read
+from estimator.models import hf_config
 from estimator.models.spec import ModelSpec
 from estimator.setup import Setup
 
@@ -70,7 +70,7 @@ def model_of(family: str) -> tuple[Any, ModelSpec]:
     config = getattr(transformers, f"{family}Config")(**values)
     config._attn_implementation = "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
-    return model, read({"model_type": config.model_type} | config.to_dict(), family)
+    return model, hf_config.to_spec({"model_type": config.model_type} | config.to_dict(), family)
 
 
 def per_block(model: Any, base: Any) -> float:

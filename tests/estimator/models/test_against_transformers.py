@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import models
-from estimator.models import ModelSpec, find
+from estimator.models import ModelSpec, find, hf_config
 from estimator.models.architectures import FAMILIES
 from tests.estimator.models.hf_configs import config_of
 
@@ -124,7 +124,7 @@ def test_every_model_of_the_table_has_the_parameters_of_the_real_code(name: str)
 
 @pytest.mark.parametrize("name", [n for n in models.names() if not n.startswith("mpt-pretrain")])
 def test_every_model_of_the_table_is_read_from_its_config_json(name: str) -> None:
-    table, read = find(name), ModelSpec.from_hf_config(config_of(find(name)), name)
+    table, read = find(name), hf_config.to_spec(config_of(find(name)), name)
     wrong = {
         field.name: (getattr(read, field.name), getattr(table, field.name))
         for field in fields(ModelSpec)
@@ -137,11 +137,11 @@ def test_every_model_of_the_table_is_read_from_its_config_json(name: str) -> Non
 def test_what_config_json_changes_of_a_family_is_counted(variant: str) -> None:
     config = WIDTHS | VARIANTS[variant]
     model = built(config)
-    assert ModelSpec.from_hf_config(config, variant).parameters == count(model)
+    assert hf_config.to_spec(config, variant).parameters == count(model)
     sliding = [kind for kind in getattr(model.config, "layer_types", None) or () if kind != "full_attention"]
     if config["model_type"] in ("qwen2", "gemma2", "gpt_oss", "llama4_text"):
         window = {"sliding_window": 32, "attention_chunk_size": 32}
-        assert ModelSpec.from_hf_config(config | window, variant).sliding_layers == len(sliding)
+        assert hf_config.to_spec(config | window, variant).sliding_layers == len(sliding)
 
 
 def test_every_family_is_compared_with_the_real_code() -> None:
@@ -172,7 +172,7 @@ def test_gemma_3_is_the_whole_model_less_the_vision_tower_and_the_projector() ->
     with torch.device("meta"):
         whole = Gemma3ForConditionalGeneration(Gemma3Config(**{**config, "mm_tokens_per_image": 256}))
     assert count(whole) == 4_300_079_472
-    assert ModelSpec.from_hf_config(config, "gemma-3-4b").parameters == find("gemma-3-4b").parameters
+    assert hf_config.to_spec(config, "gemma-3-4b").parameters == find("gemma-3-4b").parameters
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_llama_4_is_the_whole_model_less_the_vision_model_and_the_projector(name
     with torch.device("meta"):
         whole = Llama4ForConditionalGeneration(Llama4Config(**config))
     assert count(whole) == index
-    assert ModelSpec.from_hf_config(config, name).parameters == find(name).parameters
+    assert hf_config.to_spec(config, name).parameters == find(name).parameters
 
 
 # Real names of the linear layers that PEFT finds; experts are not linear layers in transformers 5.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from estimator import models
 from estimator.errors import UserError
-from estimator.models import ModelSpec, find
+from estimator.models import find, hf_config
 from tests.estimator.models.hf_configs import config_of
 
 LLAMA_CONFIG = {
@@ -122,7 +122,7 @@ def test_moonlight_without_embeddings_is_what_its_paper_says() -> None:
 
 
 def test_config_json_gives_the_same_shape_as_the_table() -> None:
-    read = ModelSpec.from_hf_config(LLAMA_CONFIG, "llama-8b")
+    read = hf_config.to_spec(LLAMA_CONFIG, "llama-8b")
     table = find("llama-8b")
     for field in ("parameters", "layers", "rope_theta", "rope_scaling_factor", "norm_eps", "max_seq_len"):
         assert getattr(read, field) == getattr(table, field)
@@ -131,7 +131,7 @@ def test_config_json_gives_the_same_shape_as_the_table() -> None:
 def test_transformers_5_rope_parameters_are_read() -> None:
     config = {k: v for k, v in LLAMA_CONFIG.items() if not k.startswith("rope")}
     config["rope_parameters"] = {**LLAMA_CONFIG["rope_scaling"], "rope_theta": 500000.0}  # type: ignore[dict-item]
-    read = ModelSpec.from_hf_config(config, "m")
+    read = hf_config.to_spec(config, "m")
     assert (read.rope_theta, read.rope_scaling_type, read.rope_scaling_factor) == (500000.0, "llama3", 8.0)
 
 
@@ -139,7 +139,7 @@ def test_transformers_5_rope_parameters_are_read() -> None:
 def test_a_missing_field_is_named(field: str) -> None:
     config = {key: value for key, value in LLAMA_CONFIG.items() if key != field}
     with pytest.raises(UserError, match=f"no {field}"):
-        ModelSpec.from_hf_config(config, "mine")
+        hf_config.to_spec(config, "mine")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_field_that_contradicts_or_is_not_supported_is_named_with_its_value(
     change: dict[str, object], words: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        ModelSpec.from_hf_config(LLAMA_CONFIG | change, "mine")
+        hf_config.to_spec(LLAMA_CONFIG | change, "mine")
     assert words in caught.value.problem
     assert "\n" not in caught.value.problem
 
@@ -244,7 +244,7 @@ def test_a_config_json_of_any_content_gives_a_shape_or_one_clear_line(name: str,
         config[field] = data.draw(JUNK)
     problem = "mine"
     try:
-        assert ModelSpec.from_hf_config(config, "mine").parameters > 0
+        assert hf_config.to_spec(config, "mine").parameters > 0
     except UserError as error:
         problem = error.problem
     assert "mine" in problem
@@ -255,7 +255,7 @@ def test_gemma_3_s_config_json_leaves_out_what_its_class_says() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
     text |= {"num_hidden_layers": 34, "sliding_window": 1024}
     rope = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
-    read = ModelSpec.from_hf_config({"model_type": "gemma3", "text_config": text | rope}, "mine")
+    read = hf_config.to_spec({"model_type": "gemma3", "text_config": text | rope}, "mine")
     table = find("gemma-3-4b")
     for field in ("parameters", "heads", "kv_heads", "max_seq_len", "rope_theta", "sliding_layers"):
         assert getattr(read, field) == getattr(table, field)
@@ -263,11 +263,11 @@ def test_gemma_3_s_config_json_leaves_out_what_its_class_says() -> None:
 
 def test_kimi_k2_is_read_as_the_architecture_that_it_has() -> None:
     kimi = find("kimi-k2")
-    read = ModelSpec.from_hf_config(config_of(kimi) | {"model_type": "kimi_k2"}, "mine")
+    read = hf_config.to_spec(config_of(kimi) | {"model_type": "kimi_k2"}, "mine")
     assert (read.family, read.parameters) == ("deepseek_v3", kimi.parameters)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v3"])
 def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: str) -> None:
     config = config_of(find(name)) | {"quantization_config": {"quant_method": "mxfp4"}}
-    assert ModelSpec.from_hf_config(config, "mine").parameters == find(name).parameters
+    assert hf_config.to_spec(config, "mine").parameters == find(name).parameters

@@ -4,6 +4,7 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
+from estimator.models import hf_config
 from launchers import engines
 from launchers.models import weights
 from launchers.settings import Settings
@@ -40,7 +41,7 @@ def test_torchtune_refuses_a_llama_with_biases(flag: str, where: str) -> None:
         "max_position_embeddings": 2048,
         flag: True,
     }
-    spec = models.ModelSpec.from_hf_config(config, "mine")
+    spec = hf_config.to_spec(config, "mine")
     reason = engines.get("torchtune").unsupported(Settings(seq_len=256), spec)
     assert reason
     assert where in reason

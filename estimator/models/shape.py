@@ -1,0 +1,185 @@
+"""The widths of one transformer, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.errors import UserError
+from estimator.models.architectures import FAMILIES, Norm, QkNorm
+
+_AT_LEAST_1 = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_seq_len")
+_AT_LEAST_0 = (
+    "experts",
+    "experts_per_token",
+    "shared_ffn",
+    "dense_layers",
+    "dense_ffn",
+    "sliding_layers",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "position_embeddings",
+    "token_types",
+)
+_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """What config.json and the model table say of one transformer. The defaults are those of a dense Llama.
+
+    A model of the table or of a config.json gets its family's traits (norms, biases...) from
+    ``estimator.models.architectures.FAMILIES``; one that is made by hand has to be given them.
+    """
+
+    name: str
+    family: str  # Hugging Face's `model_type`
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int  # of queries and keys
+    ffn: int  # width of the MLP; of one expert where there are experts
+    vocab: int
+    tied_embeddings: bool
+    max_seq_len: int
+    hf_id: str | None = None
+    causal: bool = True  # False: an encoder such as BERT
+    norm: Norm = "rms"
+    norm_bias: bool = False
+    norms_per_layer: int = 2  # over the hidden size
+    qk_norm: QkNorm = ""
+    gated_mlp: bool = True
+    parallel_residual: bool = False  # attention and MLP read the same input
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    attention_sinks: bool = False
+    pooler: bool = False
+    position_embeddings: int = 0  # learned positions; 0 where they are rotary or ALiBi
+    token_types: int = 0
+    # mixture of experts
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_ffn: int = 0  # total width of the experts that every token passes through, in one block
+    dense_layers: int = 0  # blocks without experts, in a model that has experts
+    dense_ffn: int = 0  # their width
+    router_bias: bool = False
+    shared_expert_gate: bool = False
+    # multi-head latent attention, where kv_lora_rank is above 0
+    q_lora_rank: int = 0  # 0: queries are not compressed
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0  # 0: as head_dim
+    # positions
+    rope_theta: float = 10_000.0
+    rope_scaling_type: str | None = None  # "llama3", "linear", "yarn"...
+    rope_scaling_factor: float | None = None
+    rope_low_freq_factor: float | None = None
+    rope_high_freq_factor: float | None = None
+    rope_original_max_seq_len: int | None = None
+    norm_eps: float = 1e-5
+    sliding_window: int | None = None  # tokens that one token looks back on, or Llama 4's chunk
+    sliding_layers: int = 0  # how many blocks use the window; the others see everything
+    gated: bool = False  # Hugging Face asks for a token
+    published_parameters: int | None = None
+    published_active_parameters: int | None = None  # as the publisher rounds it
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise UserError(
+                f"Model {self.name}: model_type {self.family!r} is not supported.",
+                f"Supported are {', '.join(FAMILIES)}.",
+            )
+        self._check_numbers()
+        self._check_attention()
+        self._check_experts()
+
+    def _check_numbers(self) -> None:
+        for names, least, rule in ((_AT_LEAST_1, 1, "above 0"), (_AT_LEAST_0, 0, "of at least 0")):
+            for field in names:
+                value = getattr(self, field)
+                if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                    raise self._wrong(f"{field} = {value!r} must be a whole number {rule}")
+        if self.norms_per_layer not in (1, 2, 4):
+            raise self._wrong(f"norms_per_layer = {self.norms_per_layer!r} must be 1, 2 or 4")
+        if bool(self.sliding_window) != bool(self.sliding_layers) or self.sliding_layers > self.layers:
+            raise self._wrong(
+                f"sliding_window = {self.sliding_window!r} does not go with sliding_layers = "
+                f"{self.sliding_layers} of {self.layers} layers",
+                "Without a window give neither; with one, between 1 and all layers use it.",
+            )
+
+    def _check_attention(self) -> None:
+        if self.heads % self.kv_heads:
+            raise self._wrong(
+                f"{self.heads} attention heads can't be shared by {self.kv_heads} key/value heads",
+                "num_attention_heads must be a multiple of num_key_value_heads.",
+            )
+        if not FAMILIES[self.family].free_head_dim and self.q_dim != self.hidden:
+            raise self._wrong(
+                f"{self.heads} heads * {self.head_dim} = {self.q_dim}, but its hidden size is {self.hidden}",
+                f"In a {self.family} model heads * head_dim must be the hidden size.",
+            )
+        given = {name: getattr(self, name) for name in _LATENT}
+        if not self.latent_attention:
+            stray = [name for name in ("q_lora_rank", *_LATENT[:2]) if getattr(self, name)]
+            if stray:
+                raise self._wrong(f"{stray[0]} = {getattr(self, stray[0])} needs a kv_lora_rank")
+            return
+        for name, value in given.items():
+            if not value:
+                raise self._wrong(f"kv_lora_rank = {self.kv_lora_rank} needs {name}, which is 0")
+        if self.head_dim != self.qk_nope_head_dim + self.qk_rope_head_dim:
+            raise self._wrong(
+                f"head_dim = {self.head_dim} must be qk_nope_head_dim + qk_rope_head_dim = "
+                f"{self.qk_nope_head_dim + self.qk_rope_head_dim}"
+            )
+
+    def _check_experts(self) -> None:
+        used, experts = self.experts_per_token, self.experts
+        if used > experts or bool(experts) != bool(used):
+            raise self._wrong(
+                f"experts_per_token = {used} does not go with experts = {experts}",
+                "A dense model has 0 of both; with experts, each token uses between 1 and all of them.",
+            )
+        if not experts and (self.shared_ffn or self.dense_layers):
+            raise self._wrong("shared_ffn and dense_layers are for models with experts, and it has none")
+        if self.dense_layers > self.layers:
+            raise self._wrong(f"dense_layers = {self.dense_layers} are more than its {self.layers} layers")
+
+    def _wrong(self, problem: str, advice: str = "") -> UserError:
+        return UserError(f"Model {self.name}: {problem}.", advice)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Widths
+
+    @property
+    def latent_attention(self) -> bool:
+        """Whether this is DeepSeek's multi-head latent attention (MLA)."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all query heads together; equals ``hidden`` in most models."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key heads together, as attention uses them."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Width of all value heads together, as attention uses them; differs from ``kv_dim`` in MLA."""
+        return self.kv_heads * (self.v_head_dim or self.head_dim)
+
+    @property
+    def attention_out_dim(self) -> int:
+        """Width of what attention gives to its output projection."""
+        return self.heads * (self.v_head_dim or self.head_dim)
