@@ -24,6 +24,7 @@ from estimator.models.architectures import (
     PROJECTIONS,
 )
 from estimator.models.diffusion import DiffusionSpec
+from estimator.models.shape import ModelShape
 from estimator.models.spec import ModelSpec
 
 __all__ = [
@@ -155,8 +156,8 @@ def _from_row(row: Mapping[str, str]) -> ModelSpec:
 
 
 def _parser(field: str) -> Callable[[str], Any]:
-    """How a cell of that column is read; the column is called like the field of ModelSpec."""
-    kind = ModelSpec.__annotations__[field]
+    """How a cell of that column is read; the column is called like the field of ModelShape."""
+    kind = ModelShape.__annotations__[field]
     if kind.startswith("int"):
         return int
     if kind.startswith("float"):
