@@ -6,6 +6,7 @@ import contextlib
 import csv
 import os
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from estimator.errors import UserError
@@ -29,6 +30,14 @@ COLUMNS = (
     "spec_source",
 )
 FACTS = ("vcpu", "ram_GiB", "network_Gbps", "fabric")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProviderAnswer:
+    """What one provider of prices answered: a line for the user, and cells of the table by machine name."""
+
+    line: str
+    machines: dict[str, Cells] = field(default_factory=dict)
 
 
 def path() -> Path:

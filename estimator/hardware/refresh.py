@@ -16,12 +16,12 @@ from estimator.errors import UserError
 from estimator.hardware import price_cache, refresh_aws, refresh_gpuhunt
 from estimator.hardware.catalogue import Catalogue
 from estimator.hardware.csv_files import Cells
-from estimator.hardware.refresh_learned import Learned
+from estimator.hardware.price_cache import ProviderAnswer
 
 LIMIT_S = 90.0  # for all providers together
 GRACE_S = 10.0  # a provider's last call may take so much longer than its time
 
-Provider = Callable[[Catalogue, float, date], Learned]
+Provider = Callable[[Catalogue, float, date], ProviderAnswer]
 PROVIDERS: tuple[tuple[str, Provider], ...] = (("gpuhunt", refresh_gpuhunt.ask), ("aws", refresh_aws.ask))
 
 
@@ -31,7 +31,7 @@ class _Question:
 
     name: str
     provider: Provider
-    answer: Learned | None = None
+    answer: ProviderAnswer | None = None
     thread: threading.Thread = field(init=False)
 
     def start(self, catalogue: Catalogue, deadline: float, today: date) -> None:
@@ -42,7 +42,7 @@ class _Question:
         try:
             self.answer = self.provider(catalogue, deadline, today)
         except Exception as error:  # noqa: BLE001 - one provider's failure never takes the others down
-            self.answer = Learned(line=f"failed, nothing changed: {type(error).__name__}: {error}")
+            self.answer = ProviderAnswer(line=f"failed, nothing changed: {type(error).__name__}: {error}")
 
 
 def refresh(
@@ -61,7 +61,7 @@ def refresh(
     lines, learned = [], dict[str, Cells]()
     for question in questions:
         question.thread.join(max(end - time.monotonic(), 0))
-        answer = question.answer or Learned(line=f"no answer within {limit_s:g} s, nothing changed")
+        answer = question.answer or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
         lines.append(f"{question.name}: {' '.join(answer.line.split())}")
         for name, cells in answer.machines.items():
             learned[name] = learned.get(name, {}) | cells  # AWS itself comes last and wins

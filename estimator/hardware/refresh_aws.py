@@ -11,7 +11,7 @@ from typing import Any
 
 from estimator.hardware.catalogue import Catalogue
 from estimator.hardware.csv_files import Cells
-from estimator.hardware.refresh_learned import Learned
+from estimator.hardware.price_cache import ProviderAnswer
 from estimator.plan import MIB
 
 REGION = "us-east-1"  # where the user has set none
@@ -40,7 +40,7 @@ class _Machine:
     efa: int
 
 
-def ask(catalogue: Catalogue, deadline: float, today: date) -> Learned:
+def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     """On-demand and spot prices in the user's region, and what EC2 says of the machines.
 
     What one API refuses does not keep the others from answering. ``deadline`` is of time.monotonic().
@@ -50,7 +50,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> Learned:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        return Learned(line="not asked: boto3 is not installed (pip install 'metaflow-finetune[aws]')")
+        return ProviderAnswer(line="not asked: boto3 is not installed (pip install 'metaflow-finetune[aws]')")
     names = [item.name for item in catalogue.instances if item.cloud == "aws"]
     config = Config(
         connect_timeout=CONNECT_S,
@@ -60,12 +60,14 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> Learned:
     try:
         session = boto3.Session()
         if session.get_credentials() is None:
-            return Learned(line="not asked: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)")
+            return ProviderAnswer(
+                line="not asked: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)"
+            )
         region = session.region_name or REGION
         pricing = session.client("pricing", region_name=PRICING_REGION, config=config)
         ec2 = session.client("ec2", region_name=region, config=config)
     except BotoCoreError as error:
-        return Learned(line=f"not asked: {error}")
+        return ProviderAnswer(line=f"not asked: {error}")
 
     found: list[str] = []
     faults: dict[str, list[str]] = {}  # by reason
@@ -90,7 +92,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> Learned:
     cells = {name: _cells(name, catalogue, region, today, prices, spots, machines) for name in names}
     told = f"{', '.join(found)} of {region}" if found else "nothing changed"
     differ = [text for machine in machines.values() if (text := _contradiction(machine, catalogue))]
-    return Learned(
+    return ProviderAnswer(
         line="; ".join([told, *(f"{', '.join(parts)}: {why}" for why, parts in faults.items()), *differ]),
         machines={name: row for name, row in cells.items() if row},
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from estimator.hardware.catalogue import Catalogue, Instance, day_of
 from estimator.hardware.csv_files import Cells
-from estimator.hardware.refresh_learned import Learned
+from estimator.hardware.price_cache import ProviderAnswer
 
 CLOUDS = {"aws": "aws", "gcp": "gcp", "azure": "azure", "lambda": "lambdalabs"}  # ours: gpuhunt's
 
@@ -39,10 +39,10 @@ class Offer:
     version: str  # of the provider's catalogue; begins with the day on which it was made
 
 
-def ask(catalogue: Catalogue, deadline: float, today: date) -> Learned:
+def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     """Prices of the catalogue's machines, each in the region that the table prices it in."""
     if importlib.util.find_spec("gpuhunt") is None:
-        return Learned(line="not asked: it is not installed (pip install gpuhunt)")
+        return ProviderAnswer(line="not asked: it is not installed (pip install gpuhunt)")
     names: dict[str, list[str]] = {theirs: [] for theirs in CLOUDS.values()}
     for item in catalogue.instances:
         if item.cloud in CLOUDS:
@@ -60,10 +60,10 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> Learned:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Learned(line="no answer in time, nothing changed")
+        return ProviderAnswer(line="no answer in time, nothing changed")
     if done.returncode != 0:
         last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        return Learned(line=f"nothing changed: {re.sub(r'^[A-Za-z_.]+: ', '', last)}")
+        return ProviderAnswer(line=f"nothing changed: {re.sub(r'^[A-Za-z_.]+: ', '', last)}")
     offers = [Offer(**entry) for entry in json.loads(done.stdout)]
     machines = {
         item.name: cells
@@ -72,7 +72,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> Learned:
     }
     clouds = Counter(cells["cloud"] for cells in machines.values())
     told = ", ".join(f"{count} of {cloud}" for cloud, count in clouds.items())
-    return Learned(
+    return ProviderAnswer(
         line=f"prices of {told}" if told else "it has none of the table's machines", machines=machines
     )
 

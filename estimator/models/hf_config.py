@@ -277,7 +277,7 @@ def _rope(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _positions(reader: ConfigReader, family: str, max_seq_len: int) -> dict[str, Any]:
-    """Learned positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
+    """ProviderAnswer positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
     if family == "bert":
         return {"position_embeddings": max_seq_len, "token_types": reader.whole("type_vocab_size", default=2)}
     return {}

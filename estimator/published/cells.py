@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.errors import UserError
-from estimator.published.vocabulary import Unclaimed
+from estimator.published.vocabulary import UnsupportedRow
 
 NEEDED = (
     "id",
@@ -56,12 +56,12 @@ class Cells:
                 f"{self.file}, line {self.line}: {column} = {text!r} is not a number of at least 0.",
                 "Leave the cell blank where the value is unknown.",
             )
-        raise Unclaimed(f"{column} = {text!r} is not a number")
+        raise UnsupportedRow(f"{column} = {text!r} is not a number")
 
     def whole(self, column: str) -> int | None:
         value = self.number(column)
         if value is not None and value != int(value):
-            raise Unclaimed(f"{column} = {self.values[column]!r} is not a whole number")
+            raise UnsupportedRow(f"{column} = {self.values[column]!r} is not a whole number")
         return None if value is None else int(value)
 
     def flag(self, column: str) -> bool | None:

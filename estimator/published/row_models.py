@@ -13,7 +13,7 @@ from typing import Any
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import ModelSpec
-from estimator.published.vocabulary import Unclaimed
+from estimator.published.vocabulary import UnsupportedRow
 
 # A row's dimensions that count to something further from its number of parameters than this describe
 # another kind of model than they are read as.
@@ -37,7 +37,7 @@ class Dims:
 
 
 def model_of(dims: Dims) -> ModelSpec:
-    """The row's model; raises :class:`Unclaimed` where neither table nor row describes it."""
+    """The row's model; raises :class:`UnsupportedRow` where neither table nor row describes it."""
     called = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
     vocab = dims.vocab
     # a published vocabulary may be padded to a multiple that suits the hardware
@@ -48,7 +48,7 @@ def model_of(dims: Dims) -> ModelSpec:
         return _nearest([variant for spec in named for variant in _positions(spec, dims)], dims)
     plain = list(_candidates(dims, (dims.hidden or 0) // (dims.heads or 1)))
     if not plain:
-        raise Unclaimed(f"model {dims.name!r} is not in the table and the row leaves its shape blank")
+        raise UnsupportedRow(f"model {dims.name!r} is not in the table and the row leaves its shape blank")
     best = _nearest(plain, dims)
     if _off(best, dims) <= TOLERANCE:
         return best
@@ -56,7 +56,7 @@ def model_of(dims: Dims) -> ModelSpec:
     wide = _nearest([best, *wider], dims)
     if _off(wide, dims) <= TOLERANCE:
         return wide
-    raise Unclaimed(
+    raise UnsupportedRow(
         f"the dimensions of model {dims.name!r} count to {best.parameters / 1e9:.2f} billion parameters, "
         f"its row says {(dims.parameters or 0) / 1e9:.2f}"
     )

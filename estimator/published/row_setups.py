@@ -9,7 +9,7 @@ from estimator.hardware import Gpu
 from estimator.models import PROJECTIONS
 from estimator.published import row_models, vocabulary
 from estimator.published.cells import Cells
-from estimator.published.vocabulary import Unclaimed
+from estimator.published.vocabulary import UnsupportedRow
 from estimator.setup import Checkpointing, Engine, Precision, Schedule, Setup, StateSharding
 
 # What an engine's own configuration says where a table leaves it blank: torchtitan's train configs select
@@ -24,14 +24,14 @@ _RANK, _TARGETS = {"megatron": 32}, {"megatron": PROJECTIONS}
 def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
     """What the row says, and where it is silent what its engine does.
 
-    Raises :class:`Unclaimed` where it says too little or something that nobody here predicts, and
+    Raises :class:`UnsupportedRow` where it says too little or something that nobody here predicts, and
     :class:`UserError` where it contradicts itself.
     """
     engine = vocabulary.engine_of(cells.text("framework"))
     method, task, quantised, embeddings = vocabulary.method_of(cells.text("method"))
     seq_len, micro_batch = cells.whole("seq_len"), cells.whole("micro_batch")
     if not seq_len or not micro_batch:
-        raise Unclaimed("the batch or the sequence length is not stated")
+        raise UnsupportedRow("the batch or the sequence length is not stated")
     model = row_models.model_of(_dims(cells, seq_len))
     targets = vocabulary.targets_of(cells.text("lora_targets")) or _TARGETS.get(engine, ("q_proj", "v_proj"))
     if embeddings:
@@ -155,11 +155,11 @@ def _data_parallel(
     said, stage = cells.whole("n_gpus"), cells.whole("zero_stage")
     shard, replicate = cells.whole("fsdp_shard"), cells.whole("dp_replicate") or 1
     if said is None and shard is None:
-        raise Unclaimed("the number of GPUs is not stated")
+        raise UnsupportedRow("the number of GPUs is not stated")
     world = said or (shard or 1) * replicate * model_parallel * context
     rest, remainder = divmod(world, model_parallel)
     if remainder or rest < 1:
-        raise Unclaimed(f"{world} GPUs can't be divided by tensor x pipeline parallel {model_parallel}")
+        raise UnsupportedRow(f"{world} GPUs can't be divided by tensor x pipeline parallel {model_parallel}")
     if engine == "deepspeed":
         return world, _zero(stage), rest if stage else 1, 1 if stage else rest
     if engine == "megatron":
@@ -184,13 +184,13 @@ def _data_parallel(
             if degree == 1:
                 return world, "ddp" if rest > 1 else "none", 1, rest
             return world, fsdp, degree, replicate
-    raise Unclaimed(f"fsdp_shard {shard} and the other degrees do not multiply to {world} GPUs")
+    raise UnsupportedRow(f"fsdp_shard {shard} and the other degrees do not multiply to {world} GPUs")
 
 
 def _zero(stage: int | None) -> StateSharding:
     stages: tuple[StateSharding, ...] = ("zero0", "zero1", "zero2", "zero3")
     if stage is None or not 0 <= stage <= 3:
-        raise Unclaimed("DeepSpeed's ZeRO stage is not stated")
+        raise UnsupportedRow("DeepSpeed's ZeRO stage is not stated")
     return stages[stage]
 
 

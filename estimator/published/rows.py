@@ -1,7 +1,7 @@
 """Tables of published measurements: each row as a Setup to predict, or the reason why it can't be predicted.
 
 The columns are those of ``data/measured.csv``; a blank cell is unknown. Rows are read by what they say, never
-by where they are from: ``row_cells`` reads the file, ``row_words`` knows the words of tables, ``row_models``
+by where they are from: ``cells`` reads the file, ``vocabulary`` knows the words of tables, ``row_models``
 finds the model, ``row_setups`` puts the setup together.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu
-from estimator.published import cells as row_cells
+from estimator.published import cells as table_cells
 from estimator.published import vocabulary
 from estimator.published.cells import MEASURED, Cells
 from estimator.published.row_setups import setup_of
-from estimator.published.vocabulary import Kind, Unclaimed
+from estimator.published.vocabulary import Kind, UnsupportedRow
 from estimator.setup import Setup
 
 
@@ -50,7 +50,7 @@ def read(path: str | Path) -> list[Row]:
     Raises :class:`UserError` for a file that is missing, is not CSV, lacks a column that is needed, is empty,
     or has text where a number is due.
     """
-    return [_row(cells) for cells in row_cells.read(Path(path))]
+    return [_row(cells) for cells in table_cells.read(Path(path))]
 
 
 def _row(cells: Cells) -> Row:
@@ -58,7 +58,7 @@ def _row(cells: Cells) -> Row:
     kind, memory_skip = None, None
     try:
         kind = vocabulary.kind_of(cells.text("mem_kind"))
-    except Unclaimed as reason:
+    except UnsupportedRow as reason:
         memory_skip = str(reason)
     gib = _peak(measured)
     if gib is None:
@@ -77,7 +77,7 @@ def _row(cells: Cells) -> Row:
     setup = None
     try:
         setup = setup_of(cells, gpu)
-    except Unclaimed as reason:
+    except UnsupportedRow as reason:
         memory_skip, throughput_skip = memory_skip or str(reason), throughput_skip or str(reason)
     except UserError as error:
         memory_skip, throughput_skip = memory_skip or error.problem, throughput_skip or error.problem

@@ -1,7 +1,7 @@
 """The words that published tables use, and what they mean here. To teach it a word, add it to a table.
 
 Every function takes the text of one cell and gives a kind that :class:`estimator.setup.Setup` knows; it
-raises :class:`Unclaimed`, whose text says why, where the text names something that nobody here predicts.
+raises :class:`UnsupportedRow`, whose text says why, where the text names something that nobody here predicts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from estimator.setup import Checkpointing, Engine, Fp8, LossKind, Method, Optimi
 Kind = Literal["active", "allocated", "reserved", "process"]
 
 
-class Unclaimed(Exception):  # noqa: N818 - a row that is left out, with the reason, is no error
+class UnsupportedRow(Exception):  # noqa: N818 - a row that is left out, with the reason, is no error
     """A row that can't be scored; its text says why."""
 
 
@@ -52,7 +52,7 @@ def engine_of(framework: str) -> Engine:
     for word, engine in _ENGINES:
         if word in text:
             return engine
-    raise Unclaimed(f"framework {framework!r} is not claimed")
+    raise UnsupportedRow(f"framework {framework!r} is not claimed")
 
 
 def version_of(framework: str, engine: Engine) -> str:
@@ -71,7 +71,7 @@ def method_of(text: str) -> tuple[Method, Task, bool, bool]:
     """Method, task, whether the base is quantised, and whether embeddings and head are trained whole."""
     words = text.lower().strip()
     if any(other in words for other in _OTHER_METHODS):
-        raise Unclaimed(f"method {text!r} is not claimed")
+        raise UnsupportedRow(f"method {text!r} is not claimed")
     tasks: tuple[Task, ...] = ("orpo", "dpo", "reward")
     task: Task = next((task for task in tasks if task in words), "sft")
     bare = re.sub(r"\(.*?\)|[-_+ ]*(dpo|orpo|reward|sft|pretrain|finetun\w*|fine-?tun\w*)", "", words)
@@ -86,7 +86,7 @@ def method_of(text: str) -> tuple[Method, Task, bool, bool]:
         return "lora", task, True, embeddings
     if bare in ("dora", "lora-dora", "qdora", "qlora-dora"):
         return "dora", task, bare.startswith("q"), embeddings
-    raise Unclaimed(f"method {text!r} is not claimed")
+    raise UnsupportedRow(f"method {text!r} is not claimed")
 
 
 _ATTENTION_IN = ("q_proj", "k_proj", "v_proj")
@@ -132,7 +132,7 @@ def targets_of(text: str) -> tuple[str, ...]:
         elif token in _TARGETS:
             found += _TARGETS[token]
         else:
-            raise Unclaimed(f"LoRA target {token!r} is not known")
+            raise UnsupportedRow(f"LoRA target {token!r} is not known")
     return tuple(dict.fromkeys(found))
 
 
@@ -140,7 +140,7 @@ def quantization_of(text: str, quantised: bool) -> Quantization:
     """How the frozen base is stored; ``quantised``: the method says that it is."""
     words = text.lower()
     if re.search(r"gptq|awq|aqlm|hqq|eetq|nvfp4|\b[23]-?bit", words):
-        raise Unclaimed(f"quantization {text!r} is not claimed")
+        raise UnsupportedRow(f"quantization {text!r} is not claimed")
     if re.search("nf4|fp4|4-?bit|int4", words):  # bitsandbytes lays FP4 out like NF4
         # torchao's NF4Tensor always quantises its scales again
         double = re.search(r"dq|double|torchao", words)
@@ -149,13 +149,13 @@ def quantization_of(text: str, quantised: bool) -> Quantization:
         return "int8"
     if words.strip() in ("", "none", "16bit", "32bit", "bf16", "no", "0"):
         return "nf4" if quantised else "none"
-    raise Unclaimed(f"quantization {text!r} is not known")
+    raise UnsupportedRow(f"quantization {text!r} is not known")
 
 
 def optimizer_of(text: str) -> Optimizer:
     words = text.lower()
     if re.search(r"lora-fa|galore|lion|lomo|badam|apollo|shampoo|soap|lamb", words):
-        raise Unclaimed(f"optimizer {text!r} is not claimed")
+        raise UnsupportedRow(f"optimizer {text!r} is not claimed")
     eight, paged = re.search(r"8[- _]?bit", words), "paged" in words
     if "muon" in words:
         return "muon"
@@ -164,7 +164,7 @@ def optimizer_of(text: str) -> Optimizer:
     if "sgd" in words:
         return "sgd"
     if "adam" not in words and "anyprecision" not in words and words.strip():
-        raise Unclaimed(f"optimizer {text!r} is not known")
+        raise UnsupportedRow(f"optimizer {text!r} is not known")
     if re.search(r"4[- _]?bit", words):
         return "adamw4bit"
     if paged:
@@ -183,7 +183,7 @@ def checkpointing_of(text: str) -> Checkpointing | None:
         return "selective"
     if words.startswith(("full", "1", "true", "yes", "on", "block")):
         return "full"
-    raise Unclaimed(f"activation checkpointing {text!r} is not known")
+    raise UnsupportedRow(f"activation checkpointing {text!r} is not known")
 
 
 def loss_of(text: str, engine: Engine, seq_len: int) -> tuple[LossKind, int]:
@@ -236,17 +236,17 @@ def kind_of(text: str) -> Kind:
     """What was measured: of torch.cuda's three counters, or the whole process."""
     words = text.lower()
     if not words:
-        raise Unclaimed("no memory was measured")
+        raise UnsupportedRow("no memory was measured")
     if re.search(r"init|weights|load|post-optimizer|steady", words):
-        raise Unclaimed(f"memory of kind {text!r} is not the peak of a training step")
+        raise UnsupportedRow(f"memory of kind {text!r} is not the peak of a training step")
     if "estimate" in words:
-        raise Unclaimed("an estimate, not a measurement")
+        raise UnsupportedRow("an estimate, not a measurement")
     for kind in ("reserved", "active", "allocated"):
         if kind in words:
             return kind
     if "nvidia-smi" in words or "nvml" in words or "process" in words:
         return "process"
-    raise Unclaimed(f"memory of kind {text!r}: active, allocated or reserved is not known")
+    raise UnsupportedRow(f"memory of kind {text!r}: active, allocated or reserved is not known")
 
 
 def fixed_length(packing: str) -> bool:

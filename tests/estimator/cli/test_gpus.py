@@ -17,7 +17,7 @@ from estimator.errors import UserError
 from estimator.hardware import from_cluster, price_cache, report
 from estimator.hardware import refresh as refreshing
 from estimator.hardware.cluster_nodes import Node
-from estimator.hardware.refresh_learned import Learned
+from estimator.hardware.price_cache import ProviderAnswer
 
 APP = typer.Typer()
 APP.command()(gpus)
@@ -172,8 +172,8 @@ def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
         "price_region": "us-east-1",
         "price_source": "API",
     }
-    fine = Learned(line="1 on-demand prices", machines={"g6.xlarge": cells})
-    off = Learned(line="not asked: there are no credentials")
+    fine = ProviderAnswer(line="1 on-demand prices", machines={"g6.xlarge": cells})
+    off = ProviderAnswer(line="not asked: there are no credentials")
     monkeypatch.setattr(refreshing, "PROVIDERS", (("one", lambda *_: fine), ("two", lambda *_: off)))
     result = run("--gpu", "l4", "--cloud", "aws", "--refresh", "--json")
     assert result.exit_code == 0

@@ -18,7 +18,7 @@ import pytest
 
 from estimator import hardware
 from estimator.hardware import price_cache, refresh, refresh_aws, refresh_gpuhunt
-from estimator.hardware.refresh_learned import Learned
+from estimator.hardware.price_cache import ProviderAnswer
 from tests.http_server import serving
 
 TODAY = date(2026, 11, 20)
@@ -252,7 +252,7 @@ def test_a_server_that_never_answers_is_left_when_the_time_is_over(
 
 
 def test_a_providers_bug_does_not_take_the_others_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Learned:
+    def broken(*_: object) -> ProviderAnswer:
         raise KeyError("PriceList")
 
     cells = {
@@ -261,7 +261,7 @@ def test_a_providers_bug_does_not_take_the_others_down(monkeypatch: pytest.Monke
         "on_demand_usd_h": "3",
         "price_date": "2026-11-20",
     }
-    fine = Learned(line="fine", machines={"a2-highgpu-1g": cells})
+    fine = ProviderAnswer(line="fine", machines={"a2-highgpu-1g": cells})
     monkeypatch.setattr(refresh, "PROVIDERS", (("one", broken), ("two", lambda *_: fine)))
     assert refresh.refresh() == ("one: failed, nothing changed: KeyError: 'PriceList'", "two: fine")
     assert hardware.instance("a2-highgpu-1g").usd_per_hour == 3
@@ -269,7 +269,7 @@ def test_a_providers_bug_does_not_take_the_others_down(monkeypatch: pytest.Monke
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {"cloud": "gcp", "instance_type": "a2-highgpu-1g", "on_demand_usd_h": "3"}
-    answer = Learned(line="fine", machines={"a2-highgpu-1g": cells})
+    answer = ProviderAnswer(line="fine", machines={"a2-highgpu-1g": cells})
     monkeypatch.setattr(refresh, "PROVIDERS", (("two", lambda *_: answer),))
     (tmp_path / "cache").write_text("a file where the folder should be")
     lines = refresh.refresh()
@@ -280,7 +280,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
 def test_earlier_prices_stay_when_a_later_refresh_learns_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, price in (("g5.xlarge", "0.8"), ("g6.xlarge", "0.7")):
         cells = {"cloud": "aws", "instance_type": name, "on_demand_usd_h": price, "price_date": "2026-11-20"}
-        answer = Learned(line="fine", machines={name: cells})
+        answer = ProviderAnswer(line="fine", machines={name: cells})
         monkeypatch.setattr(refresh, "PROVIDERS", (("two", lambda *_, answer=answer: answer),))
         refresh.refresh()
     assert [hardware.instance(name).usd_per_hour for name in ("g5.xlarge", "g6.xlarge")] == [0.8, 0.7]
@@ -346,4 +346,4 @@ def test_a_gpuhunt_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     with serving(Hanging) as url:
         monkeypatch.setenv("GPUHUNT_CATALOG_URL", url)
         answer = refresh_gpuhunt.ask(hardware.catalogue(), time.monotonic() + 2, TODAY)
-    assert answer == Learned(line="no answer in time, nothing changed")
+    assert answer == ProviderAnswer(line="no answer in time, nothing changed")

@@ -12,7 +12,7 @@ from estimator.errors import UserError
 from estimator.models import PROJECTIONS
 from estimator.published import rows, vocabulary
 from estimator.published.cells import MEASURED
-from estimator.published.vocabulary import Unclaimed
+from estimator.published.vocabulary import UnsupportedRow
 
 CARRIED = Path(rows.__file__).parents[1] / "data" / "measured.csv"
 LLAMA_7B = {
@@ -130,7 +130,7 @@ def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object
     ],
 )
 def test_a_method_that_nobody_claims_is_left_out_by_name(method: str) -> None:
-    with pytest.raises(Unclaimed, match="not claimed"):
+    with pytest.raises(UnsupportedRow, match="not claimed"):
         vocabulary.method_of(method)
 
 
@@ -308,7 +308,7 @@ def test_the_storage_of_a_qlora_base_is_read(text: str, kind: str) -> None:
 
 @pytest.mark.parametrize("text", ["gptq-int4", "awq", "hqq-4bit", "2bit"])
 def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
-    with pytest.raises(Unclaimed, match="not claimed"):
+    with pytest.raises(UnsupportedRow, match="not claimed"):
         vocabulary.quantization_of(text, quantised=True)
 
 
