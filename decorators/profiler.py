@@ -13,10 +13,9 @@ from typing import Any
 import psutil
 
 from decorators import _metaflow
-from decorators.profile.history import History
+from decorators.profile.history import CardState, History
 from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from decorators.profile.sampling import Sampler
-from decorators.state import CardState
 from estimator.plan import Plan
 from launchers.report.telemetry import Event
 

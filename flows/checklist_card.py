@@ -12,8 +12,8 @@ from checklist.checks import CHECKS
 from checklist.measurements import Collective, Facts, Measurements
 from checklist.past_runs import Run
 from checklist.result import CheckResult, Finding, FitResult, Result, Standing
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import side_by_side
-from decorators.card.step import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from flows import checklist_charts as charts
 from flows.checklist_charts import Cell, Point, Then, Tile
 

@@ -6,53 +6,18 @@ reasons, the ranks. A figure that is not known is shown as "unknown".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from decorators.card import charts
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
-from decorators.profile.history import RankRow
-from decorators.state import CardState
-from estimator.plan import GIB, Plan, Request
+from decorators.profile.history import CardState, RankRow
+from estimator.plan import Plan, Request
 from launchers.report.metrics import dist_lines, duration
 
-UNKNOWN = "unknown"
-_ALIKE = str.maketrans(
-    {
-        "*": "\N{ASTERISK OPERATOR}",
-        "`": "\N{MODIFIER LETTER PRIME}",
-        "<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}",
-        ">": "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}",
-        "~": "\N{TILDE OPERATOR}",
-        "\\": "\N{SET MINUS}",
-    }
-)
-_LIKE_UNDERSCORE = "\N{MODIFIER LETTER LOW MACRON}"
 MOST_RANKS = 64  # rows of the rank table
 MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their maximum
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    markdown: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    spec: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """A table; cells are text or blocks."""
-
-    headers: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-
-
-Block = Text | Chart | Grid
 
 
 def draw(state: CardState) -> list[Block]:
@@ -299,15 +264,6 @@ def node_rows(state: CardState) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-def size(value: float | None) -> str:
-    """Bytes in GiB (or MiB), or "unknown"."""
-    if value is None:
-        return UNKNOWN
-    if value < GIB:
-        return f"{value / 2**20:,.0f} MiB"
-    return f"{value / GIB:,.1f} GiB" if value < 100 * GIB else f"{value / GIB:,.0f} GiB"
-
-
 def count(value: float | None) -> str:
     """A figure of any size, or "unknown"."""
     return UNKNOWN if value is None else f"{value:,.0f}"
@@ -374,13 +330,3 @@ def _watts(watts: float | None) -> str:
 
 def _join(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
-
-
-def safe(text: str) -> str:
-    """Text that Markdown shows as it is, in one line. (Cells of tables are shown as they are anyway.)
-
-    Metaflow's cards drop a sign behind a backslash and show entities as they are written, so signs that mean
-    something give way to others that look alike.
-    """
-    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _LIKE_UNDERSCORE, text)  # within a word it means nothing
-    return " ".join(text.translate(_ALIKE).replace("](", "]\N{ZERO WIDTH SPACE}(").split())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from decorators.card.step import Block, Chart, Text, draw
-from decorators.state import CardState
+from decorators.card.blocks import Block, Chart, Text
+from decorators.card.step import draw
+from decorators.profile.history import CardState
 
 
 def write(manager: Any, state: CardState) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from decorators.profile.measured import Measured
+from decorators.profile.sampling import Sample
 from estimator.plan import Plan
 from launchers.report.metrics import median, speed_of
 from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Step
@@ -35,6 +37,24 @@ class RankRow:
     phase: str
     memory: Memory | None
     tokens_per_second: float | None  # its own, median of its steps but the first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardState:
+    """A step's record so far. Times are seconds since the epoch."""
+
+    plan: Plan | None
+    measured: Measured
+    steps: tuple[StepRow, ...]
+    ranks: tuple[RankRow, ...]
+    memory: tuple[Memory, ...]
+    samples: tuple[Sample, ...]
+    total_steps: int | None
+    eta_seconds: float | None
+    phase: str
+    started: float
+    ended: float | None
+    failed: str | None  # the error's text
 
 
 @dataclass

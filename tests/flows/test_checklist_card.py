@@ -15,7 +15,7 @@ from checklist import past_runs
 from checklist.analysis.baseline import Record
 from checklist.result import Result
 from checklist.verdict import judge
-from decorators.card.step import Block, Chart, Grid, Text
+from decorators.card.blocks import Block, Chart, Grid, Text
 from flows.checklist_card import MOST_NODES, draw, figure_histories, message, pair_cells, sweep_points
 from tests.browser import charts, first_screen, needs_browser, rows_with, words
 from tests.checklist.clusters import Cluster

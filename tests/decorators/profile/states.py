@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from decorators.profile.history import History
+from decorators.profile.history import CardState, History
 from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from decorators.profile.sampling import GpuSample, Sample
-from decorators.state import CardState
 from estimator.plan import Plan
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.flows.synthetic import events

@@ -1,0 +1,62 @@
+"""The blocks that a card is made of, and how text and sizes are shown in them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from estimator.plan import GIB
+
+UNKNOWN = "unknown"
+_ALIKE = str.maketrans(
+    {
+        "*": "\N{ASTERISK OPERATOR}",
+        "`": "\N{MODIFIER LETTER PRIME}",
+        "<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}",
+        ">": "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}",
+        "~": "\N{TILDE OPERATOR}",
+        "\\": "\N{SET MINUS}",
+    }
+)
+_LIKE_UNDERSCORE = "\N{MODIFIER LETTER LOW MACRON}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    markdown: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """A table; cells are text or blocks."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+Block = Text | Chart | Grid
+
+
+def size(value: float | None) -> str:
+    """Bytes in GiB (or MiB), or "unknown"."""
+    if value is None:
+        return UNKNOWN
+    if value < GIB:
+        return f"{value / 2**20:,.0f} MiB"
+    return f"{value / GIB:,.1f} GiB" if value < 100 * GIB else f"{value / GIB:,.0f} GiB"
+
+
+def safe(text: str) -> str:
+    """Text that Markdown shows as it is, in one line. (Cells of tables are shown as they are anyway.)
+
+    Metaflow's cards drop a sign behind a backslash and show entities as they are written, so signs that mean
+    something give way to others that look alike.
+    """
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _LIKE_UNDERSCORE, text)  # within a word it means nothing
+    return " ".join(text.translate(_ALIKE).replace("](", "]\N{ZERO WIDTH SPACE}(").split())
