@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from checklist import result as results
 from checklist.measurements import Collective
 from checklist.outputs.taint import KEY, LABEL
 from checklist.result import Result
 from decorators._metaflow import Backend, say
+from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import cluster_nodes
@@ -117,7 +116,6 @@ class KeptOut:
 class _Search:
     """What the reading thread leaves behind."""
 
-    stopped: bool = False
     found: list[Checked] = field(default_factory=list)
     problem: str | None = None
 
@@ -145,28 +143,20 @@ def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, s
 
     Looks at ``MOST_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
     """
-    from metaflow import get_namespace, namespace
-
     search = _Search()
-    before = get_namespace()
-    namespace(None)  # a nightly checklist's namespace is its deployment's
-    try:
-        reader = threading.Thread(target=_look, args=(cluster, search), name="fitness", daemon=True)
-        reader.start()
-        reader.join(limit_s)
-    finally:
-        search.stopped = True
-        namespace(before)
+    in_time = read_for(limit_s, lambda over: _look(cluster, search, over))
     if search.found:
         return search.found[0], None
-    if reader.is_alive():
+    if not in_time:
         return None, f"No checklist of this cluster was found within {limit_s:g} s."
     return None, search.problem
 
 
-def _look(cluster: str, search: _Search) -> None:
+def _look(cluster: str, search: _Search, over: threading.Event) -> None:
     try:
-        for task in _verdicts(search):
+        for task in ended_tasks(runs_of(FLOW, most=MOST_RUNS), STEP, ("cluster", "result")):
+            if over.is_set():
+                return
             if task["cluster"].data != cluster:
                 continue
             run = f"{FLOW}/{task.pathspec.split('/')[1]}"
@@ -180,28 +170,10 @@ def _look(cluster: str, search: _Search) -> None:
             age = max(0.0, time.time() - made.finished_unix)
             search.found.append(Checked(run=run, result=made, age_s=age))
             return
+    except NeverRunError:  # there has been none
+        return
     except Exception as error:  # noqa: BLE001 - whatever a metadata service or datastore may answer with
         search.problem = f"The checklists of this cluster can't be read: {type(error).__name__}."
-
-
-def _verdicts(search: _Search) -> Iterator[Any]:
-    """Finished tasks of the flow's verdict, newest first."""
-    from metaflow import Flow
-    from metaflow.exception import MetaflowNotFound
-
-    try:
-        runs = iter(Flow(FLOW).runs())
-    except MetaflowNotFound:  # there has been none
-        return
-    for _, run in zip(range(MOST_RUNS), runs, strict=False):
-        if search.stopped:
-            return
-        try:
-            task = run[STEP].task
-        except KeyError:  # it ended before its verdict
-            continue
-        if task is not None and task.finished and {"cluster", "result"} <= {item.id for item in task}:
-            yield task
 
 
 def keep_out(checked: Checked, backend: Backend) -> KeptOut:

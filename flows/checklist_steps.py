@@ -26,6 +26,7 @@ from checklist.run.rendezvous import of_node
 from checklist.verdict import judge
 from decorators._metaflow import FinetuneError, in_container, waits_for_other_nodes
 from decorators.node_request import keep_endings
+from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
 from flows.checklist_launch import Settled, table_of
@@ -180,21 +181,10 @@ def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S)
 
     Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
     """
-    from metaflow import get_namespace, namespace
-
     runs: list[past_runs.Run] = []
     problems: list[str] = []
-    reader = threading.Thread(
-        target=_read_past, args=(flow, cluster, run_id, runs, problems), name="history", daemon=True
-    )
-    before = get_namespace()
-    namespace(None)  # whoever launched them: a nightly run's namespace is its deployment's
-    try:
-        reader.start()
-        reader.join(limit_s)
-    finally:
-        namespace(before)
-    notes = [f"Earlier runs were read for {limit_s:g} s, then no more."] if reader.is_alive() else []
+    in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
+    notes = [] if in_time else [f"Earlier runs were read for {limit_s:g} s, then no more."]
     read, told = tuple(runs), tuple(problems)  # the thread may still add to its own
     kept = past_runs.earlier(read, told)
     count = "1 earlier run" if len(read) == 1 else f"{len(read)} earlier runs"
@@ -205,26 +195,28 @@ def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S)
     return Past(runs=read, kept=kept, notes=(*notes, *told))
 
 
-def _read_past(flow: str, cluster: str, run_id: str, runs: list[past_runs.Run], problems: list[str]) -> None:
-    from metaflow import Flow
-    from metaflow.exception import MetaflowNotFound
-
+def _read_past(
+    flow: str,
+    cluster: str,
+    run_id: str,
+    runs: list[past_runs.Run],
+    problems: list[str],
+    over: threading.Event,
+) -> None:
     try:
-        for run in Flow(flow).runs():
-            if run.id == run_id:
+        others = (run for run in runs_of(flow) if run.id != run_id)
+        for task in ended_tasks(others, "verdict", ("cluster", "kept")):
+            if over.is_set():
+                return
+            if task["cluster"].data != cluster:
                 continue
             try:
-                task = run["verdict"].task
-                if task is None or not task.finished or task["cluster"].data != cluster:
-                    continue
                 runs.append(past_runs.from_json(json.dumps(task["kept"].data)))
-            except KeyError:  # it ended before its verdict
-                continue
             except UserError as error:
-                problems.append(f"Run {run.id} can't be used: {error.problem}")
+                problems.append(f"Run {task.pathspec.split('/')[1]} can't be used: {error.problem}")
             if len(runs) >= MOST_RUNS:
                 return
-    except MetaflowNotFound:  # the first run, where not even this one is known yet
+    except NeverRunError:  # the first run, where not even this one is known yet
         return
     except Exception as error:  # noqa: BLE001 - a history that can't be read must not cost the result
         problems.append(f"The history can't be read further: {type(error).__name__}: {error}")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from decorators.past_runs import NeverRunError, runs_of
 from decorators.profile.calibration import finished
 from decorators.profile.measured import Measured
 from estimator.calibration import Finished, Store
@@ -26,17 +27,13 @@ def collect(flow: str, most_runs: int = MOST_RUNS) -> Iterator[Finished]:
 
     Runs whose plan doesn't note its formulas are left out. Raises UserError where there is no such flow.
     """
-    from metaflow import Flow
-    from metaflow.exception import MetaflowNotFound
-
     try:
-        runs = iter(Flow(flow))
-    except MetaflowNotFound:
+        runs = runs_of(flow, most=most_runs)
+    except NeverRunError as error:
         raise UserError(
-            f"There is no flow {flow} where Metaflow looks.",
-            "Name a flow that has run, from the folder or with the profile that it was run with.",
+            str(error), "Name a flow that has run, from the folder or with the profile that it was run with."
         ) from None
-    for run, _ in zip(runs, range(most_runs), strict=False):
+    for run in runs:
         if not run.successful:
             continue
         for task in (task for step in run for task in step):

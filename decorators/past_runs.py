@@ -1,0 +1,58 @@
+"""Earlier runs of a flow, through Metaflow's client: the newest first, whoever launched them, in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from metaflow import Flow, get_namespace, namespace
+from metaflow.exception import MetaflowNotFound
+
+
+class NeverRunError(Exception):
+    """There has been no run of that flow where Metaflow looks."""
+
+
+def runs_of(flow: str, *, most: int | None = None) -> Iterator[Any]:
+    """Metaflow's runs of a flow in the current namespace, newest first, at most so many.
+
+    Raises NeverRunError.
+    """
+    try:
+        runs = iter(Flow(flow).runs())
+    except MetaflowNotFound:
+        raise NeverRunError(f"There is no flow {flow} where Metaflow looks.") from None
+    return islice(runs, most)
+
+
+def ended_tasks(runs: Iterable[Any], step: str, artifacts: Iterable[str]) -> Iterator[Any]:
+    """The task of that step of each run in which it has ended and left all these artifacts."""
+    names = set(artifacts)
+    for run in runs:
+        try:
+            task = run[step].task
+        except KeyError:  # the run ended before that step
+            continue
+        if task is not None and task.finished and names <= {artifact.id for artifact in task}:
+            yield task
+
+
+def read_for(limit_s: float, read: Callable[[threading.Event], None]) -> bool:
+    """Call ``read`` with the runs of all users in sight; whether it has come to its end within that time.
+
+    It reads in a thread of its own, and is to stop once the event that it is given is set, which says that
+    nobody waits any longer. What it finds it leaves somewhere; what it raises is lost.
+    """
+    over = threading.Event()
+    reader = threading.Thread(target=read, args=(over,), name="past-runs", daemon=True)
+    before = get_namespace()
+    namespace(None)  # a nightly run's namespace is its deployment's
+    try:
+        reader.start()
+        reader.join(limit_s)
+    finally:
+        over.set()
+        namespace(before)
+    return not reader.is_alive()
