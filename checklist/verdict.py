@@ -17,7 +17,7 @@ from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
 from checklist.judges import facts as judge_facts
 from checklist.judges import gpus, loss, pairs, speed
 from checklist.judges import world as judge_world
-from checklist.judges.case import Answer, Case
+from checklist.judges.context import Answer, Case
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.case import Answer, Case, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
 from checklist.measurements import Facts
 from checklist.result import Finding
 

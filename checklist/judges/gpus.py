@@ -7,7 +7,7 @@ from typing import Literal
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
-from checklist.judges.case import Answer, Case, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 

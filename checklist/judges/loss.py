@@ -6,7 +6,7 @@ from typing import Literal
 
 from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
 from checklist.judges.advice import finding
-from checklist.judges.case import Answer, Case, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding
 

@@ -7,7 +7,7 @@ import statistics
 from checklist.analysis.bottleneck import TAU
 from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose
 from checklist.judges.advice import finding
-from checklist.judges.case import Answer, Case, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
 from checklist.judges.speed import hold
 from checklist.judges.thresholds import PAIR
 from checklist.measurements import IDLE, PHASES, Hang

@@ -10,7 +10,7 @@ from typing import Literal
 from checklist.analysis.baseline import Past
 from checklist.checks import LOCALS
 from checklist.judges.advice import finding
-from checklist.judges.case import Answer, Case, Records, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Case, Records, answer, no_verdict, skipped
 from checklist.judges.thresholds import Threshold
 from checklist.measurements import NO_FOLDER, Local
 from checklist.result import Figure, Finding

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judges.advice import finding
-from checklist.judges.case import Answer, Case, Records, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Case, Records, answer, no_verdict, skipped
 from checklist.judges.speed import by_past, hold
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
