@@ -25,7 +25,7 @@ from estimator.errors import UserError
 if TYPE_CHECKING:
     from checklist.measurements import Measurements
     from checklist.outputs.publish import Outputs
-    from checklist.past_runs import Earlier
+    from checklist.past_runs import History
     from checklist.result import Result
 
 COULD_NOT_RUN = 2
@@ -145,7 +145,7 @@ class _Conclude:
 
     result: Result
 
-    def __init__(self, options: Options, past: Earlier) -> None:
+    def __init__(self, options: Options, past: History) -> None:
         from checklist.judges.thresholds import table
 
         self._options, self._past, self._table = options, past, table(options.thresholds)
@@ -166,14 +166,14 @@ class _Conclude:
         return result.exit_code
 
 
-def _before(outputs: Outputs, json: Path | None, history: Path | None) -> Earlier:
+def _before(outputs: Outputs, json: Path | None, history: Path | None) -> History:
     """What can be wrong with files and outputs is found before the run. Raises UserError."""
     from checklist import past_runs
     from checklist.outputs.publish import check
 
     if json is not None and (json.is_dir() or not os.access(json.absolute().parent, os.W_OK)):
         raise UserError(f"{json} can't be written.", "Give --json a file in a folder that exists.")
-    past = past_runs.Earlier()
+    past = past_runs.History()
     if history is not None:
         past_runs.check_place(history)
         past = past_runs.read(history)
@@ -226,9 +226,9 @@ def _after(result: Result, outputs: Outputs, json: Path | None, history: Path | 
             past_runs.keep(result, history)
         except UserError as error:
             _say(error.problem)
-    said = publish(result, outputs)
+    reports = publish(result, outputs)
     show(result)
-    for item in said:
+    for item in reports:
         for line in item.lines:
             print(line, file=sys.stderr if item.failed else sys.stdout)
 

@@ -162,11 +162,11 @@ def find(name: str) -> Check:
 
 def select(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[Check, ...]:
     """The checks to do, in order. "hangs" can't be left out: it is what ends a run in time."""
-    wanted = {find(name).name for name in only} or set(CHECKS)
-    wanted -= {find(name).name for name in skip}
-    if not wanted - {"hangs"}:
+    chosen = {find(name).name for name in only} or set(CHECKS)
+    chosen -= {find(name).name for name in skip}
+    if not chosen - {"hangs"}:
         raise UserError("No check is left to do.", "Give fewer names to --skip, or other ones to --only.")
-    return tuple(check for check in CHECKS.values() if check.name in wanted | {"hangs"})
+    return tuple(check for check in CHECKS.values() if check.name in chosen | {"hangs"})
 
 
 def phases_of(checks: Iterable[Check]) -> tuple[PhaseName, ...]:

@@ -333,10 +333,10 @@ def from_json(text: str) -> Measurements:
         values = json.loads(text)
     except ValueError as error:
         raise UserError(f"The measurements are not JSON: {error}.", "Run the checks again.") from None
-    found = values.get("version") if isinstance(values, dict) else None
-    if found != SCHEMA_VERSION:
+    version = values.get("version") if isinstance(values, dict) else None
+    if version != SCHEMA_VERSION:
         raise UserError(
-            f"The measurements have schema version {found!r}; this program reads {SCHEMA_VERSION}.",
+            f"The measurements have schema version {version!r}; this program reads {SCHEMA_VERSION}.",
             "Run the checks again, or read them with the program that wrote them.",
         )
     return record(Measurements, values)

@@ -179,13 +179,13 @@ class Options:
             return self.gpus_per_node or 1
         if not visible_gpus:
             raise UserError("There is no GPU on this machine.", "Leave out --device cuda to test on CPUs.")
-        wanted = self.gpus_per_node or visible_gpus
-        if wanted > visible_gpus:
+        processes = self.gpus_per_node or visible_gpus
+        if processes > visible_gpus:
             raise UserError(
-                f"--gpus-per-node {wanted} is more than the {visible_gpus} of this machine.",
+                f"--gpus-per-node {processes} is more than the {visible_gpus} of this machine.",
                 f"Give at most {visible_gpus}, or leave it out.",
             )
-        return wanted
+        return processes
 
 
 def measurable(datastore: str) -> bool:

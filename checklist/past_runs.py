@@ -1,6 +1,6 @@
 """What earlier runs leave to a later one: figures to be compared with, and failures that are still open.
 
-:func:`earlier` makes that from runs, wherever they are kept. Here they are kept in a file to which each run
+:func:`fold` makes that from runs, wherever they are kept. Here they are kept in a file to which each run
 adds a line, or in a folder of results; a flow's runs keep them as artifacts.
 """
 
@@ -49,7 +49,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Earlier:
+class History:
     """What :func:`checklist.verdict.judge` takes of the past, and what of it can't be used."""
 
     records: tuple[Record, ...] = ()
@@ -71,7 +71,7 @@ def run_of(result: Result) -> Run:
     )
 
 
-def earlier(runs: Iterable[Run], problems: Iterable[str] = ()) -> Earlier:
+def fold(runs: Iterable[Run], problems: Iterable[str] = ()) -> History:
     """Go through the runs in the order of their ends: each clears and adds failures.
 
     So two runs at a time that each know nothing of the other's failures lose none. A failure that was found
@@ -84,7 +84,7 @@ def earlier(runs: Iterable[Run], problems: Iterable[str] = ()) -> Earlier:
         known = {_key(item) for item in kept}
         standing = (*kept, *(item for item in run.failures if _key(item) not in known))
     records = tuple(item for run in ordered for item in run.records)
-    return Earlier(records=records, open_failures=standing, problems=tuple(problems))
+    return History(records=records, open_failures=standing, problems=tuple(problems))
 
 
 def _key(item: Standing) -> tuple[object, ...]:
@@ -114,7 +114,7 @@ def check_place(place: Path) -> None:
         )
 
 
-def read(place: Path) -> Earlier:
+def read(place: Path) -> History:
     """Earlier runs; a line for each reason why some can't be read. Raises UserError where nothing can be."""
     runs: list[Run] = []
     wrong: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def read(place: Path) -> Earlier:
             runs.append(run_of(results.from_json(text)) if place.is_dir() else from_json(text))
         except UserError as error:  # noqa: PERF203 - each run has its own
             wrong[error.problem] += 1
-    return earlier(runs, (_told(place, problem, count) for problem, count in wrong.items()))
+    return fold(runs, (_told(place, problem, count) for problem, count in wrong.items()))
 
 
 def keep(result: Result, place: Path) -> None:
@@ -164,9 +164,9 @@ def from_json(text: str) -> Run:
         values = json.loads(text)
     except ValueError:
         raise UserError("It is not JSON: its writer was killed, or somebody has edited it.") from None
-    found = values.get("version") if isinstance(values, dict) else None
-    if found != SCHEMA_VERSION:
-        raise UserError(f"It has schema version {found!r}; this program reads {SCHEMA_VERSION}.")
+    version = values.get("version") if isinstance(values, dict) else None
+    if version != SCHEMA_VERSION:
+        raise UserError(f"It has schema version {version!r}; this program reads {SCHEMA_VERSION}.")
     return record(Run, values)
 
 

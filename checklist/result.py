@@ -169,17 +169,17 @@ class Result:
         for finding in self.findings:
             if finding.verdict != "FAIL":
                 continue
-            told: dict[str, Any] = {
+            common: dict[str, Any] = {
                 "check": finding.check,
                 "profile": self.profile,
                 "since_unix": self.finished_unix,
                 "title": finding.title,
             }
             # Each node by itself, so that one can be cleared without the other
-            new += [Standing(**told, nodes=(node,), blamed=True) for node in finding.nodes]
+            new += [Standing(**common, nodes=(node,), blamed=True) for node in finding.nodes]
             if not finding.nodes:
                 over = 0 if finding.suspects else len(self.nodes)
-                new.append(Standing(**told, nodes=finding.suspects, over_nodes=over))
+                new.append(Standing(**common, nodes=finding.suspects, over_nodes=over))
         return (*self.standing, *new)
 
 
@@ -194,10 +194,10 @@ def from_json(text: str) -> Result:
         values = json.loads(text)
     except ValueError as error:
         raise UserError(f"The result is not JSON: {error}.", "Run the checks again.") from None
-    found = values.get("version") if isinstance(values, dict) else None
-    if found != SCHEMA_VERSION:
+    version = values.get("version") if isinstance(values, dict) else None
+    if version != SCHEMA_VERSION:
         raise UserError(
-            f"The result has schema version {found!r}; this program reads {SCHEMA_VERSION}.",
+            f"The result has schema version {version!r}; this program reads {SCHEMA_VERSION}.",
             "Run the checks again, or read it with the program that wrote it.",
         )
     return record(Result, values)
@@ -229,8 +229,8 @@ def schema() -> dict[str, Any]:
     """The JSON Schema of result.json, made from the classes."""
     from pydantic import TypeAdapter  # heavy to import
 
-    made = TypeAdapter(Result).json_schema(mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    described = TypeAdapter(Result).json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
 
 
 def schema_text() -> str:

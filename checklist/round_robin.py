@@ -20,13 +20,15 @@ def rounds(nodes: int) -> tuple[Pairs, ...]:
     ring: list[int | None] = list(range(nodes))
     if nodes % 2:
         ring.append(None)  # whoever meets None rests
-    made = []
+    every_round = []
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
         opposite = zip(ring[:half], reversed(ring[half:]), strict=True)
-        made.append(tuple((min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None))
+        every_round.append(
+            tuple((min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None)
+        )
         ring = [ring[0], ring[-1], *ring[1:-1]]
-    return tuple(made)
+    return tuple(every_round)
 
 
 def schedule(nodes: int, *, seed: int = 0, count: int | None = None) -> tuple[Pairs, ...]:
@@ -36,12 +38,12 @@ def schedule(nodes: int, *, seed: int = 0, count: int | None = None) -> tuple[Pa
     the same schedule from the same seed.
     """
     every = rounds(nodes)
-    wanted = count if count is not None else (len(every) if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE)
-    if wanted >= len(every):
+    number = count if count is not None else (len(every) if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE)
+    if number >= len(every):
         return every
     shuffle = random.Random(seed)
     seats = shuffle.sample(range(nodes), nodes)
-    chosen = shuffle.sample(every, wanted)
+    chosen = shuffle.sample(every, number)
     return tuple(
         tuple((min(seats[a], seats[b]), max(seats[a], seats[b])) for a, b in pairs) for pairs in chosen
     )

@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterable
 from checklist.analysis import ratios
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
-from checklist.analysis.diagnosis import Diagnosis
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
-from checklist.judges import facts as judge_facts
-from checklist.judges import gpus, loss, pairs, speed
-from checklist.judges import world as judge_world
-from checklist.judges.context import Answer, Case
+from checklist.judges import facts, gpus, loss, pairs, speed, world
+from checklist.judges.context import Answer, Context
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
@@ -25,27 +22,33 @@ from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, S
 # Without these nobody can say that training would work; the others may be unknowable where it does
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
-JUDGES: dict[str, Callable[[Case], Answer]] = {
-    "ranks": judge_facts.ranks,
+JUDGES: dict[str, Callable[[Context], Answer]] = {
+    "ranks": facts.ranks,
     "gpus": gpus.gpus,
-    "versions": judge_facts.versions,
-    "shared-memory": judge_facts.shared_memory,
-    "memlock": judge_facts.memlock,
-    "interface": judge_facts.interface,
-    "rdma": judge_facts.rdma,
-    "hostname": judge_facts.hostname,
-    "clock": judge_facts.clock,
-    "placement": judge_facts.placement,
+    "versions": facts.versions,
+    "shared-memory": facts.shared_memory,
+    "memlock": facts.memlock,
+    "interface": facts.interface,
+    "rdma": facts.rdma,
+    "hostname": facts.hostname,
+    "clock": facts.clock,
+    "placement": facts.placement,
     "gpu-health": gpus.gpu_health,
     "mesh": pairs.mesh,
-    **{name: speed.node_check(name) for name in speed.CHECKS},
-    "correctness": judge_world.correctness,
-    "latency": judge_world.latency,
-    "bandwidth": judge_world.bandwidth,
-    "transport": judge_world.transport,
+    "gemm": speed.gemm,
+    "hbm": speed.hbm,
+    "host-copy": speed.host_copy,
+    "peer-copy": speed.peer_copy,
+    "storage": speed.storage,
+    "datastore": speed.datastore,
+    "correctness": world.correctness,
+    "latency": world.latency,
+    "bandwidth": world.bandwidth,
+    "transport": world.transport,
+    "pairs": pairs.pairs,
     "loss": loss.loss,
     "hangs": pairs.hangs,
-}  # and "pairs", which also gives a diagnosis
+}
 
 
 def judge(
@@ -72,46 +75,41 @@ def judge(
     system:
         The user's name for this system in the table of thresholds.
     """
-    case = Case(measurements=measurements, table=thresholds or table(), history=tuple(history), system=system)
+    context = Context(
+        measurements=measurements, table=thresholds or table(), history=tuple(history), system=system
+    )
     asked = tuple(checks)
-    answers: list[Answer] = []
-    diagnosis: Diagnosis | None = None
-    for check in asked:
-        if check.name == "pairs":
-            said, diagnosis = pairs.pairs(case)
-            answers.append(said)
-        else:
-            answers.append(JUDGES[check.name](case))
-    done = tuple(said.result for said in answers if isinstance(said.result, CheckResult))
-    findings = _sorted(fault for said in answers for fault in said.findings)
+    answers = [JUDGES[check.name](context) for check in asked]
+    results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
+    findings = _sorted(fault for answer in answers for fault in answer.findings)
     profile = _profile(measurements)
-    standing = still_open(open_failures, done, profile)
+    standing = still_open(open_failures, results, profile)
     # A failure of nodes that are not here today is kept, but says nothing of the nodes that are
-    concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(case.all_names)]
-    verdict = overall(done, concerned)
+    concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
+    verdict = overall(results, concerned)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
     finished = measurements.started_unix + measurements.seconds
     beside = _bare_ratio(measurements)
     return Result(
         verdict=verdict,
-        headline=_headline(verdict, done, findings, concerned),
+        headline=_headline(verdict, results, findings, concerned),
         finished_unix=finished,
         profile=profile,
-        nodes=case.all_names,
-        healthy_nodes=_healthy(case, verdict, findings, concerned, bad),
+        nodes=context.all_names,
+        healthy_nodes=_healthy(context, verdict, findings, concerned, bad),
         bad_nodes=tuple(sorted(bad)),
-        checks=done,
+        checks=results,
         skipped=_skipped(asked, answers),
         findings=findings,
         standing=standing,
-        diagnosis=diagnosis,
+        diagnosis=next((answer.diagnosis for answer in answers if answer.diagnosis is not None), None),
         fits=_fits(measurements),
-        busbw_gbytes_per_s=_busbw(case),
+        busbw_gbytes_per_s=_busbw(context),
         bare_ratio=None if beside is None else beside.value,
         bare_ratio_low=None if beside is None else beside.low,
         bare_ratio_high=None if beside is None else beside.high,
-        records=_records(case, answers, verdict, finished),
+        records=_records(context, answers, verdict, finished),
         notes=measurements.notes,
         measurements=measurements,
     )
@@ -164,7 +162,11 @@ def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _healthy(
-    case: Case, verdict: Verdict, findings: Iterable[Finding], standing: Iterable[Standing], bad: set[str]
+    context: Context,
+    verdict: Verdict,
+    findings: Iterable[Finding],
+    standing: Iterable[Standing],
+    bad: set[str],
 ) -> tuple[str, ...]:
     """Nodes that were looked at and nothing was found against, nor may be theirs."""
     if verdict == "NO-VERDICT":
@@ -179,7 +181,7 @@ def _healthy(
         if not item.nodes:
             return ()
         doubtful |= set(item.nodes)
-    return tuple(name for name in case.all_names if name not in doubtful)
+    return tuple(name for name in context.all_names if name not in doubtful)
 
 
 def _headline(
@@ -206,7 +208,7 @@ def _headline(
 def _skipped(asked: tuple[Check, ...], answers: Iterable[Answer]) -> tuple[Skipped, ...]:
     names = {check.name for check in asked}
     unasked = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
-    return (*(said.result for said in answers if isinstance(said.result, Skipped)), *unasked)
+    return (*(answer.result for answer in answers if isinstance(answer.result, Skipped)), *unasked)
 
 
 def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
@@ -214,29 +216,29 @@ def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
     for item in measurements.collectives:
         if not item.bare and item.seconds_median is not None and item.error is None and item.bytes > 0:
             points.setdefault((item.op, item.dtype), []).append((item.bytes, item.seconds_median))
-    made = []
+    fits = []
     for (op, dtype), times in points.items():
-        found = fit(times)
-        if found.alpha_s is not None or found.beta_gbytes_per_s is not None:
-            made.append(
+        fitted = fit(times)
+        if fitted.alpha_s is not None or fitted.beta_gbytes_per_s is not None:
+            fits.append(
                 FitResult(
                     op=op,
                     dtype=dtype,
-                    alpha_s=found.alpha_s,
-                    beta_gbytes_per_s=found.beta_gbytes_per_s,
-                    half_bytes=found.half_bytes,
+                    alpha_s=fitted.alpha_s,
+                    beta_gbytes_per_s=fitted.beta_gbytes_per_s,
+                    half_bytes=fitted.half_bytes,
                 )
             )
-    return tuple(made)
+    return tuple(fits)
 
 
-def _busbw(case: Case) -> float | None:
+def _busbw(context: Context) -> float | None:
     """all_reduce's bandwidth at its largest size, where it crossed a network."""
-    if case.local or len(case.measurements.nodes) < 2:
+    if context.local or len(context.measurements.nodes) < 2:
         return None
     sizes = {
         item.bytes: item.busbw_gbytes_per_s
-        for item in case.measurements.collectives
+        for item in context.measurements.collectives
         if item.op == "all_reduce" and not item.bare and item.error is None
     }
     return sizes[max(sizes)] if sizes else None
@@ -248,14 +250,16 @@ def _bare_ratio(measurements: Measurements) -> ratios.Ratio | None:
     return ratios.overall(cells.values()) if cells else None
 
 
-def _records(case: Case, answers: Iterable[Answer], verdict: Verdict, finished: float) -> tuple[Record, ...]:
+def _records(
+    context: Context, answers: Iterable[Answer], verdict: Verdict, finished: float
+) -> tuple[Record, ...]:
     """For the history. Nodes on one machine say nothing of a network."""
-    if case.local:
+    if context.local:
         return ()
     return tuple(
         Record(
-            unix=finished, verdict=verdict, setting=case.setting, op=op, bytes=size, value=value, unit=unit
+            unix=finished, verdict=verdict, setting=context.setting, op=op, bytes=size, value=value, unit=unit
         )
-        for said in answers
-        for op, size, value, unit in said.records
+        for answer in answers
+        for op, size, value, unit in answer.records
     )

@@ -19,7 +19,7 @@ from checklist import result as results
 from checklist.measurements import BROKEN_OFF, PHASES, Hang, Measurements, Phase
 from checklist.outputs import publish
 from checklist.outputs.publish import Outputs
-from checklist.past_runs import Earlier
+from checklist.past_runs import History
 from checklist.result import Result
 from checklist.run import local
 from checklist.run.rendezvous import of_node
@@ -172,7 +172,7 @@ class Past:
     """Earlier runs of the same cluster."""
 
     runs: tuple[past_runs.Run, ...] = ()
-    kept: Earlier = field(default_factory=Earlier)
+    kept: History = field(default_factory=History)
     notes: tuple[str, ...] = ()
 
 
@@ -186,7 +186,7 @@ def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S)
     in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
     notes = [] if in_time else [f"Earlier runs were read for {limit_s:g} s, then no more."]
     read, told = tuple(runs), tuple(problems)  # the thread may still add to its own
-    kept = past_runs.earlier(read, told)
+    kept = past_runs.fold(read, told)
     count = "1 earlier run" if len(read) == 1 else f"{len(read)} earlier runs"
     notes.append(
         f"History: {count} of {cluster}, {len(kept.records)} figures, "

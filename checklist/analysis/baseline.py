@@ -81,7 +81,7 @@ def setting_of(measurements: Measurements) -> Setting:
     )
 
 
-def judge(
+def compare_with_past(
     records: Iterable[Record],
     setting: Setting,
     op: str,

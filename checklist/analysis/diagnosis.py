@@ -212,9 +212,9 @@ def _well(bounds: Bounds) -> Flags:
 
 def _witnessed(bounds: Bounds, node: int | None, *, sends: bool) -> list[tuple[int, int]]:
     """A few pairs that show how a node sends or receives: with others that are well, over links that are."""
-    own = bounds.src == node if sends else bounds.dst == node
+    own_samples = bounds.src == node if sends else bounds.dst == node
     others = bounds.good_rx[bounds.dst] if sends else bounds.good_tx[bounds.src]
-    return _some(bounds, own & others & ~bounds.slow_link, RERUN_PARTNERS)
+    return _some(bounds, own_samples & others & ~bounds.slow_link, RERUN_PARTNERS)
 
 
 def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
@@ -264,7 +264,7 @@ def _nodes(sides: dict[tuple[int, Status], dict[str, float]]) -> list[Fault]:
 
 
 def _links(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[Fault]:
-    found: dict[tuple[int, int], tuple[float, Status]] = {}
+    slow: dict[tuple[int, int], tuple[float, Status]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():
         pair = (int(bounds.src[index]), int(bounds.dst[index]))
         reached = alone.reached([pair])
@@ -273,10 +273,10 @@ def _links(bounds: Bounds, alone: _Alone, reference: float, tau: float) -> list[
             ends = min(bounds.tx[pair[0]], bounds.rx[pair[1]]) / bounds.reference
             ratio = reached / (min(1.0, float(ends)) * reference)
         settled = alone.settled([pair], 1)
-        found[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled))
+        slow[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled))
     faults = []
-    for (i, j), (ratio, status) in found.items():
-        back = found.get((j, i))
+    for (i, j), (ratio, status) in slow.items():
+        back = slow.get((j, i))
         if back is None or back[1] != status:
             faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status))
         elif i < j:

@@ -47,44 +47,44 @@ def find(pairs: Iterable[Pair]) -> tuple[Loss, ...]:
     first = _by_pair(pair for pair in every if not pair.alone)
     again = _by_pair(pair for pair in every if pair.alone)
     bad = {key for key, measured in first.items() if _bad(measured)}
-    made = [_loss(kind, node, chosen, first, again) for kind, node, chosen in _blame(bad, set(first))]
-    return tuple(sorted(made, key=lambda loss: -loss.rate))
+    losses = [_loss(kind, node, chosen, first, again) for kind, node, chosen in _blame(bad, set(first))]
+    return tuple(sorted(losses, key=lambda loss: -loss.rate))
 
 
 def suspects(pairs: Iterable[Pair]) -> tuple[Ordered, ...]:
     """Pairs to measure again alone, before anybody is accused."""
-    found = [pair for loss in find(pairs) if loss.alone is None for pair in loss.pairs[:RERUN]]
-    return tuple(dict.fromkeys(found))
+    unsure = [pair for loss in find(pairs) if loss.alone is None for pair in loss.pairs[:RERUN]]
+    return tuple(dict.fromkeys(unsure))
 
 
 def rate(pairs: Iterable[Pair]) -> float | None:
     """The share of the segments that were sent again; None: no socket told it."""
-    told = [pair for pair in pairs if pair.segments and pair.retransmitted is not None]
-    sent = sum(pair.segments or 0 for pair in told)
-    return sum(pair.retransmitted or 0 for pair in told) / sent if sent else None
+    counted = [pair for pair in pairs if pair.segments and pair.retransmitted is not None]
+    sent = sum(pair.segments or 0 for pair in counted)
+    return sum(pair.retransmitted or 0 for pair in counted) / sent if sent else None
 
 
 def _by_pair(pairs: Iterable[Pair]) -> dict[Ordered, list[Pair]]:
-    found: dict[Ordered, list[Pair]] = {}
+    by_pair: dict[Ordered, list[Pair]] = {}
     for pair in pairs:
         if pair.gbytes_per_s is not None:  # what failed altogether is another check's
-            found.setdefault((pair.src, pair.dst), []).append(pair)
-    return found
+            by_pair.setdefault((pair.src, pair.dst), []).append(pair)
+    return by_pair
 
 
 def _bad(measured: list[Pair]) -> bool:
     lost = rate(measured)
     if lost is not None:
         return lost >= LOSSY and sum(pair.retransmitted or 0 for pair in measured) >= LEAST_SEGMENTS
-    told = [pair for pair in measured if pair.gbytes_per_s_p95 is not None and pair.gbytes_per_s]
-    return bool(told) and all(
-        (pair.gbytes_per_s_p95 or 0) < UNEVEN * (pair.gbytes_per_s or 0) for pair in told
+    rated = [pair for pair in measured if pair.gbytes_per_s_p95 is not None and pair.gbytes_per_s]
+    return bool(rated) and all(
+        (pair.gbytes_per_s_p95 or 0) < UNEVEN * (pair.gbytes_per_s or 0) for pair in rated
     )
 
 
 def _blame(bad: set[Ordered], measured: set[Ordered]) -> list[tuple[Kind, int | None, list[Ordered]]]:
     """The fewest sides that explain the bad pairs, then links for what is left."""
-    found: list[tuple[Kind, int | None, list[Ordered]]] = []
+    blamed: list[tuple[Kind, int | None, list[Ordered]]] = []
     every = Counter(side for pair in measured for side in _sides(pair))
     left = set(bad)
     while left:
@@ -94,10 +94,10 @@ def _blame(bad: set[Ordered], measured: set[Ordered]) -> list[tuple[Kind, int | 
             break
         side = max(guilty, key=lambda side: (guilty[side], side))
         chosen = [pair for pair in left if side in _sides(pair)]
-        found.append((*side, chosen))
+        blamed.append((*side, chosen))
         left -= set(chosen)
     links = sorted({(min(pair), max(pair)) for pair in left})
-    return [*found, *(("link", None, [pair for pair in left if set(pair) == set(link)]) for link in links)]
+    return [*blamed, *(("link", None, [pair for pair in left if set(pair) == set(link)]) for link in links)]
 
 
 def _sides(pair: Ordered) -> tuple[tuple[Kind, int], tuple[Kind, int]]:

@@ -26,9 +26,9 @@ def table() -> dict[str, Advice]:
     """All advice by its code."""
     import yaml  # heavy to import
 
-    read = yaml.safe_load(FILE.read_text())
+    advice = yaml.safe_load(FILE.read_text())
     return {
-        code: Advice(lines=tuple(item["lines"]), command=item.get("command")) for code, item in read.items()
+        code: Advice(lines=tuple(item["lines"]), command=item.get("command")) for code, item in advice.items()
     }
 
 

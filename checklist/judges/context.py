@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from checklist.analysis.baseline import Past, Record, Setting, setting_of
-from checklist.analysis.baseline import judge as judge_past
+from checklist.analysis.baseline import Past, Record, Setting, compare_with_past, setting_of
+from checklist.analysis.diagnosis import Diagnosis
 from checklist.judges.thresholds import Key, Table, Threshold
 from checklist.measurements import Facts, Measurements, PhaseName
 from checklist.result import CheckResult, Figure, Finding, Skipped, Verdict
@@ -28,11 +28,13 @@ class Answer:
     findings: tuple[Finding, ...] = ()
     records: tuple[tuple[str, int | None, float, str], ...] = ()
     """(operation, bytes, value, unit) for the history."""
+    diagnosis: Diagnosis | None = None
+    """Who among the nodes is slow with whom, from the one judge that compares them pair by pair."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """A run and what it is held against."""
+class Context:
+    """One run before the judges, and what it is compared with: thresholds, earlier runs."""
 
     measurements: Measurements
     table: Table
@@ -88,12 +90,12 @@ class Case:
     @property
     def systems(self) -> tuple[str, ...]:
         """The names that thresholds may know this system by, the most telling first."""
-        found = [self.system, *(fact.instance_type for fact in self.leaders)]
+        names = [self.system, *(fact.instance_type for fact in self.leaders)]
         for fact in self.leaders:
             gpus = [hardware.find_gpu_by_nvml_name(name) for name in fact.gpu_names]
-            found += [gpu.name for gpu in gpus if gpu is not None]
-        found += [f"TCP {rate:g} Gbit/s" for rate in self._socket_rates()]
-        return tuple(dict.fromkeys(name for name in found if name))
+            names += [gpu.name for gpu in gpus if gpu is not None]
+        names += [f"TCP {rate:g} Gbit/s" for rate in self._socket_rates()]
+        return tuple(dict.fromkeys(name for name in names if name))
 
     def _socket_rates(self) -> list[float]:
         """Line rates of the interfaces that plain sockets use; nothing where RDMA is used."""
@@ -119,7 +121,9 @@ class Case:
     def past(
         self, op: str, size_bytes: int | None, value: float, *, less_is_better: bool = False
     ) -> Past | None:
-        return judge_past(self.history, self.setting, op, size_bytes, value, less_is_better=less_is_better)
+        return compare_with_past(
+            self.history, self.setting, op, size_bytes, value, less_is_better=less_is_better
+        )
 
     @property
     def machine_gpus(self) -> int | None:
@@ -170,14 +174,14 @@ def answer(
     records: Iterable[tuple[str, int | None, float, str]] = (),
 ) -> Answer:
     """PASS with ``good`` as the reason, or the worst finding."""
-    found = tuple(findings)
-    worst = worst_of([finding.verdict for finding in found])
-    said = [finding.title for finding in found if finding.verdict == worst]
-    reason = good if not said else said[0] + (f" And {len(said) - 1} more." if len(said) > 1 else "")
+    given = tuple(findings)
+    worst = worst_of([finding.verdict for finding in given])
+    titles = [finding.title for finding in given if finding.verdict == worst]
+    reason = good if not titles else titles[0] + (f" And {len(titles) - 1} more." if len(titles) > 1 else "")
     result = CheckResult(
         check=check, verdict=worst, reason=reason, measured=True, nodes=tuple(nodes), figures=tuple(figures)
     )
-    return Answer(result=result, findings=found, records=tuple(records))
+    return Answer(result=result, findings=given, records=tuple(records))
 
 
 def no_verdict(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from typing import Literal
 
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
 from checklist.measurements import Facts
 from checklist.result import Finding
 
-GIB = 2**30
-LEAST_SHM = GIB  # NCCL uses tens of MB for each rank, data loaders far more; 64 MB is Docker's default
-LEAST_MEMLOCK = GIB
+Verdict = Literal["WARN", "FAIL"]  # of a finding
+_GIB = 2**30
+LEAST_SHM = _GIB  # NCCL uses tens of MB for each rank, data loaders far more; 64 MB is Docker's default
+LEAST_MEMLOCK = _GIB
 UNLIMITED = -1
 SKEW_WARN_S = 1.0  # logs of different nodes can't be put in order any more
 SKEW_FAIL_S = 900.0  # S3 refuses requests that are 15 minutes off
@@ -20,32 +22,42 @@ ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang;
 TORCH_HANGS = ((2, 6, 0), (2, 7, 1))  # after the first, before the second: pytorch#153960
 
 
-def ranks(case: Case) -> Answer:
-    asked = case.measurements
-    world = asked.nodes_asked * asked.gpus_per_node_asked
-    if not case.facts:
-        return case.unmeasured("ranks", "facts")
-    found = [*_missing(case, world), *_shared_hosts(case), *_shared_gpus(case)]
-    good = f"{len(case.facts)} ranks on {len(asked.nodes)} nodes, as asked for."
-    return answer("ranks", good, found, nodes=case.all_names)
+def ranks(context: Context) -> Answer:
+    """FAIL where fewer ranks or nodes came than were asked for, or where two of them are one.
+
+    Two nodes are one if their kernels' boot ids are equal, two ranks if their GPUs' UUIDs are.
+
+    Limits: none; everything is counted.
+
+    Can't tell: who keeps a missing rank away. Hosts that don't give their boot id count as different ones.
+    """
+    run = context.measurements
+    world = run.nodes_asked * run.gpus_per_node_asked
+    if not context.facts:
+        return context.unmeasured("ranks", "facts")
+    findings = [*_missing(context, world), *_shared_hosts(context), *_shared_gpus(context)]
+    good = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
+    return answer("ranks", good, findings, nodes=context.all_names)
 
 
-def _missing(case: Case, world: int) -> list[Finding]:
-    asked, seen = case.measurements.nodes_asked, len(case.measurements.nodes)
-    if len(case.facts) >= world and seen >= asked:
+def _missing(context: Context, world: int) -> list[Finding]:
+    asked, seen = context.measurements.nodes_asked, len(context.measurements.nodes)
+    if len(context.facts) >= world and seen >= asked:
         return []
     if seen == 1 < asked:
-        title = f"{asked} nodes asked for, 1 seen ({case.all_names[0]}): the launcher started separate jobs."
+        title = (
+            f"{asked} nodes asked for, 1 seen ({context.all_names[0]}): the launcher started separate jobs."
+        )
         return [finding("ranks", "ranks-separate", "FAIL", title)]
-    title = f"{world} ranks on {asked} nodes asked for, {len(case.facts)} on {seen} seen."
+    title = f"{world} ranks on {asked} nodes asked for, {len(context.facts)} on {seen} seen."
     return [finding("ranks", "ranks-missing", "FAIL", title)]
 
 
-def _shared_hosts(case: Case) -> list[Finding]:
-    if case.local:
+def _shared_hosts(context: Context) -> list[Finding]:
+    if context.local:
         return []
     by_boot: dict[str, set[int]] = defaultdict(set)
-    for fact in case.leaders:
+    for fact in context.leaders:
         if fact.boot_id is not None:
             by_boot[fact.boot_id].add(fact.node)
     return [
@@ -53,16 +65,16 @@ def _shared_hosts(case: Case) -> list[Finding]:
             "ranks",
             "nodes-share-host",
             "FAIL",
-            f"{', '.join(case.names(nodes))} are {len(nodes)} nodes on one host.",
+            f"{', '.join(context.names(nodes))} are {len(nodes)} nodes on one host.",
         )
         for nodes in by_boot.values()
         if len(nodes) > 1
     ]
 
 
-def _shared_gpus(case: Case) -> list[Finding]:
+def _shared_gpus(context: Context) -> list[Finding]:
     users: dict[str, list[int]] = defaultdict(list)
-    for fact in case.facts if case.cuda else ():
+    for fact in context.facts if context.cuda else ():
         if fact.local_rank < len(fact.gpu_uuids):
             users[fact.gpu_uuids[fact.local_rank]].append(fact.rank)
     return [
@@ -78,116 +90,153 @@ def _shared_gpus(case: Case) -> list[Finding]:
     ]
 
 
-def versions(case: Case) -> Answer:
-    if not case.facts:
-        return case.unmeasured("versions", "facts")
-    found = []
-    for name in sorted({key for fact in case.facts for key in fact.versions}):
+def versions(context: Context) -> Answer:
+    """FAIL where a library of ``ONE_EVERYWHERE`` differs between ranks, WARN where any other does.
+
+    WARN too for a torch that is known to hang with NCCL.
+
+    Limits: ``TORCH_HANGS``, after its first and before its second version (pytorch#153960).
+
+    Can't tell: which of the versions is the right one, nor whether a mix that hangs nowhere else hangs here.
+    """
+    if not context.facts:
+        return context.unmeasured("versions", "facts")
+    findings = []
+    for name in sorted({key for fact in context.facts for key in fact.versions}):
         holders: dict[str, set[int]] = defaultdict(set)
-        for fact in case.facts:
+        for fact in context.facts:
             value = fact.versions.get(name)
             if value is not None:
                 holders[value].add(fact.node)
         if len(holders) > 1:
-            told = "; ".join(f"{value} on {', '.join(case.names(nodes))}" for value, nodes in holders.items())
+            holders_text = "; ".join(
+                f"{value} on {', '.join(context.names(nodes))}" for value, nodes in holders.items()
+            )
             serious = name in ONE_EVERYWHERE
-            found.append(
+            findings.append(
                 finding(
-                    "versions", "versions-differ", "FAIL" if serious else "WARN", f"{name} differs: {told}."
+                    "versions",
+                    "versions-differ",
+                    "FAIL" if serious else "WARN",
+                    f"{name} differs: {holders_text}.",
                 )
             )
-    torch = str(case.facts[0].versions.get("torch") or "")
-    if case.cuda and TORCH_HANGS[0] < _numbers(torch) < TORCH_HANGS[1]:
+    torch = str(context.facts[0].versions.get("torch") or "")
+    if context.cuda and TORCH_HANGS[0] < _numbers(torch) < TORCH_HANGS[1]:
         title = f"torch {torch} can hang with NCCL."
-        found.append(finding("versions", "torch-hang", "WARN", title, version=torch))
-    if not any(fact.versions for fact in case.facts):
-        return case.unmeasured("versions", "facts")
-    return answer("versions", "The same software on all ranks.", found, nodes=case.all_names)
+        findings.append(finding("versions", "torch-hang", "WARN", title, version=torch))
+    if not any(fact.versions for fact in context.facts):
+        return context.unmeasured("versions", "facts")
+    return answer("versions", "The same software on all ranks.", findings, nodes=context.all_names)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def shared_memory(case: Case) -> Answer:
-    sizes = [(fact, fact.shm_bytes) for fact in case.leaders if fact.shm_bytes is not None]
+def shared_memory(context: Context) -> Answer:
+    """FAIL (on CPUs WARN) for a node whose /dev/shm is smaller than NCCL and data loaders need.
+
+    Limits: ``LEAST_SHM``, 1 GiB: NCCL uses tens of MB for each rank, loaders more; Docker gives 64 MB.
+
+    Can't tell: how much a job's own data loaders will take.
+    """
+    sizes = [(fact, fact.shm_bytes) for fact in context.leaders if fact.shm_bytes is not None]
     if not sizes:
-        return case.unmeasured("shared-memory", "facts")
-    found = [
+        return context.unmeasured("shared-memory", "facts")
+    findings = [
         finding(
             "shared-memory",
             "shm-small",
-            "FAIL" if case.cuda else "WARN",
-            f"{case.name(fact.node)} has {size / 2**20:.0f} MiB of shared memory, not {LEAST_SHM // 2**20}.",
-            suspects=[case.name(fact.node)],
+            "FAIL" if context.cuda else "WARN",
+            f"{context.name(fact.node)} has {size / 2**20:.0f} MiB of shared memory, "
+            f"not {LEAST_SHM // 2**20}.",
+            suspects=[context.name(fact.node)],
         )
         for fact, size in sizes
         if size < LEAST_SHM
     ]
     least = min(size for _, size in sizes)
     return answer(
-        "shared-memory", f"At least {least / GIB:.1f} GiB on each node.", found, nodes=case.all_names
+        "shared-memory", f"At least {least / _GIB:.1f} GiB on each node.", findings, nodes=context.all_names
     )
 
 
-def memlock(case: Case) -> Answer:
-    if not any(fact.efa_devices or fact.ib_devices for fact in case.facts):
+def memlock(context: Context) -> Answer:
+    """FAIL for a node that may lock too little memory for RDMA, WARN for any limit at all.
+
+    Limits: ``LEAST_MEMLOCK``, 1 GiB: less has no room for a rank's registered buffers; ``UNLIMITED`` is
+    what the vendors of EFA and InfiniBand ask for.
+
+    Can't tell: anything where there are no RDMA devices; then the check is left out.
+    """
+    if not any(fact.efa_devices or fact.ib_devices for fact in context.facts):
         return skipped("memlock", "There are no RDMA devices.")
-    limits = [(fact, fact.memlock_bytes) for fact in case.leaders if fact.memlock_bytes is not None]
+    limits = [(fact, fact.memlock_bytes) for fact in context.leaders if fact.memlock_bytes is not None]
     if not limits:
-        return case.unmeasured("memlock", "facts")
-    found = [
+        return context.unmeasured("memlock", "facts")
+    findings = [
         finding(
             "memlock",
             "memlock-low",
             "FAIL" if limit < LEAST_MEMLOCK else "WARN",
-            f"{case.name(fact.node)} may lock only {limit / 2**20:.0f} MiB of memory.",
-            suspects=[case.name(fact.node)],
+            f"{context.name(fact.node)} may lock only {limit / 2**20:.0f} MiB of memory.",
+            suspects=[context.name(fact.node)],
         )
         for fact, limit in limits
         if limit != UNLIMITED
     ]
-    return answer("memlock", "Unlimited on each node.", found, nodes=case.all_names)
+    return answer("memlock", "Unlimited on each node.", findings, nodes=context.all_names)
 
 
-def interface(case: Case) -> Answer:
-    known = [fact for fact in case.leaders if fact.nic is not None]
+def interface(context: Context) -> Answer:
+    """FAIL for a node whose NCCL or gloo would take an interface that others can't reach.
+
+    That is one that is not there, is down or has a loopback or link-local address only. WARN where the
+    interfaces of the nodes are not alike in line rate or MTU.
+
+    Limits: none; addresses are told apart by their prefixes, rates and MTUs by being equal.
+
+    Can't tell: whether packets really pass (check mesh does), or what NCCL takes in the end (check
+    transport).
+    """
+    known = [fact for fact in context.leaders if fact.nic is not None]
     if not known:
-        return case.unmeasured("interface", "facts")
-    if case.local or len(case.leaders) == 1:
-        return answer("interface", f"{known[0].nic}; all ranks are on one machine.", nodes=case.all_names)
-    found = []
+        return context.unmeasured("interface", "facts")
+    if context.local or len(context.leaders) == 1:
+        return answer("interface", f"{known[0].nic}; all ranks are on one machine.", nodes=context.all_names)
+    findings = []
     for fact in known:
         fault = _nic_fault(fact)
         if fault is not None:
             others = [
                 nic.name for nic in fact.nics if nic.up is not False and not _nic_fault_of(nic.addresses)
             ]
-            title = f"{case.name(fact.node)} would use {fact.nic}, {fault}" + (
+            title = f"{context.name(fact.node)} would use {fact.nic}, {fault}" + (
                 f" ({fact.nic_reason})." if fact.nic_reason else "."
             )
-            found.append(
+            findings.append(
                 finding(
                     "interface",
                     "nic-wrong",
                     "FAIL",
                     title,
-                    suspects=[case.name(fact.node)],
+                    suspects=[context.name(fact.node)],
                     nic=fact.nic,
                     candidates=", ".join(others) or "none that reaches others",
                     best=others[0] if others else "<interface>",
                 )
             )
-    found = found or _unlike_nics(case, known)
-    if len(known) < len(case.leaders) and not found:
+    findings = findings or _unlike_nics(context, known)
+    if len(known) < len(context.leaders) and not findings:
         return no_verdict("interface", "It is not known which interface every node uses.")
-    told = ", ".join(sorted({str(fact.nic) for fact in known}))
-    return answer("interface", f"{told} on all nodes.", found, nodes=case.all_names)
+    names = ", ".join(sorted({str(fact.nic) for fact in known}))
+    return answer("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
 
 
-def _unlike_nics(case: Case, known: list[Facts]) -> list[Finding]:
+def _unlike_nics(context: Context, known: list[Facts]) -> list[Finding]:
     """Interfaces that are not alike on all hosts: a link that has trained to a lower rate, another MTU."""
-    found = []
+    findings = []
     for field, what, code in (("gbps", "Gbit/s", "nic-rate"), ("mtu", "bytes of MTU", "mtu-differs")):
         holders: dict[float, list[int]] = defaultdict(list)
         for fact in known:
@@ -196,13 +245,13 @@ def _unlike_nics(case: Case, known: list[Facts]) -> list[Finding]:
                 holders[value].append(fact.node)
         if len(holders) > 1:
             usual = max(holders, key=lambda value: (len(holders[value]), value))
-            odd = case.names(node for value, nodes in holders.items() if value != usual for node in nodes)
-            told = "; ".join(
-                f"{value:g} {what} on {', '.join(case.names(nodes))}" for value, nodes in holders.items()
+            odd = context.names(node for value, nodes in holders.items() if value != usual for node in nodes)
+            holders_text = "; ".join(
+                f"{value:g} {what} on {', '.join(context.names(nodes))}" for value, nodes in holders.items()
             )
-            title = f"The interfaces differ: {told}."
-            found.append(finding("interface", code, "WARN", title, suspects=odd))
-    return found
+            title = f"The interfaces differ: {holders_text}."
+            findings.append(finding("interface", code, "WARN", title, suspects=odd))
+    return findings
 
 
 def _nic_fault(fact: Facts) -> str | None:
@@ -219,52 +268,68 @@ def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
     return None if usable else "which has no address that others can reach"
 
 
-def rdma(case: Case) -> Answer:
-    if not case.cuda:
+def rdma(context: Context) -> Answer:
+    """FAIL for a node that sees fewer EFA or InfiniBand devices than the others, or none where there must be.
+
+    There must be some where the machine type's row in estimator/data/instances.csv names EFA.
+
+    Limits: none; the node with the most devices is the measure.
+
+    Can't tell: whether the devices work, nor, for a machine that no table lists, whether all nodes lack one.
+    """
+    if not context.cuda:
         return skipped("rdma", "The run uses no GPUs.")
-    efa = {fact.node: fact.efa_devices for fact in case.leaders if fact.efa_devices is not None}
-    ib = {fact.node: len(fact.ib_devices) for fact in case.leaders if fact.ib_devices is not None}
-    has_efa = case.machine_fabric.upper().startswith("EFA")
+    efa = {fact.node: fact.efa_devices for fact in context.leaders if fact.efa_devices is not None}
+    ib = {fact.node: len(fact.ib_devices) for fact in context.leaders if fact.ib_devices is not None}
+    has_efa = context.machine_fabric.upper().startswith("EFA")
     if not has_efa and not any(efa.values()) and not any(ib.values()):
         if not efa and not ib:
-            return case.unmeasured("rdma", "facts")
+            return context.unmeasured("rdma", "facts")
         return skipped(
             "rdma", "Neither the machine type nor the hosts have RDMA devices, as far as is known."
         )
     counts = efa if has_efa or any(efa.values()) else ib
     kind = "EFA" if counts is efa else "InfiniBand"
     most = max(counts.values(), default=0)
-    found = [
+    findings = [
         finding(
             "rdma",
             "rdma-missing",
             "FAIL",
-            f"{case.name(node)} sees {count} {kind} devices" + (f", others {most}." if most else "."),
-            suspects=[case.name(node)],
+            f"{context.name(node)} sees {count} {kind} devices" + (f", others {most}." if most else "."),
+            suspects=[context.name(node)],
         )
         for node, count in counts.items()
         if count < max(most, 1)
     ]
     if not counts:
-        return case.unmeasured("rdma", "facts")
-    return answer("rdma", f"{most} {kind} devices on each node.", found, nodes=case.all_names)
+        return context.unmeasured("rdma", "facts")
+    return answer("rdma", f"{most} {kind} devices on each node.", findings, nodes=context.all_names)
 
 
-def hostname(case: Case) -> Answer:
-    known = [fact for fact in case.leaders if fact.resolves_own_hostname is not None]
+def hostname(context: Context) -> Answer:
+    """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN for one that gets loopback.
+
+    gloo and torch's store announce themselves by that name.
+
+    Limits: none.
+
+    Can't tell: whether the others resolve it too; check mesh connects by address.
+    """
+    known = [fact for fact in context.leaders if fact.resolves_own_hostname is not None]
     if not known:
-        return case.unmeasured("hostname", "facts")
-    found = []
+        return context.unmeasured("hostname", "facts")
+    findings = []
     for fact in known:
-        name = case.name(fact.node)
+        name = context.name(fact.node)
         address = fact.hostname_address or ""
         if not fact.resolves_own_hostname:
             title = f"{name} can't resolve its own name, {fact.hostname}."
-            verdict = "WARN" if case.local else "FAIL"
-            found.append(finding("hostname", "hostname-unresolved", verdict, title, suspects=[name]))  # type: ignore[arg-type]
-        elif address.startswith(("127.", "::1")) and not case.local and len(case.leaders) > 1:
+            verdict: Verdict = "WARN" if context.local else "FAIL"
+            findings.append(finding("hostname", "hostname-unresolved", verdict, title, suspects=[name]))
+        elif address.startswith(("127.", "::1")) and not context.local and len(context.leaders) > 1:
             title = f"{name}: its own name resolves to {address}."
-            found.append(
+            findings.append(
                 finding(
                     "hostname",
                     "hostname-loopback",
@@ -275,30 +340,47 @@ def hostname(case: Case) -> Answer:
                     nic=fact.nic,
                 )
             )
-    return answer("hostname", "Each host resolves its own name.", found, nodes=case.all_names)
+    return answer("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
 
 
-def clock(case: Case) -> Answer:
-    if case.local or len(case.leaders) < 2:
+def clock(context: Context) -> Answer:
+    """WARN for a node whose clock is off rank 0's, FAIL where S3 would refuse its requests.
+
+    What the round trip leaves open counts for the node.
+
+    Limits: ``SKEW_WARN_S``, 1 s: logs can't be put in order any more; ``SKEW_FAIL_S``, 900 s: AWS refuses
+    signatures that are 15 minutes off.
+
+    Can't tell: which of two clocks is right, so a node is suspected and not blamed.
+    """
+    if context.local or len(context.leaders) < 2:
         return skipped("clock", "All ranks are on one machine.")
-    offsets = [(fact, fact.clock_offset_s) for fact in case.leaders if fact.clock_offset_s is not None]
-    if len(offsets) < len(case.leaders):
-        return case.unmeasured("clock", "facts")
-    found = []
+    offsets = [(fact, fact.clock_offset_s) for fact in context.leaders if fact.clock_offset_s is not None]
+    if len(offsets) < len(context.leaders):
+        return context.unmeasured("clock", "facts")
+    findings = []
     for fact, offset in offsets:
         sure = abs(offset) - (fact.clock_offset_error_s or 0.0)
         if sure > SKEW_WARN_S:
-            title = f"The clock of {case.name(fact.node)} is {offset:+.1f} s off rank 0's."
-            verdict = "FAIL" if sure > SKEW_FAIL_S else "WARN"
-            found.append(finding("clock", "clock-skew", verdict, title, suspects=[case.name(fact.node)]))  # type: ignore[arg-type]
+            title = f"The clock of {context.name(fact.node)} is {offset:+.1f} s off rank 0's."
+            verdict: Verdict = "FAIL" if sure > SKEW_FAIL_S else "WARN"
+            suspects = [context.name(fact.node)]
+            findings.append(finding("clock", "clock-skew", verdict, title, suspects=suspects))
     most = max(abs(offset) for _, offset in offsets)
-    return answer("clock", f"Within {most:.3f} s.", found, nodes=case.all_names)
+    return answer("clock", f"Within {most:.3f} s.", findings, nodes=context.all_names)
 
 
-def placement(case: Case) -> Answer:
-    if case.local or len(case.leaders) < 2:
+def placement(context: Context) -> Answer:
+    """WARN where the nodes of this run are in more than one zone, or placement group.
+
+    Limits: none.
+
+    Can't tell: anything where a zone is not known (NO-VERDICT); how far apart hosts of one zone are, unless
+    node labels tell the network's layers, which are named in the answer and not judged.
+    """
+    if context.local or len(context.leaders) < 2:
         return skipped("placement", "All ranks are on one machine.")
-    zones = {fact.node: fact.zone for fact in case.leaders}
+    zones = {fact.node: fact.zone for fact in context.leaders}
     if None in zones.values():
         return no_verdict(
             "placement",
@@ -306,20 +388,20 @@ def placement(case: Case) -> Answer:
             "NODE_NAME by the downward API and let the pods get nodes.",
         )
     different = Counter(str(zone) for zone in zones.values())
-    found = []
+    findings = []
     if len(different) > 1:
-        told = ", ".join(f"{count} in {zone}" for zone, count in different.most_common())
-        found.append(
-            finding("placement", "zones-differ", "WARN", f"The nodes are in different zones: {told}.")
+        summary = ", ".join(f"{count} in {zone}" for zone, count in different.most_common())
+        findings.append(
+            finding("placement", "zones-differ", "WARN", f"The nodes are in different zones: {summary}.")
         )
-    groups = Counter(fact.placement_group or "none" for fact in case.leaders)
+    groups = Counter(fact.placement_group or "none" for fact in context.leaders)
     if len(groups) > 1:
-        told = ", ".join(f"{count} in {group}" for group, count in groups.most_common())
-        title = f"The nodes are in different placement groups: {told}."
-        found.append(finding("placement", "groups-differ", "WARN", title))
-    told = f"All nodes are in {next(iter(different))}"
-    layers = [fact.network_nodes for fact in case.leaders]
+        summary = ", ".join(f"{count} in {group}" for group, count in groups.most_common())
+        title = f"The nodes are in different placement groups: {summary}."
+        findings.append(finding("placement", "groups-differ", "WARN", title))
+    summary = f"All nodes are in {next(iter(different))}"
+    layers = [fact.network_nodes for fact in context.leaders]
     if all(layers):
         shared = sum(len(set(layer)) == 1 for layer in zip(*layers, strict=False))
-        told += f" and share {shared} of {min(map(len, layers))} layers of the network"
-    return answer("placement", f"{told}.", found, nodes=case.all_names)
+        summary += f" and share {shared} of {min(map(len, layers))} layers of the network"
+    return answer("placement", f"{summary}.", findings, nodes=context.all_names)

@@ -7,112 +7,136 @@ from typing import Literal
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 
 NORMAL_THROTTLING = ("software power cap", "sync boost")  # under load every large GPU meets its power limit
 
 
-def gpus(case: Case) -> Answer:
-    if not case.cuda:
+def gpus(context: Context) -> Answer:
+    """FAIL for a node with fewer GPUs than it should have, WARN where others' processes were on one.
+
+    Due is what most nodes have or what was asked for; the machine type's number (from
+    estimator/data/instances.csv) where the node's own doesn't divide it: half of a machine may be asked for,
+    7 of 8 may not.
+
+    Limits: none; everything is counted.
+
+    Can't tell: whether all nodes of a type that no table lists lack the same GPU.
+    """
+    if not context.cuda:
         return skipped("gpus", "The run uses no GPUs.")
-    if not case.facts:
-        return case.unmeasured("gpus", "facts")
-    counts = {fact.node: len(fact.gpu_uuids) for fact in case.leaders}
+    if not context.facts:
+        return context.unmeasured("gpus", "facts")
+    counts = {fact.node: len(fact.gpu_uuids) for fact in context.leaders}
     usual = Counter(counts.values()).most_common(1)[0][0]
-    machine = case.machine_gpus
-    found = []
+    machine = context.machine_gpus
+    findings = []
     for node, count in counts.items():
-        due = max(usual, case.measurements.gpus_per_node_asked)
+        due = max(usual, context.measurements.gpus_per_node_asked)
         # A pod may ask for half of a machine, but not for 7 of 8
         if machine and machine % max(count, 1):
             due = machine
         if count < due:
-            title = f"{case.name(node)} has {count} of {due} GPUs."
-            found.append(finding("gpus", "gpu-count", "FAIL", title, nodes=[case.name(node)]))
-    for fact in case.facts:
+            title = f"{context.name(node)} has {count} of {due} GPUs."
+            findings.append(finding("gpus", "gpu-count", "FAIL", title, nodes=[context.name(node)]))
+    for fact in context.facts:
         if fact.gpu_processes:
-            who = f"the GPU of rank {fact.rank} ({case.name(fact.node)})"
+            who = f"the GPU of rank {fact.rank} ({context.name(fact.node)})"
             title = f"{fact.gpu_processes} processes of others were on {who}."
-            found.append(finding("gpus", "gpu-busy", "WARN", title, ranks=[fact.rank]))
+            findings.append(finding("gpus", "gpu-busy", "WARN", title, ranks=[fact.rank]))
     known = f"as its machine type has {machine}" if machine else "the same everywhere"
-    return answer("gpus", f"{usual} GPUs on each node, {known}.", found, nodes=case.all_names)
+    return answer("gpus", f"{usual} GPUs on each node, {known}.", findings, nodes=context.all_names)
 
 
-def gpu_health(case: Case) -> Answer:
-    if not case.cuda:
+def gpu_health(context: Context) -> Answer:
+    """What NVML and the kernel's log say of each GPU, before the load and after it.
+
+    FAIL for uncorrectable memory errors, rows to be remapped, an XID that takes the GPU out of service, a
+    recovery that the driver asks for, and fewer NVLinks than others of its kind. WARN for an XID that only
+    ends the application or is from before the run, for throttling and for fewer PCIe lanes.
+
+    Limits: none of our own: what an XID asks for is checklist/data/xids.csv (NVIDIA's catalogue); reasons
+    of throttling that every large GPU meets under load are left out (``NORMAL_THROTTLING``).
+
+    Can't tell: PASS needs XIDs and memory errors to be readable after the load, else it is NO-VERDICT; a
+    link that all GPUs of a kind lack looks as if it were so by design.
+    """
+    if not context.cuda:
         return skipped("gpu-health", "The run uses no GPUs.")
-    after = [state for state in case.measurements.health if state.when == "after"]
-    if not case.measurements.health:
-        return case.unmeasured("gpu-health", "facts")
-    found = [fault for state in case.measurements.health for fault in _ill(case, state)]
-    found += _fewer(case, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
-    found += _fewer(case, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
-    unique = {(fault.code, fault.ranks): fault for fault in found}  # before and after: once
-    if not unique and len(after) < len(case.facts):
+    after = [state for state in context.measurements.health if state.when == "after"]
+    if not context.measurements.health:
+        return context.unmeasured("gpu-health", "facts")
+    findings = [fault for state in context.measurements.health for fault in _ill(context, state)]
+    findings += _fewer(context, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
+    findings += _fewer(context, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+    unique = {(fault.code, fault.ranks): fault for fault in findings}  # before and after: once
+    if not unique and len(after) < len(context.facts):
         return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
     if not unique and any(state.xids is None for state in after):
         return no_verdict("gpu-health", "XID events can't be read here; the rest is in order.")
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
         return no_verdict("gpu-health", "Some GPUs don't tell their memory errors.")
-    return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=case.all_names)
+    return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
 
 
-def _fewer(case: Case, field: str, code: str, verdict: Literal["WARN", "FAIL"], what: str) -> list[Finding]:
+def _fewer(
+    context: Context, field: str, code: str, verdict: Literal["WARN", "FAIL"], what: str
+) -> list[Finding]:
     """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
     kinds = {
         fact.rank: fact.gpu_names[fact.local_rank]
-        for fact in case.facts
+        for fact in context.facts
         if fact.local_rank < len(fact.gpu_names)
     }
-    known = [(state, getattr(state, field)) for state in case.measurements.health if state.rank in kinds]
+    known = [(state, getattr(state, field)) for state in context.measurements.health if state.rank in kinds]
     most: dict[str, int] = {}
     for state, count in known:
         if count is not None:
             most[kinds[state.rank]] = max(count, most.get(kinds[state.rank], 0))
-    found = []
+    findings = []
     for state, count in known:
         due = most.get(kinds[state.rank])
         if count is not None and due is not None and count < due:
-            name = case.name_of_rank(state.rank)
+            name = context.name_of_rank(state.rank)
             title = f"The GPU of rank {state.rank} ({name}) has {count} {what}, others of its kind {due}."
-            found.append(
+            findings.append(
                 finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
             )
-    return found
+    return findings
 
 
-def _ill(case: Case, state: GpuHealth) -> list[Finding]:
-    name = case.name_of_rank(state.rank)
+def _ill(context: Context, state: GpuHealth) -> list[Finding]:
+    name = context.name_of_rank(state.rank)
     gpu = f"The GPU of rank {state.rank} ({name})"
-    told: dict[str, object] = {"gpu": state.uuid}
-    found: list[tuple[str, str, str]] = []
+    known: dict[str, object] = {"gpu": state.uuid}
+    faults: list[tuple[str, str, str]] = []
     if state.ecc_uncorrected:
-        found.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
+        faults.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
     if state.remap_failed:
-        found.append(("remap-failed", "FAIL", f"{gpu} could not remap broken memory rows."))
+        faults.append(("remap-failed", "FAIL", f"{gpu} could not remap broken memory rows."))
     elif state.remap_pending:
-        found.append(("remap-pending", "FAIL", f"{gpu} waits for a reset to remap memory rows."))
+        faults.append(("remap-pending", "FAIL", f"{gpu} waits for a reset to remap memory rows."))
     if state.xids:
         worst = max(map(xids.action, state.xids), key=xids.ACTIONS.index)
-        told["xids"] = ", ".join(map(str, dict.fromkeys(state.xids)))
+        known["xids"] = ", ".join(map(str, dict.fromkeys(state.xids)))
         named = ", ".join(map(xids.words, dict.fromkeys(state.xids)))
         verdict = "WARN" if worst == "MONITOR" else "FAIL"
-        found.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {named} during the run."))
+        faults.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {named} during the run."))
     elif earlier := [code for code in state.xids_earlier or () if xids.action(code) != "MONITOR"]:
         # What lasts shows in the GPU's state; the rest may have been mended by a reset since
-        told["xids"] = ", ".join(map(str, dict.fromkeys(earlier)))
+        known["xids"] = ", ".join(map(str, dict.fromkeys(earlier)))
         named = ", ".join(map(xids.words, dict.fromkeys(earlier)))
-        found.append(("xid-earlier", "WARN", f"{gpu} reported XID {named} before the run, since boot."))
+        faults.append(("xid-earlier", "WARN", f"{gpu} reported XID {named} before the run, since boot."))
     if state.recovery_action not in (None, "none"):
-        told["action"] = state.recovery_action
-        found.append(("recovery", "FAIL", f"{gpu}: its driver asks for a {state.recovery_action}."))
+        known["action"] = state.recovery_action
+        faults.append(("recovery", "FAIL", f"{gpu}: its driver asks for a {state.recovery_action}."))
     reasons = [reason for reason in state.throttle_reasons or () if reason not in NORMAL_THROTTLING]
     if reasons:
-        told["reasons"] = ", ".join(reasons)
-        found.append(("throttled", "WARN", f"{gpu} is throttled: {told['reasons']}."))
+        known["reasons"] = ", ".join(reasons)
+        faults.append(("throttled", "WARN", f"{gpu} is throttled: {known['reasons']}."))
     return [
-        finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], **told)  # type: ignore[arg-type]
-        for code, verdict, title in found
+        finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], **known)  # type: ignore[arg-type]
+        for code, verdict, title in faults
     ]

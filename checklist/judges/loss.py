@@ -6,29 +6,41 @@ from typing import Literal
 
 from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
+from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding
 
 DOWN = "link_downed"  # the one error of an RDMA port that is serious however seldom
 
 
-def loss(case: Case) -> Answer:
-    run = case.measurements
+def loss(context: Context) -> Answer:
+    """FAIL where a link or node loses packets also when it is measured alone, WARN for less sure signs.
+
+    Signs are TCP segments sent again between a pair, messages of a pair that take far longer than its best,
+    errors that RDMA ports have counted, and a node's own retransmissions where no pair tells more.
+
+    Limits: ``LOSSY`` (0.2 % of the segments, WARN) and ``SERIOUS`` (1 %, FAIL) of
+    checklist/analysis/packet_loss.py, with their reasons there; ``DOWN``, a link that went down, fails
+    however seldom.
+
+    Can't tell: anything between nodes of one machine (NO-VERDICT); loss over RDMA where ports keep no
+    counters; for one pair, which of its ends.
+    """
+    run = context.measurements
     if run.nodes_asked < 2:
         return skipped("loss", "There is one node only.")
     counted = [one for one in run.counters if one.tcp_segments is not None or one.rdma_errors is not None]
-    told = [pair for pair in run.pairs if pair.segments is not None or pair.gbytes_per_s_p95 is not None]
-    if not counted and not told:
-        return case.unmeasured("loss", "pairs")
-    if case.local:
+    rated = [pair for pair in run.pairs if pair.segments is not None or pair.gbytes_per_s_p95 is not None]
+    if not counted and not rated:
+        return context.unmeasured("loss", "pairs")
+    if context.local:
         why = "Measured, and says nothing: all nodes are on one machine."
-        return no_verdict("loss", why, measured=True, nodes=case.all_names)
+        return no_verdict("loss", why, measured=True, nodes=context.all_names)
     losses = [one for one in find(run.pairs) if one.alone is not False]
-    found = [_of_pairs(case, one) for one in losses]
-    found += [fault for one in counted for fault in _of_ports(case, one)]
+    findings = [_of_pairs(context, one) for one in losses]
+    findings += [fault for one in counted for fault in _of_ports(context, one)]
     if not losses:
-        found += [fault for one in counted for fault in _of_node(case, one)]
+        findings += [fault for one in counted for fault in _of_node(context, one)]
     share = rate(run.pairs)
     figures = (
         []
@@ -46,50 +58,50 @@ def loss(case: Case) -> Answer:
         ]
     )
     good = "No port has counted an error" if share is None else f"{share:.3%} of the segments were sent again"
-    return answer("loss", f"{good}.", found, nodes=case.all_names, figures=figures)
+    return answer("loss", f"{good}.", findings, nodes=context.all_names, figures=figures)
 
 
-def _of_pairs(case: Case, lost: Loss) -> Finding:
+def _of_pairs(context: Context, lost: Loss) -> Finding:
     (src, dst), many = lost.pairs[0], len(lost.pairs)
-    told = f"{lost.rate:.1%} of the segments are sent again"
+    symptom = f"{lost.rate:.1%} of the segments are sent again"
     if not lost.rate:
-        told = "slow messages take more than twice as long as the best"
+        symptom = "slow messages take more than twice as long as the best"
     serious = lost.rate >= SERIOUS and lost.alone is True
     verdict: Literal["WARN", "FAIL"] = "FAIL" if serious else "WARN"
     if lost.node is None:
-        ends = case.names((src, dst))
+        ends = context.names((src, dst))
         arrow = "between {} and {}" if many > 1 else "from {} to {}"
-        title = f"Packets are lost {arrow.format(case.name(src), case.name(dst))}: {told}."
+        title = f"Packets are lost {arrow.format(context.name(src), context.name(dst))}: {symptom}."
         return finding(
-            "loss", "loss-link", verdict, title, suspects=ends, src=case.name(src), dst=case.name(dst)
+            "loss", "loss-link", verdict, title, suspects=ends, src=context.name(src), dst=context.name(dst)
         )
-    name = case.name(lost.node)
+    name = context.name(lost.node)
     how = "sends" if lost.kind == "transmit" else "is sent"
-    title = f"Packets that {name} {how} are lost, with {many} other nodes: {told}."
-    nic = next((fact.nic for fact in case.leaders if fact.node == lost.node), None)
+    title = f"Packets that {name} {how} are lost, with {many} other nodes: {symptom}."
+    nic = next((fact.nic for fact in context.leaders if fact.node == lost.node), None)
     return finding("loss", "loss-node", verdict, title, nodes=[name], nic=nic or "<interface>")
 
 
-def _of_ports(case: Case, counted: Counters) -> list[Finding]:
+def _of_ports(context: Context, counted: Counters) -> list[Finding]:
     """A node's own RDMA ports."""
     errors = counted.rdma_errors or {}
     if not errors:
         return []
-    name = case.name(counted.node)
+    name = context.name(counted.node)
     down = any(port.endswith(DOWN) for port in errors)
     worst = sorted(errors.items(), key=lambda item: (not item[0].endswith(DOWN), -item[1]))[:3]
-    told = ", ".join(f"{port} +{grown}" for port, grown in worst)
-    title = f"{name}: RDMA ports counted errors in phase {counted.phase}: {told}."
+    counts = ", ".join(f"{port} +{grown}" for port, grown in worst)
+    title = f"{name}: RDMA ports counted errors in phase {counted.phase}: {counts}."
     return [finding("loss", "rdma-errors", "FAIL" if down else "WARN", title, nodes=[name])]
 
 
-def _of_node(case: Case, counted: Counters) -> list[Finding]:
+def _of_node(context: Context, counted: Counters) -> list[Finding]:
     """Retransmissions of a whole node, where no pair tells more: the other end may be at fault."""
     if not counted.tcp_segments or not counted.tcp_retransmitted:
         return []
     share = counted.tcp_retransmitted / (counted.tcp_segments + counted.tcp_retransmitted)
     if share < SERIOUS:
         return []
-    name = case.name(counted.node)
+    name = context.name(counted.node)
     title = f"{name} sent {share:.1%} of its TCP segments again in phase {counted.phase}."
     return [finding("loss", "loss-world", "WARN", title, suspects=[name])]

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 from checklist.analysis.bottleneck import TAU
 from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Case, answer, no_verdict, skipped
-from checklist.judges.speed import hold
-from checklist.judges.thresholds import PAIR
+from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
+from checklist.judges.speed import Comparison, compare
+from checklist.judges.thresholds import PAIR, Threshold
 from checklist.measurements import IDLE, PHASES, Hang
-from checklist.result import Finding
+from checklist.result import Figure, Finding
 
+FEWEST_NODES = 4  # with fewer, all of them slow alike can't be told from all well
 CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
 
 
-def mesh(case: Case) -> Answer:
-    probes = case.measurements.probes
-    nodes = case.measurements.nodes
-    if case.measurements.nodes_asked < 2:
+def mesh(context: Context) -> Answer:
+    """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
+
+    A node that reaches nobody while others are well is at fault itself; of a single pair both ends are
+    suspects.
+
+    Limits: none here; a connection counts as cut after the control channel's ``Limits.connect``.
+
+    Can't tell: who drops the packets of a pair, the ends or something between them.
+    """
+    probes = context.measurements.probes
+    nodes = context.measurements.nodes
+    if context.measurements.nodes_asked < 2:
         return skipped("mesh", "There is one node only.")
     if not probes:
-        return case.unmeasured("mesh", "mesh")
+        return context.unmeasured("mesh", "mesh")
     bad = {(probe.src, probe.dst): probe for probe in probes if not probe.connected or probe.bulk_ok is False}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     lost = _cut_off(set(bad), nodes)
     for node in lost:
-        title = f"{case.name(node)} is cut off: no other node reaches it, and it reaches none."
-        found.append(finding("mesh", "node-unreachable", "FAIL", title, nodes=[case.name(node)]))
+        title = f"{context.name(node)} is cut off: no other node reaches it, and it reaches none."
+        findings.append(finding("mesh", "node-unreachable", "FAIL", title, nodes=[context.name(node)]))
     for pair in sorted({(min(key), max(key)) for key in bad if not lost & set(key)}):
         a, b = pair
         ways = [probe for key in (pair, pair[::-1]) if (probe := bad.get(key)) is not None]
@@ -36,16 +47,18 @@ def mesh(case: Case) -> Answer:
         arrow = "and" if len(ways) == 2 else "to"
         first, second = (a, b) if ways[0].src == a else (b, a)
         what = "can't connect" if cut else "connect, but 256 KB stall"
-        told = f": {ways[0].error}" if ways[0].error else ""
-        title = f"{case.name(first)} {arrow} {case.name(second)} {what}{told}."
-        suspects = case.names(pair)
+        reason = f": {ways[0].error}" if ways[0].error else ""
+        title = f"{context.name(first)} {arrow} {context.name(second)} {what}{reason}."
+        suspects = context.names(pair)
         code = "pair-cut" if cut else "mtu"
-        found.append(finding("mesh", code, "FAIL", title, suspects=suspects, peer=_address(case, second)))
+        findings.append(
+            finding("mesh", code, "FAIL", title, suspects=suspects, peer=_address(context, second))
+        )
     expected = len(nodes) * (len(nodes) - 1)
-    if len({(probe.src, probe.dst) for probe in probes}) < expected and not found:
+    if len({(probe.src, probe.dst) for probe in probes}) < expected and not findings:
         return no_verdict("mesh", f"Only {len(probes)} of {expected} ordered pairs were tried.")
     return answer(
-        "mesh", f"All {expected} ordered pairs connect and move 256 KB.", found, nodes=case.all_names
+        "mesh", f"All {expected} ordered pairs connect and move 256 KB.", findings, nodes=context.all_names
     )
 
 
@@ -59,74 +72,102 @@ def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> set[int]:
     return lost if len(nodes) - len(lost) >= 2 else set()
 
 
-def _address(case: Case, node: int) -> str:
-    fact = next((fact for fact in case.leaders if fact.node == node), None)
+def _address(context: Context, node: int) -> str:
+    fact = next((fact for fact in context.leaders if fact.node == node), None)
     usable = [text for text in (fact.addresses if fact else ()) if not text.startswith(("127.", "::1"))]
-    return usable[0] if usable else case.name(node)
+    return usable[0] if usable else context.name(node)
 
 
-def pairs(case: Case) -> tuple[Answer, Diagnosis | None]:
-    """The verdict, and the diagnosis for the heat map."""
-    measured = case.measurements.pairs
-    nodes = len(case.measurements.nodes)
-    if case.measurements.nodes_asked < 2:
-        return skipped("pairs", "There is one node only."), None
-    if not measured or not nodes:
-        return case.unmeasured("pairs", "pairs"), None
-    size = measured[0].bytes
-    threshold = None if case.local else case.threshold(PAIR, size)
+def pairs(context: Context) -> Answer:
+    """FAIL for a node, direction or link that is slow also when it is measured alone, WARN for suspects.
+
+    Who is at fault is found by checklist/analysis/diagnosis.py; its findings go along as ``diagnosis``. The
+    median pair is compared with a floor and with its own past besides.
+
+    Limits: the row ``pair`` of thresholds.csv (GB/s of one direction, of which the diagnosis asks for
+    floor / ``TAU``);
+    ``TAU``, 0.8 of what is due (benchmarks/diagnosis.py); ``CROWDED_SHARE``, half of the rounds,
+    as fewer may be another job's passing traffic; for the past ``WARN_SHARE`` and ``FAIL_SHARE`` of
+    checklist/analysis/baseline.py; ``FEWEST_NODES``, 4, below which equals say nothing of all being slow.
+
+    Can't tell: anything between nodes of one machine but that a pair failed; with two nodes, whether the
+    sender, the receiver or the link is slow.
+    """
+    measured = context.measurements.pairs
+    if context.measurements.nodes_asked < 2:
+        return skipped("pairs", "There is one node only.")
+    if not measured or not context.measurements.nodes:
+        return context.unmeasured("pairs", "pairs")
+    threshold = None if context.local else context.threshold(PAIR, measured[0].bytes)
     # The table's floor is the lowest that is well; the diagnosis asks for tau of the spec
     spec = None if threshold is None else threshold.floor / TAU
-    found_by = diagnose(measured, max(case.measurements.nodes) + 1, spec_gbytes_per_s=spec)
-    first = [float(pair.gbytes_per_s or 0) for pair in measured if not pair.alone]
-    middle = statistics.median(first) if first else 0.0
-    failed = [pair for pair in measured if pair.error is not None]
-    held = hold(middle, threshold, past=None if case.local else case.past(PAIR, size, middle))
-    figures = (held.figure("pairs, median", middle, "GB/s", size_bytes=size),)
-    records = [(PAIR, size, middle, "GB/s")]
-    if case.local:
-        if failed:
-            title = f"{case.name(failed[0].src)} to {case.name(failed[0].dst)} failed: {failed[0].error}."
-            fault = finding(
-                "pairs", "slow-undecided", "FAIL", title, suspects=case.names((failed[0].src, failed[0].dst))
-            )
-            return answer("pairs", "", [fault], nodes=case.all_names, figures=figures), found_by
-        why = "Measured, with nothing to compare with: all nodes are on one machine."
-        return no_verdict("pairs", why, measured=True, nodes=case.all_names, figures=figures), found_by
-    findings = [*_faults(case, found_by), *_undecided(case, found_by), *_crowded(case, found_by)]
-    cut = _unreached(case)
+    diagnosis = diagnose(measured, max(context.measurements.nodes) + 1, spec_gbytes_per_s=spec)
+    judge = _local_pairs if context.local else _networked_pairs
+    return replace(judge(context, diagnosis, threshold), diagnosis=diagnosis)
+
+
+def _local_pairs(context: Context, _: Diagnosis, threshold: Threshold | None) -> Answer:
+    """Nodes that are processes of one machine: only that a pair failed says anything."""
+    figures = _median_pair(context, threshold)[2]
+    failed = next((pair for pair in context.measurements.pairs if pair.error is not None), None)
+    if failed is not None:
+        ends = (failed.src, failed.dst)
+        title = f"{context.name(failed.src)} to {context.name(failed.dst)} failed: {failed.error}."
+        fault = finding("pairs", "slow-undecided", "FAIL", title, suspects=context.names(ends))
+        return answer("pairs", "", [fault], nodes=context.all_names, figures=figures)
+    why = "Measured, with nothing to compare with: all nodes are on one machine."
+    return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
+
+
+def _networked_pairs(context: Context, diagnosis: Diagnosis, threshold: Threshold | None) -> Answer:
+    middle, comparison, figures = _median_pair(context, threshold)
+    records = [(PAIR, context.measurements.pairs[0].bytes, middle, "GB/s")]
+    findings = [*_faults(context, diagnosis), *_undecided(context, diagnosis), *_crowded(context, diagnosis)]
+    cut = _unreached(context)
     if cut and not findings:
         why = f"{len(cut)} pairs could not be measured, as check mesh tells; the others are in order."
-        return no_verdict("pairs", why, measured=True, nodes=case.all_names, figures=figures), found_by
-    if held.level in ("WARN", "FAIL") and not findings:
-        title = f"The median pair reaches {middle:.4g} GB/s, {held.words}."
-        findings.append(finding("pairs", held.code, held.level, title))
-    if nodes < 4 and held.level is None and not findings:
+        return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
+    if comparison.level in ("WARN", "FAIL") and not findings:
+        title = f"The median pair reaches {middle:.4g} GB/s, {comparison.words}."
+        findings.append(finding("pairs", comparison.code, comparison.level, title))
+    if len(context.measurements.nodes) < FEWEST_NODES and comparison.level is None and not findings:
         why = "Measured, all alike; with fewer than 4 nodes there must be a threshold or a history to judge."
-        return (
-            no_verdict("pairs", why, measured=True, nodes=case.all_names, figures=figures, records=records),
-            found_by,
+        return no_verdict(
+            "pairs", why, measured=True, nodes=context.all_names, figures=figures, records=records
         )
-    cleared = len(found_by.with_status("cleared"))
-    good = f"No node, direction or link is slow among {len(first)} measurements."
+    cleared = len(diagnosis.with_status("cleared"))
+    count = sum(not pair.alone for pair in context.measurements.pairs)
+    good = f"No node, direction or link is slow among {count} measurements."
     good += f" {cleared} were slow at first, but not when measured alone." if cleared else ""
-    return answer("pairs", good, findings, nodes=case.all_names, figures=figures, records=records), found_by
+    return answer("pairs", good, findings, nodes=context.all_names, figures=figures, records=records)
 
 
-def _unreached(case: Case) -> set[tuple[int, int]]:
+def _median_pair(
+    context: Context, threshold: Threshold | None
+) -> tuple[float, Comparison, tuple[Figure, ...]]:
+    """The median of the first measurements in GB/s, what it is beside floor and past, and as a figure."""
+    size = context.measurements.pairs[0].bytes
+    first = [float(pair.gbytes_per_s or 0) for pair in context.measurements.pairs if not pair.alone]
+    middle = statistics.median(first) if first else 0.0
+    past = None if context.local else context.past(PAIR, size, middle)
+    comparison = compare(middle, threshold, past=past)
+    return middle, comparison, (comparison.figure("pairs, median", middle, "GB/s", size_bytes=size),)
+
+
+def _unreached(context: Context) -> set[tuple[int, int]]:
     """Ordered pairs that the mesh has found cut or stalled: its findings, which need no second one here."""
     return {
         (probe.src, probe.dst)
-        for probe in case.measurements.probes
+        for probe in context.measurements.probes
         if not probe.connected or probe.bulk_ok is False
     }
 
 
-def _faults(case: Case, diagnosis: Diagnosis) -> list[Finding]:
-    cut = _unreached(case)
-    lost = _cut_off(cut, case.measurements.nodes)
+def _faults(context: Context, diagnosis: Diagnosis) -> list[Finding]:
+    cut = _unreached(context)
+    lost = _cut_off(cut, context.measurements.nodes)
     return [
-        _fault(case, fault)
+        _fault(context, fault)
         for fault in diagnosis.faults
         if fault.status != "cleared"
         and fault.node not in lost
@@ -134,18 +175,18 @@ def _faults(case: Case, diagnosis: Diagnosis) -> list[Finding]:
     ]
 
 
-def _fault(case: Case, fault: Fault) -> Finding:
+def _fault(context: Context, fault: Fault) -> Finding:
     share = f"{fault.ratio:.0%} of what it should be"
     sure = fault.status == "confirmed"
     if fault.node is not None:
-        name = case.name(fault.node)
+        name = context.name(fault.node)
         how = {"transmit": "sends slowly", "receive": "receives slowly"}.get(
             fault.kind, "is slow in both directions"
         )
         title, code = f"{name} {how}: {share}.", f"slow-{fault.kind}"
         names: tuple[str, ...] = (name,)
     else:
-        src, dst = case.name(int(fault.src or 0)), case.name(int(fault.dst or 0))
+        src, dst = context.name(int(fault.src or 0)), context.name(int(fault.dst or 0))
         arrow = "and" if fault.both_ways else "to"
         title, code, names = f"The link from {src} {arrow} {dst} is slow: {share}.", "slow-link", (src, dst)
         if fault.both_ways:
@@ -156,19 +197,19 @@ def _fault(case: Case, fault: Fault) -> Finding:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
         return finding("pairs", code, "FAIL", title, suspects=names, src=names[0], dst=names[1])
-    nic = next((fact.nic for fact in case.leaders if fact.node == fault.node), None)
+    nic = next((fact.nic for fact in context.leaders if fact.node == fault.node), None)
     return finding("pairs", code, "FAIL", title, nodes=names, nic=nic or "<interface>")
 
 
-def _undecided(case: Case, diagnosis: Diagnosis) -> list[Finding]:
-    cut = _unreached(case)
+def _undecided(context: Context, diagnosis: Diagnosis) -> list[Finding]:
+    cut = _unreached(context)
     undecided = [pair for pair in diagnosis.undecided if pair not in cut]
     if not undecided:
         return []
-    involved = case.names({node for pair in undecided for node in pair})
+    involved = context.names({node for pair in undecided for node in pair})
     src, dst = undecided[0]
     more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
-    slow = f"{case.name(src)} to {case.name(dst)}{more}"
+    slow = f"{context.name(src)} to {context.name(dst)}{more}"
     why = {
         "two-nodes": "two nodes can't tell whether the sender, the receiver or the link is at fault",
         "no-good-pair": "no pair is well, so it is the network as a whole or nearly every node",
@@ -188,44 +229,54 @@ def _undecided(case: Case, diagnosis: Diagnosis) -> list[Finding]:
     ]
 
 
-def _crowded(case: Case, diagnosis: Diagnosis) -> list[Finding]:
-    rounds = {pair.round for pair in case.measurements.pairs if not pair.alone}
+def _crowded(context: Context, diagnosis: Diagnosis) -> list[Finding]:
+    rounds = {pair.round for pair in context.measurements.pairs if not pair.alone}
     if len(diagnosis.crowded_rounds) < max(1, CROWDED_SHARE * len(rounds)):
         return []
     title = f"In {len(diagnosis.crowded_rounds)} of {len(rounds)} rounds most pairs slowed each other down."
     return [finding("pairs", "crowded", "WARN", title)]
 
 
-def hangs(case: Case) -> Answer:
-    found = []
-    for hang in case.measurements.hangs:
+def hangs(context: Context) -> Answer:
+    """FAIL for each rank that hung, died or was lost, as the control channel has seen it.
+
+    Limits: the profile's ``op_limit_s`` (or --op-timeout) for one operation.
+
+    Can't tell: a fault of one's own from a node that its cluster took away with the whole step, nor who held
+    up a phase that ended early with nobody behind: both are NO-VERDICT. A run that leaves out phases covers
+    nobody, so that it clears no earlier hang.
+    """
+    findings = []
+    for hang in context.measurements.hangs:
         if hang.kind != "taken":
-            name, title = case.name_of_rank(hang.rank), _hang_title(case, hang)
+            name, title = context.name_of_rank(hang.rank), _hang_title(context, hang)
             where = _where(hang)
-            found.append(
+            findings.append(
                 finding("hangs", hang.kind, "FAIL", title, nodes=[name], ranks=[hang.rank], where=where)
             )
-    taken = [hang for hang in case.measurements.hangs if hang.kind == "taken"]
-    if taken and not found:
-        names = ", ".join(dict.fromkeys(case.name_of_rank(hang.rank) for hang in taken))
-        told = f"{names} was lost in {_where(taken[0])}, and its step with it: the cluster's events tell why."
-        return no_verdict("hangs", told)
-    failed = [phase for phase in case.measurements.phases if phase.status == "failed"]
-    if failed and not found:
+    taken = [hang for hang in context.measurements.hangs if hang.kind == "taken"]
+    if taken and not findings:
+        names = ", ".join(dict.fromkeys(context.name_of_rank(hang.rank) for hang in taken))
+        reasons_text = (
+            f"{names} was lost in {_where(taken[0])}, and its step with it: the cluster's events tell why."
+        )
+        return no_verdict("hangs", reasons_text)
+    failed = [phase for phase in context.measurements.phases if phase.status == "failed"]
+    if failed and not findings:
         reasons: dict[str, list[str]] = {}
         for phase in failed:
             reasons.setdefault(phase.reason or "no reason known", []).append(phase.name)
-        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-        return no_verdict("hangs", f"A phase ended early and nobody can be named: {told}.")
-    if not case.measurements.phases:
+        reasons_text = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+        return no_verdict("hangs", f"A phase ended early and nobody can be named: {reasons_text}.")
+    if not context.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
     # A run that leaves out phases can't clear a hang in one of them: it covers nobody
-    whole = {phase.name for phase in case.measurements.phases if phase.status == "done"} == set(PHASES)
-    return answer("hangs", "Every phase ended in time.", found, nodes=case.all_names if whole else ())
+    whole = {phase.name for phase in context.measurements.phases if phase.status == "done"} == set(PHASES)
+    return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())
 
 
-def _hang_title(case: Case, hang: Hang) -> str:
-    name, where = case.name_of_rank(hang.rank), _where(hang)
+def _hang_title(context: Context, hang: Hang) -> str:
+    name, where = context.name_of_rank(hang.rank), _where(hang)
     detail = f": {hang.detail}." if hang.detail else "."
     if hang.kind in ("died", "lost"):
         return f"Rank {hang.rank} ({name}) {'died' if hang.kind == 'died' else 'was lost'} in {where}{detail}"

@@ -164,8 +164,8 @@ def read(file: Path, *, own: bool = False) -> tuple[Threshold, ...]:
 
 
 def _check_header(file: Path, names: Iterable[str] | None) -> None:
-    found = list(names or ())
-    for name in found:
+    columns = list(names or ())
+    for name in columns:
         if name not in COLUMNS:
             near = difflib.get_close_matches(name, COLUMNS, n=1)
             hint = f"Did you mean {near[0]}? " if near else ""
@@ -173,7 +173,7 @@ def _check_header(file: Path, names: Iterable[str] | None) -> None:
                 f"{file}, line 1, column {name!r}: there is no such column.",
                 f"{hint}The columns are {', '.join(COLUMNS)}.",
             )
-    missing = [name for name in NEEDED if name not in found]
+    missing = [name for name in NEEDED if name not in columns]
     if missing:
         raise UserError(
             f"{file}, line 1: the column {missing[0]} is missing.",
@@ -260,10 +260,10 @@ class _Line:
         value = self.cells.get(column, "")
         if not value:
             return Span()
-        found = _RANGE.fullmatch(value)
-        if found is None:
+        span = _RANGE.fullmatch(value)
+        if span is None:
             raise self._bad(column, "is not a number or a range", "Write 8, 2-4 or 2- (and more).")
-        low, ranged, high = int(found[1]), found[2] is not None, found[3]
+        low, ranged, high = int(span[1]), span[2] is not None, span[3]
         if high and int(high) < low:
             raise self._bad(column, "ends before it begins")
         return Span(low=low, high=(int(high) if high else None) if ranged else low)

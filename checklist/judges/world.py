@@ -8,121 +8,161 @@ from collections.abc import Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Case, Records, answer, no_verdict, skipped
-from checklist.judges.speed import by_past, hold
+from checklist.judges.context import Answer, Context, Records, answer, no_verdict, skipped
+from checklist.judges.speed import compare, compare_with_history
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
 
 _TOPOLOGY = "NCCL_TOPO_FILE"
 
 
-def correctness(case: Case) -> Answer:
-    tried = [item for item in case.measurements.collectives if not item.bare]
+def correctness(context: Context) -> Answer:
+    """FAIL for an operation that gave wrong values, or that failed, on any rank.
+
+    The values tell ranks and places apart, so that a partial or misplaced result can't look right.
+
+    Limits: none; values are compared for being equal.
+
+    Can't tell: who made a wrong value; ranks that saw one are suspects. NO-VERDICT where the values of an
+    operation were not compared.
+    """
+    tried = [item for item in context.measurements.collectives if not item.bare]
     if not tried:
-        return case.unmeasured("correctness", "world")
-    found = []
+        return context.unmeasured("correctness", "world")
+    findings = []
     for op in dict.fromkeys(item.op for item in tried):
         same = [item for item in tried if item.op == op]
         wrong = [item for item in same if item.correct is False]
         failed = [item for item in same if item.error is not None]
         if wrong:
-            found.append(_wrong(case, op, wrong))
+            findings.append(_wrong(context, op, wrong))
         elif failed:
             title = f"{op} of {failed[0].bytes} bytes ({failed[0].dtype}) failed: {failed[0].error}."
-            found.append(finding("correctness", "collective-failed", "FAIL", title))
+            findings.append(finding("correctness", "collective-failed", "FAIL", title))
     checked = {item.op for item in tried if item.correct is not None}
     missing = sorted(set(OPS) - checked)
-    if missing and not found:
+    if missing and not findings:
         return no_verdict("correctness", f"The values of {', '.join(missing)} were not compared.")
     return answer(
-        "correctness", f"{len(checked)} operations gave the right values.", found, nodes=case.all_names
+        "correctness", f"{len(checked)} operations gave the right values.", findings, nodes=context.all_names
     )
 
 
-def _wrong(case: Case, op: str, wrong: list[Collective]) -> Finding:
+def _wrong(context: Context, op: str, wrong: list[Collective]) -> Finding:
     ranks = sorted({rank for item in wrong for rank in item.wrong_ranks})
     values = sum(item.wrong_values or 0 for item in wrong)
-    told = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
-    title = f"{op} gave {values or 'some'} wrong values{told} ({wrong[0].dtype}, {wrong[0].bytes} bytes)."
+    where = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
+    title = f"{op} gave {values or 'some'} wrong values{where} ({wrong[0].dtype}, {wrong[0].bytes} bytes)."
     # Whoever sees a wrong value has not necessarily made it
-    suspects = [case.name_of_rank(rank) for rank in ranks]
+    suspects = [context.name_of_rank(rank) for rank in ranks]
     return finding(
         "correctness", "wrong-values", "FAIL", title, suspects=dict.fromkeys(suspects), ranks=ranks
     )
 
 
-def transport(case: Case) -> Answer:
-    seen = case.measurements.transport
+def transport(context: Context) -> Answer:
+    """FAIL where NCCL sees another world than the job, or uses sockets beside RDMA devices.
+
+    WARN where GPU Direct RDMA is off.
+
+    Limits: none; nodes and ranks are counted, the network is the one that NCCL's log names.
+
+    Can't tell: anything of gloo, which keeps no log, or where the log names no network (NO-VERDICT).
+    """
+    seen = context.measurements.transport
     if seen is None:
-        if case.measurements.backend == "gloo":
+        if context.measurements.backend == "gloo":
             return skipped("transport", "gloo has one transport and keeps no log of it.")
-        return case.unmeasured("transport", "world")
-    if not case.facts:
-        return case.unmeasured("transport", "facts")
-    found = []
-    nodes = len(case.measurements.nodes)
-    world = case.measurements.nodes_asked * case.measurements.gpus_per_node_asked
-    if seen.nodes_seen is not None and seen.nodes_seen != nodes and not case.local:
+        return context.unmeasured("transport", "world")
+    if not context.facts:
+        return context.unmeasured("transport", "facts")
+    findings = []
+    nodes = len(context.measurements.nodes)
+    world = context.measurements.nodes_asked * context.measurements.gpus_per_node_asked
+    if seen.nodes_seen is not None and seen.nodes_seen != nodes and not context.local:
         title = f"NCCL saw {seen.nodes_seen} nodes, the launcher {nodes}."
-        told = f"{seen.nodes_seen} of {nodes} nodes"
-        found.append(finding("transport", "separate-world", "FAIL", title, seen=told))
-    elif seen.ranks_seen not in (None, world) and len(case.facts) == world:  # else check ranks tells
+        network = f"{seen.nodes_seen} of {nodes} nodes"
+        findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
+    elif seen.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks tells
         title = f"NCCL's world has {seen.ranks_seen} ranks, the job's {world}."
-        told = f"{seen.ranks_seen} of {world} ranks"
-        found.append(finding("transport", "separate-world", "FAIL", title, seen=told))
-    devices = _rdma(case)
+        network = f"{seen.ranks_seen} of {world} ranks"
+        findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
+    devices = _rdma(context)
     if devices and seen.network == "socket" and nodes > 1:
         title = f"NCCL uses plain sockets although there are {devices}."
-        found.append(finding("transport", "rdma-unused", "FAIL", title, devices=devices))
+        findings.append(finding("transport", "rdma-unused", "FAIL", title, devices=devices))
     if seen.gpu_direct is False and seen.network in ("ib", "efa"):
         title = "GPU Direct RDMA is off: data between nodes goes through host memory."
-        found.append(finding("transport", "gdr-off", "WARN", title))
-    if not found and (seen.nodes_seen is None or (seen.network is None and nodes > 1 and not case.local)):
+        findings.append(finding("transport", "gdr-off", "WARN", title))
+    if not findings and (
+        seen.nodes_seen is None or (seen.network is None and nodes > 1 and not context.local)
+    ):
         return no_verdict(
             "transport", "The log does not say which network is used or how many nodes there are."
         )
-    told = f"{seen.network or 'within one machine'}" + (f" over {seen.interface}" if seen.interface else "")
-    return answer("transport", f"{seen.nodes_seen} nodes, {told}.", found, nodes=case.all_names)
+    network = f"{seen.network or 'within one machine'}" + (
+        f" over {seen.interface}" if seen.interface else ""
+    )
+    return answer("transport", f"{seen.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
 
 
-def _rdma(case: Case) -> str:
+def _rdma(context: Context) -> str:
     """The RDMA devices of the nodes, in words; empty: none in sight."""
-    efa = max((fact.efa_devices or 0 for fact in case.leaders), default=0)
-    if efa or case.machine_fabric.upper().startswith("EFA"):
+    efa = max((fact.efa_devices or 0 for fact in context.leaders), default=0)
+    if efa or context.machine_fabric.upper().startswith("EFA"):
         return f"{efa} EFA devices" if efa else "EFA devices in this machine type"
-    ib = max((len(fact.ib_devices or ()) for fact in case.leaders), default=0)
+    ib = max((len(fact.ib_devices or ()) for fact in context.leaders), default=0)
     return f"{ib} InfiniBand devices" if ib else ""
 
 
-def latency(case: Case) -> Answer:
+def latency(context: Context) -> Answer:
+    """FAIL or WARN for small messages and the barrier that take longer than in runs before.
+
+    Limits: messages up to ``SMALL_BYTES``, 4 KiB, whose size costs nothing yet; ``WARN_SHARE`` and
+    ``FAIL_SHARE`` of checklist/analysis/baseline.py. No row of thresholds.csv: nobody publishes latencies
+    by machine type.
+
+    Can't tell: which rank is late; without a history, or on one machine, anything (NO-VERDICT).
+    """
     times: dict[str, list[float]] = defaultdict(list)
-    for item in _timed(case):
+    for item in _timed(context):
         if item.op == "barrier" or (item.op == "all_reduce" and 0 < item.bytes <= SMALL_BYTES):
             times[item.op].append(float(item.seconds_median or 0))
     if not times:
-        return case.unmeasured("latency", "world")
+        return context.unmeasured("latency", "world")
     figures: list[Figure] = []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     records: Records = []
     for op, seconds in times.items():
         name, value = f"{op} latency", statistics.median(seconds)
         records.append((name, None, value, "s"))
-        held = by_past(None if case.local else case.past(name, None, value, less_is_better=True))
-        figures.append(held.figure(name, value, "s"))
-        if held.level in ("WARN", "FAIL"):
-            title = f"{op} of a small message takes {value * 1e6:.0f} us, {held.words} s."
-            found.append(finding("latency", held.code, held.level, title))
-    return _of_world(case, "latency", figures, found, records)
+        comparison = compare_with_history(
+            None if context.local else context.past(name, None, value, less_is_better=True)
+        )
+        figures.append(comparison.figure(name, value, "s"))
+        if comparison.level in ("WARN", "FAIL"):
+            title = f"{op} of a small message takes {value * 1e6:.0f} us, {comparison.words} s."
+            findings.append(finding("latency", comparison.code, comparison.level, title))
+    return _of_world(context, "latency", figures, findings, records)
 
 
-def bandwidth(case: Case) -> Answer:
+def bandwidth(context: Context) -> Answer:
+    """FAIL for a collective whose busbw is below the floor or its past, WARN for near it.
+
+    Limits: the rows of thresholds.csv by operation (``all_reduce``, ``all_gather`` and so on, GB/s of busbw),
+    at sizes above ``SMALL_BYTES``; for the largest size ``WARN_SHARE`` and ``FAIL_SHARE`` of
+    checklist/analysis/baseline.py.
+
+    Can't tell: which node is slow (check pairs does); where no row fits this system, size and number of
+    nodes, and there is no history, anything (NO-VERDICT).
+    """
     large = [
-        item for item in _timed(case) if item.busbw_gbytes_per_s is not None and item.bytes > SMALL_BYTES
+        item for item in _timed(context) if item.busbw_gbytes_per_s is not None and item.bytes > SMALL_BYTES
     ]
     if not large:
-        return case.unmeasured("bandwidth", "world")
+        return context.unmeasured("bandwidth", "world")
     figures: list[Figure] = []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     records: Records = []
     for item in large:
         name, value = f"{item.op} {item.dtype}", float(item.busbw_gbytes_per_s or 0)
@@ -131,57 +171,63 @@ def bandwidth(case: Case) -> Answer:
         )
         if largest:
             records.append((name, item.bytes, value, "GB/s"))
-        held = hold(
+        comparison = compare(
             value,
-            None if case.local else case.threshold(item.op, item.bytes, item.algorithm),
-            past=case.past(name, item.bytes, value) if largest and not case.local else None,
+            None if context.local else context.threshold(item.op, item.bytes, item.algorithm),
+            past=context.past(name, item.bytes, value) if largest and not context.local else None,
         )
-        if largest or held.level is not None:
-            figures.append(held.figure(name, value, "GB/s", size_bytes=item.bytes))
-        if held.level in ("WARN", "FAIL"):
-            title = f"{name} of {item.bytes / 2**20:.4g} MiB: busbw {value:.4g} GB/s, {held.words}."
-            code = "topology-file" if held.basis == "floor" and _topology_suspect(case) else held.code
-            told = case.measurements.environment.get(_TOPOLOGY, "")
-            found.append(finding("bandwidth", code, held.level, title, file=told))
-    return _of_world(case, "bandwidth", figures, found, records)
+        if largest or comparison.level is not None:
+            figures.append(comparison.figure(name, value, "GB/s", size_bytes=item.bytes))
+        if comparison.level in ("WARN", "FAIL"):
+            title = f"{name} of {item.bytes / 2**20:.4g} MiB: busbw {value:.4g} GB/s, {comparison.words}."
+            code = (
+                "topology-file"
+                if comparison.basis == "floor" and _topology_suspect(context)
+                else comparison.code
+            )
+            topology = context.measurements.environment.get(_TOPOLOGY, "")
+            findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
+    return _of_world(context, "bandwidth", figures, findings, records)
 
 
-def _topology_suspect(case: Case) -> bool:
+def _topology_suspect(context: Context) -> bool:
     """Whether NCCL was given a topology while the GPUs reach each other as fast as they should."""
-    floors = {local.what: case.threshold(local.what, None) for local in case.measurements.locals}
+    floors = {local.what: context.threshold(local.what, None) for local in context.measurements.locals}
     floor = floors.get("peer_copy")
     slow = any(
         local.what == "peer_copy" and floor is not None and (local.value or 0) < floor.floor
-        for local in case.measurements.locals
+        for local in context.measurements.locals
     )
-    return _TOPOLOGY in case.measurements.environment and not slow
+    return _TOPOLOGY in context.measurements.environment and not slow
 
 
 def _of_world(
-    case: Case, check: str, figures: list[Figure], found: list[Finding], records: Records
+    context: Context, check: str, figures: list[Figure], findings: list[Finding], records: Records
 ) -> Answer:
     judged = [figure for figure in figures if figure.basis != "none"]
     if judged:
         good = (
             f"{len(judged)} of {len(figures)} figures had something to be held against, and are as expected."
         )
-        return answer(check, good, found, nodes=case.all_names, figures=figures, records=records)
+        return answer(check, good, findings, nodes=context.all_names, figures=figures, records=records)
     why = (
-        "all nodes are on one machine" if case.local else "no threshold for this system and size, no history"
+        "all nodes are on one machine"
+        if context.local
+        else "no threshold for this system and size, no history"
     )
     return no_verdict(
         check,
         f"Measured, with nothing to compare with: {why}.",
         measured=True,
-        nodes=case.all_names,
+        nodes=context.all_names,
         figures=figures,
         records=records,
     )
 
 
-def _timed(case: Case) -> Sequence[Collective]:
+def _timed(context: Context) -> Sequence[Collective]:
     return [
         item
-        for item in case.measurements.collectives
+        for item in context.measurements.collectives
         if not item.bare and item.error is None and item.seconds_median is not None
     ]

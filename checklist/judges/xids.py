@@ -36,11 +36,11 @@ def table() -> dict[int, Xid]:
 
 
 def _xid(row: dict[str, str]) -> Xid:
-    asked = next(action for action in ACTIONS if action == row["action"])
+    known_action = next(action for action in ACTIONS if action == row["action"])
     return Xid(
         code=int(row["code"]),
         name=row["name"],
-        action=asked,
+        action=known_action,
         catalogue=row["catalogue"],
         source=row["source"],
         date=row["date"],

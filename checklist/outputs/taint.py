@@ -109,9 +109,10 @@ def changes(
     allowed = math.floor(most_share * len(nodes))
     new = [change for change in todo if change.kind == "mark" and not change.node.marked]
     if new and len(marked) > allowed:
-        told = ", ".join(change.node.name for change in new)
+        names = ", ".join(change.node.name for change in new)
         refused.append(
-            f"{told}: not marked, as {len(marked)} of {len(nodes)} nodes would be, more than {most_share:.0%}"
+            f"{names}: not marked, as {len(marked)} of {len(nodes)} nodes would be, "
+            f"more than {most_share:.0%}"
             f" ({allowed}). Look for a common cause first."
         )
         todo = [change for change in todo if change not in new]
@@ -120,11 +121,11 @@ def changes(
 
 def _failures(result: Result) -> dict[str, list[Standing]]:
     """By node: the open failures that it is to blame for."""
-    found: dict[str, list[Standing]] = {}
+    by_node: dict[str, list[Standing]] = {}
     for item in result.open_failures():
         for name in item.nodes if item.blamed else ():
-            found.setdefault(name, []).append(item)
-    return found
+            by_node.setdefault(name, []).append(item)
+    return by_node
 
 
 def _change(node: Node, result: Result, failures: list[Standing], how: How) -> Change | None:
@@ -191,8 +192,8 @@ def publish(
 
 def _line(change: Change, text: str, how: How) -> str:
     what = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
-    told = " ".join(item.title for item in change.reasons)
-    return f"{change.node.name}: {text.format(what, how)} {told}".rstrip()
+    reasons = " ".join(item.title for item in change.reasons)
+    return f"{change.node.name}: {text.format(what, how)} {reasons}".rstrip()
 
 
 def _carry_out(cluster: Cluster, change: Change, result: Result, how: How) -> Change | None:
@@ -247,14 +248,14 @@ class Cluster:
 
     def nodes(self) -> tuple[Node, ...]:
         """All of them. Raises UserError."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         token: str | None = None
         while True:
             page = self._ask("list", self._api.list_node, limit=PAGE, _continue=token)
-            found += [_node(item) for item in page.get("items") or []]
+            nodes += [_node(item) for item in page.get("items") or []]
             token = (page.get("metadata") or {}).get("continue")
             if not token:
-                return tuple(found)
+                return tuple(nodes)
 
     def node(self, name: str) -> Node:
         """One of them, as it is now. Raises UserError."""
@@ -344,5 +345,5 @@ def _refused(verb: str, host: str, error: Any) -> UserError:
         return NodeChangedError("The node was changed by somebody else meanwhile.", "Run it again.")
     if error.status == 404:
         return NodeError("The node is gone from the cluster.", "Nothing is to be done.")
-    said = f"answers with status {error.status}" if error.status else f"can't be reached: {error.reason}"
-    return UserError(f"The Kubernetes API ({host}) {said}.", "Try `kubectl get nodes`.")
+    how = f"answers with status {error.status}" if error.status else f"can't be reached: {error.reason}"
+    return UserError(f"The Kubernetes API ({host}) {how}.", "Try `kubectl get nodes`.")

@@ -36,12 +36,12 @@ def send(result: Result, url: str, *, title: str = "Checklist", timeout_s: float
     if not is_address(url):
         return f"The webhook was not called: ${URL_VARIABLE} is no http(s) address."
     body = json.dumps(message(result, title=title)).encode()
-    said: list[str | None] = []
+    reasons: list[str | None] = []
     # urlopen's timeout is for each read, which a dripping server can stretch without end
-    worker = threading.Thread(target=lambda: said.append(_post(url, body, timeout_s)), daemon=True)
+    worker = threading.Thread(target=lambda: reasons.append(_post(url, body, timeout_s)), daemon=True)
     worker.start()
     worker.join(timeout_s)
-    reason = said[0] if said else f"no answer within {timeout_s:g} s"
+    reason = reasons[0] if reasons else f"no answer within {timeout_s:g} s"
     return None if reason is None else f"The webhook could not be called: {reason}. The result is kept."
 
 

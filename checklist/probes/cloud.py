@@ -73,8 +73,8 @@ def node_labels() -> dict[str, str]:
 
 def _labels(text: str) -> dict[str, str]:
     try:
-        found: Any = json.loads(text)["metadata"]["labels"]
-        return {str(name): str(value) for name, value in found.items()}
+        labels: Any = json.loads(text)["metadata"]["labels"]
+        return {str(name): str(value) for name, value in labels.items()}
     except (ValueError, KeyError, TypeError, AttributeError):  # a node without labels, or another's answer
         return {}
 

@@ -52,7 +52,7 @@ def tcp(snmp: Path) -> tuple[int | None, int | None]:
 def rdma(devices: Path) -> dict[str, int] | None:
     """Every error counter that a port has, as "device/port/counter"; None: there is no port."""
     ports = sorted(devices.glob("*/ports/*"))
-    found: dict[str, int] = {}
+    grown: dict[str, int] = {}
     for port in ports:
         device = port.parent.parent.name
         # EFA's counters belong to the device in some kernels, and to its port in others
@@ -60,8 +60,8 @@ def rdma(devices: Path) -> dict[str, int] | None:
             for error in _ERRORS:
                 value = _number(place / error)
                 if value is not None:
-                    found[f"{where}/{error.rpartition('/')[2]}"] = value
-    return found if ports else None
+                    grown[f"{where}/{error.rpartition('/')[2]}"] = value
+    return grown if ports else None
 
 
 def device_of(port: Path) -> Path:

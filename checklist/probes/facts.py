@@ -24,9 +24,9 @@ _IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
 def gather(worker: Worker, backend: str, route_to: str) -> dict[str, Any]:
     """The rank's Facts. ``route_to`` is an address of the cluster, rank 0's."""
     seen = gpus.look()
-    own = seen.uuids[worker.local_rank] if worker.local_rank < len(seen.uuids) else None
-    found = nics.interfaces()
-    choice = nics.choose(backend, found, route_to)
+    uuid = seen.uuids[worker.local_rank] if worker.local_rank < len(seen.uuids) else None
+    interfaces = nics.interfaces()
+    choice = nics.choose(backend, interfaces, route_to)
     resolved = nics.own_address()
     place = cloud.place()
     facts = Facts(
@@ -36,10 +36,10 @@ def gather(worker: Worker, backend: str, route_to: str) -> dict[str, Any]:
         hostname=socket.gethostname(),
         boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
         node_name=os.environ.get("NODE_NAME") or place.instance or socket.gethostname(),
-        addresses=tuple(address for nic in found for address in nic.addresses),
+        addresses=tuple(address for nic in interfaces for address in nic.addresses),
         nic=choice.nic,
         nic_reason=choice.reason,
-        nics=found,
+        nics=interfaces,
         gpu_uuids=seen.uuids,
         gpu_names=seen.names,
         versions=_versions(seen.driver),
@@ -54,7 +54,7 @@ def gather(worker: Worker, backend: str, route_to: str) -> dict[str, Any]:
         hostname_address=resolved,
         efa_devices=_efa(),
         ib_devices=_devices("/sys/class/infiniband"),
-        gpu_processes=None if own is None else (seen.busy or {}).get(own, 0),
+        gpu_processes=None if uuid is None else (seen.busy or {}).get(uuid, 0),
     )
     return {"facts": to_dict(facts), "address": choice.address, "usable": choice.usable}
 
@@ -63,9 +63,9 @@ def _versions(driver: str | None) -> dict[str, str | None]:
     """Read from files and package metadata: importing torch takes seconds, and may be what fails."""
     nccl = next(
         (
-            found.version
-            for found in importlib.metadata.distributions()
-            if (found.name or "").startswith("nvidia-nccl")
+            distribution.version
+            for distribution in importlib.metadata.distributions()
+            if (distribution.name or "").startswith("nvidia-nccl")
         ),
         None,
     )
@@ -83,8 +83,8 @@ def _versions(driver: str | None) -> dict[str, str | None]:
 
 def _efa_installer() -> str | None:
     """The version of AWS's EFA installer (libfabric, aws-ofi-nccl), where it has left its list."""
-    found = re.search(r"EFA installer version:\s*(\S+)", _read("/opt/amazon/efa_installed_packages") or "")
-    return found.group(1) if found else None
+    match = re.search(r"EFA installer version:\s*(\S+)", _read("/opt/amazon/efa_installed_packages") or "")
+    return match.group(1) if match else None
 
 
 def _package(name: str) -> str | None:
@@ -100,16 +100,16 @@ def _torch_cuda() -> str | None:
     if spec is None or spec.origin is None:
         return None
     text = _read(str(Path(spec.origin).with_name("version.py"))) or ""
-    found = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
-    return found.group(1) if found else None
+    match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def _shared_memory() -> int | None:
     try:
-        found = os.statvfs("/dev/shm")  # noqa: S108 - its size is asked for
+        filesystem = os.statvfs("/dev/shm")  # noqa: S108 - its size is asked for
     except OSError:
         return None
-    return found.f_frsize * found.f_blocks
+    return filesystem.f_frsize * filesystem.f_blocks
 
 
 def _memlock() -> int:
@@ -126,11 +126,11 @@ def _devices(directory: str) -> tuple[str, ...]:
 
 def _efa() -> int:
     """EFA devices: those whose driver is efa."""
-    found = 0
+    count = 0
     for name in _devices("/sys/class/infiniband"):
         driver = Path("/sys/class/infiniband", name, "device/driver")
-        found += driver.exists() and driver.resolve().name == "efa"
-    return found
+        count += driver.exists() and driver.resolve().name == "efa"
+    return count
 
 
 def _read(path: str) -> str | None:

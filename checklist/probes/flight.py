@@ -70,12 +70,12 @@ def words(records: Mapping[int, Record], culprit: int) -> str | None:
     for rank, record in sorted(records.items()):
         if rank != culprit and record["waits"]:
             waiting.setdefault(_collective(record), []).append(rank)
-    told = []
+    parts = []
     if culprit in records:
-        own = records[culprit]
-        told.append(f"it {'waits in' if own['waits'] else 'has ended'} {_collective(own)}")
-    told += [f"rank {', '.join(map(str, ranks[:8]))} in {where}" for where, ranks in waiting.items()]
-    return f"flight recorder: {'; '.join(told)}" if told else None
+        record = records[culprit]
+        parts.append(f"it {'waits in' if record['waits'] else 'has ended'} {_collective(record)}")
+    parts += [f"rank {', '.join(map(str, ranks[:8]))} in {where}" for where, ranks in waiting.items()]
+    return f"flight recorder: {'; '.join(parts)}" if parts else None
 
 
 def _collective(record: Record) -> str:

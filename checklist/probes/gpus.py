@@ -117,10 +117,10 @@ def _recovery(nvml: Any, handle: Any) -> str | None:
     def ask() -> Any:
         return nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
 
-    said = _optional(ask, nvml)
-    if said is None or said.nvmlReturn != nvml.NVML_SUCCESS:
+    answer = _optional(ask, nvml)
+    if answer is None or answer.nvmlReturn != nvml.NVML_SUCCESS:
         return None
-    number = int(said.value.uiVal)
+    number = int(answer.value.uiVal)
     return _RECOVERIES.get(number, f"action {number}")
 
 
@@ -146,16 +146,16 @@ def _visible(nvml: Any) -> list[Any]:
     if chosen is None:
         return every
     by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in every}
-    found = []
+    handles = []
     for name in (part.strip() for part in chosen.split(",")):
         if name.isdigit() and int(name) < len(every):
-            found.append(every[int(name)])
+            handles.append(every[int(name)])
         else:
             match = [handle for uuid, handle in by_uuid.items() if name and uuid.startswith(name)]
             if not match:
                 break  # CUDA too stops at the first name that it doesn't know
-            found.append(match[0])
-    return found
+            handles.append(match[0])
+    return handles
 
 
 def _others(nvml: Any, handle: Any) -> int:

@@ -53,17 +53,17 @@ def choose(
     """Which interface NCCL (``NCCL_SOCKET_IFNAME``, else its order) or gloo (own host name) takes."""
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     route = _route(route_to)
-    wanted = environment.get(variable)
-    if wanted:
-        found = [nic for nic in nics if _matches(nic.name, wanted, backend)]
-        if not found:
+    named = environment.get(variable)
+    if named:
+        matching = [nic for nic in nics if _matches(nic.name, named, backend)]
+        if not matching:
             has = ", ".join(nic.name for nic in nics)
-            does = "leaves" if wanted.startswith("^") else "names"
-            reason = f"{variable}={wanted} {does} no interface of this host, which has {has}"
-            return Choice(nic=wanted.removeprefix("="), reason=reason, address=route, usable=False)
+            does = "leaves" if named.startswith("^") else "names"
+            reason = f"{variable}={named} {does} no interface of this host, which has {has}"
+            return Choice(nic=named.removeprefix("="), reason=reason, address=route, usable=False)
         # NCCL passes over those without an address, of which an exclusion leaves many
-        first = next((nic for nic in found if nic.addresses and nic.up is not False), found[0])
-        return _of(first, f"{variable}={wanted}", route, route_to)
+        first = next((nic for nic in matching if nic.addresses and nic.up is not False), matching[0])
+        return _of(first, f"{variable}={named}", route, route_to)
     if backend == "gloo":
         return _of_hostname(nics, route, route_to)
     usable = [nic for nic in nics if nic.addresses and nic.up]
@@ -76,10 +76,10 @@ def choose(
 def own_address() -> str | None:
     """What this host's name resolves to; None where it doesn't."""
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
+        addresses = socket.getaddrinfo(socket.gethostname(), None, proto=socket.IPPROTO_TCP)
     except OSError:
         return None
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 def is_loopback(address: str) -> bool:
@@ -112,10 +112,10 @@ def _of(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
     return Choice(nic=nic.name, reason=reason, address=address, usable=True)
 
 
-def _matches(name: str, wanted: str, backend: str) -> bool:
+def _matches(name: str, named: str, backend: str) -> bool:
     """NCCL's syntax: prefixes, ``=`` exact names, ``^`` all but these. gloo's: exact names."""
-    exclude, exact = wanted.startswith("^"), backend == "gloo"
-    text = wanted.lstrip("^")
+    exclude, exact = named.startswith("^"), backend == "gloo"
+    text = named.lstrip("^")
     if text.startswith("="):
         text, exact = text[1:], True
     hit = any(name == part if exact else name.startswith(part) for part in text.split(",") if part)

@@ -34,7 +34,7 @@ def measure(
 
     ``places``: what :func:`checklist.probes.storage.measure` is told, by each node's first rank.
     """
-    found: list[Local] = []
+    figures: list[Local] = []
 
     def noted(what: str, sampled: Callable[[], storage.Sampled], peer: int | None = None) -> None:
         worker.progress.name(what)
@@ -46,7 +46,7 @@ def measure(
             first = (str(error).splitlines() or [""])[0]
             ours = type(error) is OSError  # a store's own words; others are told by their names too
             values, problem = [], first if ours else f"{type(error).__name__}: {first}"
-        found.append(
+        figures.append(
             Local(
                 rank=worker.rank,
                 what=what,
@@ -66,7 +66,7 @@ def measure(
         _compute(worker, device == "cuda", checks, load_s, figure)
     if worker.local_rank == 0:
         storage.measure(noted, **places)
-    return [to_dict(one) for one in found]
+    return [to_dict(one) for one in figures]
 
 
 def _compute(

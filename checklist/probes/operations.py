@@ -36,8 +36,8 @@ class Work:
 
 def prepare(op: str, dtype: torch.dtype, elements: int, rank: int, world: int, device: torch.device) -> Work:
     """``elements`` is one rank's buffer, or its part where the size counts all ranks together."""
-    made = _Maker(dtype, elements, rank, world, device)
-    work: Work = getattr(made, op)()
+    maker = _Maker(dtype, elements, rank, world, device)
+    work: Work = getattr(maker, op)()
 
     def run() -> None:
         try:

@@ -94,9 +94,9 @@ class Sender:
     def segments(self) -> tuple[int | None, int | None]:
         """Segments with data that were sent so far, and how many of them were sent again."""
         try:
-            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            return _DATA_SEGMENTS.unpack_from(told, _SEGMENTS_AT)[0], _DATA_SEGMENTS.unpack_from(
-                told, _AGAIN_AT
+            tcp_info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            return _DATA_SEGMENTS.unpack_from(tcp_info, _SEGMENTS_AT)[0], _DATA_SEGMENTS.unpack_from(
+                tcp_info, _AGAIN_AT
             )[0]
         except (OSError, AttributeError, struct.error):  # a kernel before 4.6, or not Linux
             return None, None

@@ -63,14 +63,14 @@ def remove(_: Worker, name: str, directory: str | None, datastore: str | None) -
 
 
 def _places(name: str, directory: str | None, datastore: str | None) -> dict[str, Place]:
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     if directory is not None:
-        found["storage"] = File(Path(directory) / name)
+        places["storage"] = File(Path(directory) / name)
     if datastore is not None:
-        found["datastore"] = (
+        places["datastore"] = (
             Object(datastore, name) if datastore.startswith("s3://") else File(Path(datastore) / name)
         )
-    return found
+    return places
 
 
 class File:
@@ -135,7 +135,7 @@ def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
 def _memory(directory: Path) -> str | None:
     """A note where the file system is memory; None for others, and where that can't be told."""
     place = os.path.realpath(directory)
-    best, found = "", ""
+    best, file_system = "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
@@ -145,8 +145,8 @@ def _memory(directory: Path) -> str | None:
         mounted = mounted.replace("\\040", " ")
         inside = place == mounted or place.startswith(mounted.rstrip("/") + "/")
         if inside and len(mounted) >= len(best):  # the last mount on a place hides those before
-            best, found = mounted, kind
-    return f"{best} is {found}: memory, not a disk" if found in _MEMORY else None
+            best, file_system = mounted, kind
+    return f"{best} is {file_system}: memory, not a disk" if file_system in _MEMORY else None
 
 
 class Object:

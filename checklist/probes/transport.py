@@ -32,16 +32,16 @@ def chosen(text: str, op: str) -> tuple[str, str] | None:
 
     NCCL tells them on rank 0, with TUNING among NCCL_DEBUG_SUBSYS.
     """
-    said = [
+    choices = [
         (int(size), _of(_ALGORITHMS, algorithm), _of(_PROTOCOLS, protocol))
         for name, size, algorithm, protocol in _CHOICE.findall(text)
         if op in _NCCL_NAMES and name in ("", _NCCL_NAMES[op])
     ]
-    return max(said)[1:] if said else None
+    return max(choices)[1:] if choices else None
 
 
-def _of(names: tuple[str, ...], said: str) -> str:
-    return names[int(said)] if said.isdigit() and int(said) < len(names) else said.upper()
+def _of(names: tuple[str, ...], number: str) -> str:
+    return names[int(number)] if number.isdigit() and int(number) < len(names) else number.upper()
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -71,18 +71,18 @@ def parse(text: str) -> dict[str, Any]:
 
 def _network(networks: list[str], ways: list[str], named: str, provider: str | None) -> str | None:
     """From the channels where there are any between nodes, else from the network that was chosen."""
-    said = " ".join(dict.fromkeys(networks)) if networks else ("" if ways else named)
-    if "Socket" in said:  # one channel over sockets slows down all
+    network = " ".join(dict.fromkeys(networks)) if networks else ("" if ways else named)
+    if "Socket" in network:  # one channel over sockets slows down all
         return "socket"
-    if "Libfabric" in said or "OFI" in said:
+    if "Libfabric" in network or "OFI" in network:
         return "efa" if provider == "efa" else "other"
-    if "NET/IB" in said or said == "IB":
+    if "NET/IB" in network or network == "IB":
         return "ib"
-    if said:
+    if network:
         return "other"
     return "shm" if ways else None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = pattern.findall(text)
-    return str(found[-1]) if found else None
+    matches = pattern.findall(text)
+    return str(matches[-1]) if matches else None

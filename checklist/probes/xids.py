@@ -60,8 +60,8 @@ def parse(text: str) -> Log:
         else:
             continue
         until = max(until, seconds)
-        if found := _XID.search(record[2]):
-            events.append(Event(seconds, pci(found[1]), int(found[2])))
+        if xid := _XID.search(record[2]):
+            events.append(Event(seconds, pci(xid[1]), int(xid[2])))
     return Log(tuple(events), until)
 
 
@@ -152,9 +152,9 @@ def _from_log(worker: Worker, when: str, log: Log, gpu: tuple[int, int, int]) ->
     if when == "before":
         mark.write_text(repr(log.until))
     begin = float(mark.read_text()) if mark.exists() else None
-    own = [event for event in log.events if event.gpu == gpu]
+    of_gpu = [event for event in log.events if event.gpu == gpu]
     return {
-        "xids": None if begin is None else tuple(event.code for event in own if event.seconds > begin),
-        "xids_earlier": tuple(event.code for event in own if begin is None or event.seconds <= begin),
+        "xids": None if begin is None else tuple(event.code for event in of_gpu if event.seconds > begin),
+        "xids_earlier": tuple(event.code for event in of_gpu if begin is None or event.seconds <= begin),
         "xid_source": "kernel log",
     }

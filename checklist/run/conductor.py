@@ -135,8 +135,8 @@ class Conductor(Session):
         self.nodes = {rank: peer.node for rank, peer in self.hub.peers().items()}
         missing = sorted(set(range(self.rendezvous.world)) - set(self.nodes))
         if missing:
-            told = ", ".join(map(str, missing[:20]))
-            self.notes.append(f"Rank {told} did not come within {self.limits.rendezvous:g} s.")
+            ranks = ", ".join(map(str, missing[:20]))
+            self.notes.append(f"Rank {ranks} did not come within {self.limits.rendezvous:g} s.")
         self.notes += [f"Not taken in: {why}." for why in self.hub.refused()]
 
     def _phase(self, name: PhaseName) -> None:

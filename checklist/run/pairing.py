@@ -229,13 +229,13 @@ def _together(replies: list[Any]) -> dict[str, Any] | None:
 
 def _with_sinks(run: Session) -> dict[int, int]:
     """Each node's first rank, where it takes what others send."""
-    wanted = {
+    without_sink = {
         rank: {"address": run.addresses[rank]}
         for rank in run.leaders.values()
         if run.addresses.get(rank) and rank not in run.sinks
     }
-    if wanted:
-        outcome = run.ask("listen", wanted, limit_s=run.limits.operation)
+    if without_sink:
+        outcome = run.ask("listen", without_sink, limit_s=run.limits.operation)
         run.sinks.update(outcome.replies)
         for rank, error in outcome.errors.items():
             run.notes.append(f"Rank {rank} can't listen on {run.addresses[rank]}: {error}.")

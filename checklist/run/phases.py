@@ -71,8 +71,8 @@ def node(run: Session) -> str | None:
     limit = effort.load_s + 3 * run.limits.operation
     size = run.options.storage_bytes or effort.storage_bytes
     places = {rank: _places(run, rank) for rank in run.ranks}
-    told = {rank: {**arguments, "places": {**places[rank], "size": size}} for rank in run.ranks}
-    outcome = run.ask("local", told, limit_s=limit)
+    by_rank = {rank: {**arguments, "places": {**places[rank], "size": size}} for rank in run.ranks}
+    outcome = run.ask("local", by_rank, limit_s=limit)
     for reply in outcome.replies.values():
         run.got.locals += [record(Local, local) for local in reply]
     if outcome.unfinished:  # killed, perhaps in the middle of a file
@@ -165,10 +165,10 @@ def _places(run: Session, rank: int) -> dict[str, Any]:
 def _transport(run: Session, ranks: tuple[int, ...]) -> None:
     """What the logs say; the slowest network that any rank uses."""
     outcome = run.ask("transport", {rank: {} for rank in ranks}, limit_s=run.limits.operation)
-    found = [record(Transport, reply) for _, reply in sorted(outcome.replies.items())]
-    slow = [one for one in found if one.network == "socket"]
-    between = [one for one in found if one.network not in (None, "shm")]
-    run.got.transport = next(iter([*slow, *between, *found]), None)
+    transports = [record(Transport, reply) for _, reply in sorted(outcome.replies.items())]
+    slow = [one for one in transports if one.network == "socket"]
+    between = [one for one in transports if one.network not in (None, "shm")]
+    run.got.transport = next(iter([*slow, *between, *transports]), None)
 
 
 def _counters(run: Session) -> dict[int, Any]:

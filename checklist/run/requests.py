@@ -117,14 +117,14 @@ class Requests:
         if message.get("kind") == "ended" and rank in pending:
             died[rank] = _Gone(message["why"], "died", message["at"])
             return True
-        said = message.get("message", {}) if message.get("kind") == "from" else {}
-        if rank not in pending or said.get("id") != self._ids:
+        reply = message.get("message", {}) if message.get("kind") == "from" else {}
+        if rank not in pending or reply.get("id") != self._ids:
             return False
         pending.discard(rank)
-        if said["kind"] == "done":
-            outcome.replies[rank] = said["reply"]
+        if reply["kind"] == "done":
+            outcome.replies[rank] = reply["reply"]
             return False
-        outcome.errors[rank] = said["error"]
+        outcome.errors[rank] = reply["error"]
         return True
 
     def _blame(
@@ -153,8 +153,8 @@ class Requests:
             behind = behind or (flight.behind(records) if patient else [])
             for rank in behind:
                 waiting = [other for other in alive if other not in behind]
-                told = (_state_words(at.get(rank)), flight.words(records, rank))
-                detail = "; ".join(filter(None, told)) or None
+                details = (_state_words(at.get(rank)), flight.words(records, rank))
+                detail = "; ".join(filter(None, details)) or None
                 self._hang(rank, what, at[rank][1] if rank in at else None, waited_s, "hang", waiting, detail)
             if not behind and patient:
                 outcome.why = f"{what}: all of ranks {_some(alive)} wait in it, none is behind"
@@ -205,28 +205,28 @@ class Requests:
             peer = self.hub.peers().get(rank)
             if peer is not None:
                 peer.line.send({"kind": "at", "id": self._ids, "ranks": [rank]})
-        found: dict[int, list[Any]] = {}
+        positions: dict[int, list[Any]] = {}
         deadline = time.monotonic() + self.limits.settle
-        while len(found) < len(ranks) and time.monotonic() < deadline:
+        while len(positions) < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
             if event and event.message and event.message.get("kind") == "at":
-                found.update({int(rank): at for rank, at in event.message["ranks"].items()})
-        return found
+                positions.update({int(rank): at for rank, at in event.message["ranks"].items()})
+        return positions
 
     def _traces(self, ranks: list[int]) -> dict[int, flight.Record]:
         """What torch's flight recorder has last of those ranks, where there is one and they can answer."""
         self.send(ranks, "trace")
-        found: dict[int, flight.Record] = {}
+        records: dict[int, flight.Record] = {}
         answered = 0
         deadline = time.monotonic() + self.limits.settle
         while answered < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
-            said = (event.message or {}).get("message", {}) if event else {}
-            if event and event.message and said.get("kind") == "trace":
+            reply = (event.message or {}).get("message", {}) if event else {}
+            if event and event.message and reply.get("kind") == "trace":
                 answered += 1
-                if said["record"]:
-                    found[int(event.message["rank"])] = said["record"]
-        return found
+                if reply["record"]:
+                    records[int(event.message["rank"])] = reply["record"]
+        return records
 
     def clocks(self) -> dict[int, tuple[float, float]]:
         """By rank: its clock minus this host's, and how wrong that can be, from the shortest round trip."""
@@ -270,8 +270,8 @@ class Requests:
         except queue.Empty:
             return None
         if event.lost is not None:
-            told = f"Node {event.peer.node} ({event.peer.host}) was lost: {event.lost}."
-            self.notes.append(told)
+            note = f"Node {event.peer.node} ({event.peer.host}) was lost: {event.lost}."
+            self.notes.append(note)
             for rank in set(event.peer.ranks) - self._asked:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
@@ -302,8 +302,8 @@ def _state_words(at: list[Any] | None) -> str | None:
     if at is None:
         return "its supervisor did not say what it does"
     words = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}
-    told = words.get(at[2])
-    return f"the process is {told}" if told else None
+    state = words.get(at[2])
+    return f"the process is {state}" if state else None
 
 
 def _some(ranks: list[int]) -> str:

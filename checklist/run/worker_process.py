@@ -144,8 +144,8 @@ class WorkerProcess:
             return  # it was killed by us
         code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        said = "" if code < 0 else self._last_words()
-        self._heard.put({"kind": "ended", "rank": self.rank, "why": how + said, "at": self.at()})
+        last_words = "" if code < 0 else self._last_words()
+        self._heard.put({"kind": "ended", "rank": self.rank, "why": how + last_words, "at": self.at()})
 
     def _last_words(self) -> str:
         try:

@@ -31,7 +31,7 @@ def slow(*names: int, at: float = 1_000.0, **known: Any) -> Result:
 
 
 def open_nodes(*runs: Result) -> list[tuple[str, ...]]:
-    return [item.nodes for item in past_runs.earlier(map(run_of, runs)).open_failures]
+    return [item.nodes for item in past_runs.fold(map(run_of, runs)).open_failures]
 
 
 @pytest.fixture(params=["file", "folder"])
@@ -83,9 +83,9 @@ def test_runs_at_a_time_that_know_nothing_of_each_other_lose_no_failure() -> Non
 def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> None:
     runs: list[Run] = []
     for night in range(5):
-        known = past_runs.earlier(runs).open_failures
+        known = past_runs.fold(runs).open_failures
         runs.append(run_of(slow(2, at=1_000.0 + night, open_failures=known)))
-    (item,) = past_runs.earlier(runs).open_failures
+    (item,) = past_runs.fold(runs).open_failures
     assert item.since_unix == 1_060.0
 
 

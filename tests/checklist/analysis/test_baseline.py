@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checklist.analysis.baseline import LEAST, Record, Setting, judge, setting_of
+from checklist.analysis.baseline import LEAST, Record, Setting, compare_with_past, setting_of
 from checklist.measurements import Facts, Measurements
 
 HERE = Setting(
@@ -37,7 +37,7 @@ def past(*values: float, setting: Setting = HERE, verdict: Any = "PASS", start: 
 
 
 def verdict(records: list[Record], value: float, setting: Setting = HERE) -> str | None:
-    found = judge(records, setting, "all_reduce", SIZE, value)
+    found = compare_with_past(records, setting, "all_reduce", SIZE, value)
     return None if found is None else found.verdict
 
 
@@ -51,8 +51,8 @@ def test_five_percent_less_warns_and_ten_percent_fails(value: float, expected: s
 
 def test_a_slower_barrier_is_worse() -> None:
     times = [dataclasses.replace(record, op="barrier", bytes=0, value=70e-6) for record in past(1, 1, 1)]
-    slow = judge(times, HERE, "barrier", 0, 90e-6, less_is_better=True)
-    fast = judge(times, HERE, "barrier", 0, 60e-6, less_is_better=True)
+    slow = compare_with_past(times, HERE, "barrier", 0, 90e-6, less_is_better=True)
+    fast = compare_with_past(times, HERE, "barrier", 0, 60e-6, less_is_better=True)
     assert slow is not None
     assert fast is not None
     assert (slow.verdict, fast.verdict) == ("FAIL", "PASS")
@@ -76,8 +76,8 @@ def test_a_change_of_the_setting_starts_a_new_history(field: str) -> None:
 
 
 def test_another_size_or_operation_is_another_figure() -> None:
-    assert judge(past(480, 480, 480), HERE, "all_reduce", SIZE // 2, 100) is None
-    assert judge(past(480, 480, 480), HERE, "broadcast", SIZE, 100) is None
+    assert compare_with_past(past(480, 480, 480), HERE, "all_reduce", SIZE // 2, 100) is None
+    assert compare_with_past(past(480, 480, 480), HERE, "broadcast", SIZE, 100) is None
 
 
 def test_only_the_last_ten_runs_are_looked_back_on() -> None:
