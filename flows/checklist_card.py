@@ -32,8 +32,8 @@ def draw(result: Result, runs: Sequence[Run], cluster: str) -> list[Block]:
     """The whole card. ``runs`` are the earlier ones of this cluster."""
     blocks: list[Block] = [Text(markdown=heading(result, cluster))]
     if result.checks:
-        told = [Tile(check=c.check, verdict=c.verdict, reason=c.reason) for c in result.checks]
-        blocks.append(Chart(spec=charts.tiles(told)))
+        tiles = [Tile(check=c.check, verdict=c.verdict, reason=c.reason) for c in result.checks]
+        blocks.append(Chart(spec=charts.tiles(tiles)))
     blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MOST_FINDINGS]]
     if len(result.findings) > MOST_FINDINGS:
         blocks.append(Text(markdown=f"and {len(result.findings) - MOST_FINDINGS} more findings"))
@@ -61,14 +61,14 @@ def draw(result: Result, runs: Sequence[Run], cluster: str) -> list[Block]:
 
 def heading(result: Result, cluster: str) -> str:
     """The verdict in words, and what it is about."""
-    made = result.measurements
+    run = result.measurements
     nodes = "1 node" if len(result.nodes) == 1 else f"{len(result.nodes)} nodes"
-    where = f"{nodes} of {safe(cluster)}, {made.backend} on {'GPUs' if made.device == 'cuda' else 'CPUs'}"
+    where = f"{nodes} of {safe(cluster)}, {run.backend} on {'GPUs' if run.device == 'cuda' else 'CPUs'}"
     ended = _time(result.finished_unix)
     lines = [
         f"## {result.verdict}: {_WORDS[result.verdict]}",
         f"**{safe(result.headline)}**",
-        f"{where} · profile {result.profile} · {made.seconds:.0f} s · {ended}",
+        f"{where} · profile {result.profile} · {run.seconds:.0f} s · {ended}",
     ]
     if result.bad_nodes:
         lines.append(f"Bad nodes: **{safe(', '.join(result.bad_nodes))}**")
@@ -102,26 +102,26 @@ def _standing_row(item: Standing) -> tuple[str, ...]:
 
 
 def _pairs(result: Result) -> list[Block]:
-    made = result.measurements
-    if not made.pairs:
+    run = result.measurements
+    if not run.pairs:
         return []
     shown, left_out = _nodes_to_show(result)
     text = "### Every pair of nodes, each direction\n\nGB/s from the node of the row to that of the column."
     if left_out:
         text += f" {left_out} nodes that nothing was found against are left out."
-    names = [made.name_of(node) for node in shown]
-    return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(made, shown), names))]
+    names = [run.name_of(node) for node in shown]
+    return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(run, shown), names))]
 
 
-def pair_cells(made: Measurements, nodes: Sequence[int]) -> list[Cell]:
+def pair_cells(run: Measurements, nodes: Sequence[int]) -> list[Cell]:
     """One cell for each ordered pair; what was measured with nothing else running goes before the rest."""
     best: dict[tuple[int, int], Cell] = {}
-    wanted = set(nodes)
-    for pair in sorted(made.pairs, key=lambda pair: (pair.alone, pair.gbytes_per_s or 0.0)):
-        if {pair.src, pair.dst} <= wanted:
+    shown = set(nodes)
+    for pair in sorted(run.pairs, key=lambda pair: (pair.alone, pair.gbytes_per_s or 0.0)):
+        if {pair.src, pair.dst} <= shown:
             best[pair.src, pair.dst] = Cell(
-                src=made.name_of(pair.src),
-                dst=made.name_of(pair.dst),
+                src=run.name_of(pair.src),
+                dst=run.name_of(pair.dst),
                 gbytes_per_s=pair.gbytes_per_s,
                 note=pair.error or ("measured alone" if pair.alone else ""),
             )
@@ -129,13 +129,13 @@ def pair_cells(made: Measurements, nodes: Sequence[int]) -> list[Cell]:
 
 
 def _nodes_to_show(result: Result) -> tuple[list[int], int]:
-    made = result.measurements
-    nodes = list(made.nodes)
+    run = result.measurements
+    nodes = list(run.nodes)
     if len(nodes) <= MOST_NODES:
         return nodes, 0
     named = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
-    first = [node for node in nodes if made.name_of(node) in named]
-    rest = [node for node in nodes if made.name_of(node) not in named]
+    first = [node for node in nodes if run.name_of(node) in named]
+    rest = [node for node in nodes if run.name_of(node) not in named]
     return sorted((first + rest)[:MOST_NODES]), len(nodes) - MOST_NODES
 
 
@@ -211,28 +211,28 @@ def _history(result: Result, runs: Sequence[Run]) -> list[Block]:
     return blocks
 
 
-def figure_histories(mine: Sequence[Record], runs: Sequence[Run]) -> list[tuple[str, list[Then]]]:
+def figure_histories(current: Sequence[Record], runs: Sequence[Run]) -> list[tuple[str, list[Then]]]:
     """Each figure of this run that earlier ones of the same setting have too, with all their values."""
-    found = []
+    histories = []
     earlier = [record for run in runs for record in run.records]
-    for now in mine:
+    for now in current:
         same = [
             old for old in earlier if (old.setting, old.op, old.bytes) == (now.setting, now.op, now.bytes)
         ]
         if same:
             what = now.op if now.bytes is None else f"{now.op}, {message(now.bytes)}"
             points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*same, now)]
-            found.append((f"{what}, {now.unit}", points))
-    return found
+            histories.append((f"{what}, {now.unit}", points))
+    return histories
 
 
 # ---- facts
 
 
 def _facts(result: Result) -> list[Block]:
-    made = result.measurements
+    run = result.measurements
     shown, left_out = _nodes_to_show(result)
-    leaders = {fact.node: fact for fact in sorted(made.facts, key=lambda fact: -fact.rank)}
+    leaders = {fact.node: fact for fact in sorted(run.facts, key=lambda fact: -fact.rank)}
     rows = tuple(fact_row(leaders[node]) for node in shown if node in leaders)
     headers = ("node", "host", "GPUs", "interface", "zone", "shared memory", "clock", "software")
     blocks: list[Block] = [Text(markdown="### Nodes"), Grid(headers=headers, rows=rows)]

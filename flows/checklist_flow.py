@@ -90,15 +90,15 @@ class ChecklistFlow(FlowSpec):
         """Settle what is done, and on how many nodes."""
         with user_errors():
             values = self._values()
-            self.settled = checklist_launch.settle(
-                values, checklist_launch.launched(), datastore=datastore_root()
+            self.run_config = checklist_launch.resolve(
+                values, checklist_launch.read_launch(), datastore=datastore_root()
             )
             if in_container():  # elsewhere it was done before the run
                 for line in checklist_launch.check_outputs(values):
                     print(line)
         self.cluster = current_cluster() or cluster_name("local")
         self.key = f"runs/{current.run_id}/measured.json"  # of what is kept of it in the datastore
-        self.topology = "many" if self.settled.options.nodes > 1 else "one"
+        self.topology = "many" if self.run_config.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
 
     @node_request(asks=checklist_launch.ask, role="small")
@@ -106,7 +106,7 @@ class ChecklistFlow(FlowSpec):
     def fan_out(self) -> None:
         """Agree on the ports where the nodes will meet, and start them."""
         self.ports = choose_ports(local=not in_container())
-        self.next(self.check_nodes, num_parallel=self.settled.options.nodes)
+        self.next(self.check_nodes, num_parallel=self.run_config.options.nodes)
 
     @outlived("lost")
     @node_request(asks=checklist_launch.ask)
@@ -132,7 +132,7 @@ class ChecklistFlow(FlowSpec):
     @step
     def gather(self, inputs: Any) -> None:
         """Take what node 0 has collected; the others tell what went wrong."""
-        self.merge_artifacts(inputs, include=["settled", "cluster", "key"])
+        self.merge_artifacts(inputs, include=["run_config", "cluster", "key"])
         self.parts = [(task.node, task.part, task.problem) for task in inputs if hasattr(task, "problem")]
         self.lost = next((task.lost for task in inputs if task.lost is not None), None)
         self.next(self.verdict)
@@ -144,14 +144,14 @@ class ChecklistFlow(FlowSpec):
         """Judge, with what earlier runs have left; say it here and on the card."""
         lost = self.lost is not None
         parts = getattr(self, "parts", [])  # none where the step was lost
-        kept = checklist_steps.kept_under(self.key) if lost else None
+        kept = checklist_steps.read_kept(self.key) if lost else None
         pods = endings(current.run_id) if lost else ()
-        measured = checklist_steps.together(self.settled, parts, lost=lost, kept=kept, endings=pods)
-        past = checklist_steps.past_of(current.flow_name, self.cluster, current.run_id)
-        judged = checklist_steps.judged(self.settled, measured, past)
-        self.result = checklist_steps.plain(judged)
+        measured = checklist_steps.merge(self.run_config, parts, lost=lost, kept=kept, endings=pods)
+        past = checklist_steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
+        judged = checklist_steps.judge_run(self.run_config, measured, past)
+        self.result = checklist_steps.to_plain(judged)
         self.healthy_nodes, self.bad_nodes = list(judged.healthy_nodes), list(judged.bad_nodes)
-        self.kept = checklist_steps.kept_of(judged)
+        self.kept = checklist_steps.summarise(judged)
         show(judged)
         write_blocks(current.card[CARD_ID], draw(judged, past.runs, self.cluster))
         self.next(self.end)
@@ -162,14 +162,14 @@ class ChecklistFlow(FlowSpec):
         """Tell everybody; then fail where training should not begin."""
         judged = checklist_steps.from_plain(self.result)
         values = self._values()
-        checklist_steps.tell(
+        checklist_steps.publish_result(
             judged,
             checklist_launch.outputs_from(values, self.cluster),
-            checklist_launch.result_file(values, here=self.settled.local),
+            checklist_launch.result_file(values, here=self.run_config.local),
         )
         task = f"{current.run_id}/verdict"
         print(f"card: python flows/checklist_flow.py card view {task} --id {CARD_ID}")
-        refusal = checklist_steps.refusal(judged)
+        refusal = checklist_steps.explain_refusal(judged)
         if refusal is not None:
             raise final(refusal, NotFit)
 
@@ -177,7 +177,7 @@ class ChecklistFlow(FlowSpec):
         self.node = node
         with work_folder(current.run_id, "check", current.task_id) as work:
             self.part, self.problem = checklist_steps.check_node(
-                self.settled,
+                self.run_config,
                 Node(
                     node=node,
                     nodes=nodes,

@@ -104,7 +104,7 @@ class Checked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptOut:
+class NodeExclusion:
     """How the next run avoids the nodes that failed."""
 
     labels: tuple[tuple[str, str], ...] = ()
@@ -120,7 +120,7 @@ class _Search:
     problem: str | None = None
 
 
-def admit(cluster: str, backend: Backend, *, ignored: bool, resumes: bool = False) -> Checked | None:
+def check_newest(cluster: str, backend: Backend, *, ignored: bool, resumes: bool = False) -> Checked | None:
     """The newest checklist of that cluster, told in a line where it is not good; None: there is none.
 
     Raises UserError where it says that no run should begin, unless that is to be ``ignored``.
@@ -144,7 +144,7 @@ def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, s
     Looks at ``MOST_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
     """
     search = _Search()
-    in_time = read_for(limit_s, lambda over: _look(cluster, search, over))
+    in_time = read_for(limit_s, lambda over: _search_runs(cluster, search, over))
     if search.found:
         return search.found[0], None
     if not in_time:
@@ -152,7 +152,7 @@ def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, s
     return None, search.problem
 
 
-def _look(cluster: str, search: _Search, over: threading.Event) -> None:
+def _search_runs(cluster: str, search: _Search, over: threading.Event) -> None:
     try:
         for task in ended_tasks(runs_of(FLOW, most=MOST_RUNS), STEP, ("cluster", "result")):
             if over.is_set():
@@ -161,14 +161,14 @@ def _look(cluster: str, search: _Search, over: threading.Event) -> None:
                 continue
             run = f"{FLOW}/{task.pathspec.split('/')[1]}"
             try:
-                made = results.from_json(json.dumps(task["result"].data))
+                result = results.from_json(json.dumps(task["result"].data))
             except UserError as error:
                 search.problem = (
                     f"The newest checklist of this cluster ({run}) can't be used: {error.problem}"
                 )
                 return
-            age = max(0.0, time.time() - made.finished_unix)
-            search.found.append(Checked(run=run, result=made, age_s=age))
+            age = max(0.0, time.time() - result.finished_unix)
+            search.found.append(Checked(run=run, result=result, age_s=age))
             return
     except NeverRunError:  # there has been none
         return
@@ -176,18 +176,20 @@ def _look(cluster: str, search: _Search, over: threading.Event) -> None:
         search.problem = f"The checklists of this cluster can't be read: {type(error).__name__}."
 
 
-def keep_out(checked: Checked, backend: Backend) -> KeptOut:
+def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
     """How the nodes that it named are avoided, whatever its age: by a taint, else by fit nodes' label."""
     bad = checked.result.bad_nodes
     if not bad or backend == "local":
-        return KeptOut()
-    told = f"Nodes that failed the checklist: {', '.join(bad)}."
+        return NodeExclusion()
+    failed = f"Nodes that failed the checklist: {', '.join(bad)}."
     if backend != "kubernetes":
-        return KeptOut(lines=(f"{told} {backend} can't be told to avoid them: terminate those machines.",))
+        return NodeExclusion(
+            lines=(f"{failed} {backend} can't be told to avoid them: terminate those machines.",)
+        )
     try:
         _, nodes = cluster_nodes.fetch()
     except UserError as error:
-        return KeptOut(lines=(f"{told} Whether they are marked is unknown: {error.problem}",))
+        return NodeExclusion(lines=(f"{failed} Whether they are marked is unknown: {error.problem}",))
     there = [node for node in nodes if node.name in bad]
     tainted = {node.name for node in there if any(taint.startswith(KEY) for taint in node.taints)}
     fit = {node.name for node in nodes if node.labels.get(LABEL) == "true"}
@@ -202,10 +204,10 @@ def keep_out(checked: Checked, backend: Backend) -> KeptOut:
         f"Not kept out: {name}. To do so: kubectl taint nodes {name} {KEY}=true:NoSchedule"
         for name in sorted(others - labelled)
     ]
-    return KeptOut(labels=((LABEL, "true"),) if labelled else (), lines=tuple(lines))
+    return NodeExclusion(labels=((LABEL, "true"),) if labelled else (), lines=tuple(lines))
 
 
-def reason(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:
+def explain_bandwidth(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:
     """Why the plan's speed is what it is, for the plan; None where its links were not measured."""
     inter, intra = bandwidth.inter_node_gbytes_per_s, bandwidth.intra_node_gbytes_per_s
     if inter is not None and plan.layout.nodes > 1:

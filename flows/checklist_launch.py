@@ -98,7 +98,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settled:
+class RunConfig:
     """What a run does, the same for all of its tasks."""
 
     options: Options
@@ -222,7 +222,7 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
     )
 
 
-def launched() -> Launch:
+def read_launch() -> Launch:
     """What the launch has left for this run's tasks. Raises UserError where there was none."""
     text = os.environ.get(LAUNCH_VARIABLE)
     if not text:
@@ -237,7 +237,7 @@ def check_outputs(values: Mapping[str, Any]) -> tuple[str, ...]:
     return publish.check(outputs_from(values))
 
 
-def settle(values: Mapping[str, Any], launch: Launch, *, datastore: str) -> Settled:
+def resolve(values: Mapping[str, Any], launch: Launch, *, datastore: str) -> RunConfig:
     """What the run does, in its first task. Raises UserError where a deployed flow can't do what is asked."""
     options = replace(
         options_from(values),
@@ -251,7 +251,7 @@ def settle(values: Mapping[str, Any], launch: Launch, *, datastore: str) -> Sett
         )
     if launch.backend == "local":
         options, shares = local.shared_out(options)
-        return Settled(options=options, thresholds=launch.thresholds, shares=tuple(shares), local=True)
+        return RunConfig(options=options, thresholds=launch.thresholds, shares=tuple(shares), local=True)
     if options.gpus_per_node not in (None, launch.gpus_per_node) and options.device != "cpu":
         raise UserError(
             f"This deployment asks for {launch.gpus_per_node} GPUs a node, not {options.gpus_per_node}.",
@@ -264,7 +264,7 @@ def settle(values: Mapping[str, Any], launch: Launch, *, datastore: str) -> Sett
         device="cuda" if on_gpus else "cpu",  # so that a node without its GPUs is no CPU test that passes
         start_limit_s=values.get("start_timeout") or REMOTE_START_S,
     )
-    return Settled(options=options, thresholds=launch.thresholds, shares=((),) * options.nodes, local=False)
+    return RunConfig(options=options, thresholds=launch.thresholds, shares=((),) * options.nodes, local=False)
 
 
 def table_of(text: str | None) -> thresholds.Table:

@@ -29,7 +29,7 @@ from decorators.node_request import keep_endings
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
-from flows.checklist_launch import Settled, table_of
+from flows.checklist_launch import RunConfig, table_of
 from launchers.gang.rank import die_with_parent
 
 MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
@@ -49,7 +49,7 @@ class Node:
 
 
 def check_node(
-    settled: Settled, place: Node, work: Path, key: str
+    run_config: RunConfig, place: Node, work: Path, key: str
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Take part as one node: what all nodes have measured, as plain values, or why there is nothing.
 
@@ -61,15 +61,19 @@ def check_node(
     here = of_node(
         node=place.node,
         nodes=place.nodes,
-        processes=settled.options.gpus_per_node or 1,
+        processes=run_config.options.gpus_per_node or 1,
         host=place.main_host,
         token=place.token,
-        simulated=settled.local,
+        simulated=run_config.local,
     )
     try:
-        uuids = settled.shares[place.node]
+        uuids = run_config.shares[place.node]
         measured = local.run_node(
-            settled.options, replace(here, ports=place.ports), uuids, work, lambda so_far: _keep(key, so_far)
+            run_config.options,
+            replace(here, ports=place.ports),
+            uuids,
+            work,
+            lambda so_far: _keep(key, so_far),
         )
         if place.node == 0:
             _keep(key, measured)
@@ -104,7 +108,7 @@ def _keep(key: str, measured: Measurements) -> None:
         print(f"What was measured so far can't be kept in the datastore: {type(error).__name__}: {error}")
 
 
-def kept_under(key: str) -> Measurements | None:
+def read_kept(key: str) -> Measurements | None:
     """What the nodes' tasks have kept under that key; None: nothing."""
     try:
         return measurements.from_json(datastore().get_bytes(key).decode())
@@ -112,8 +116,8 @@ def kept_under(key: str) -> Measurements | None:
         return None
 
 
-def together(
-    settled: Settled,
+def merge(
+    run_config: RunConfig,
     nodes: Iterable[tuple[int, dict[str, Any] | None, str | None]],
     *,
     lost: bool = False,
@@ -128,17 +132,17 @@ def together(
     """
     ordered = sorted(nodes, key=lambda item: item[0])
     problems = tuple(f"Node {node}: {problem}" for node, _, problem in ordered if problem)
-    found = next((measured for _, measured, _ in ordered if measured is not None), None)
-    made = kept if found is None else measurements.record(Measurements, found)
+    collected = next((measured for _, measured, _ in ordered if measured is not None), None)
+    merged = kept if collected is None else measurements.record(Measurements, collected)
     if lost and not problems:
         problems = endings or ("A pod or container of the nodes' step did not come to its end.",)
-    if made is None:
-        return _nothing(settled, problems)
-    if lost and not settled.local:
-        made = replace(made, hangs=tuple(map(_taken, made.hangs)))
+    if merged is None:
+        return _nothing(run_config, problems)
+    if lost and not run_config.local:
+        merged = replace(merged, hangs=tuple(map(_taken, merged.hangs)))
     if lost:
-        made = replace(made, phases=tuple(_explained(phase, problems[0]) for phase in made.phases))
-    return replace(made, notes=(*made.notes, *problems))
+        merged = replace(merged, phases=tuple(_explained(phase, problems[0]) for phase in merged.phases))
+    return replace(merged, notes=(*merged.notes, *problems))
 
 
 def _explained(phase: Phase, why: str) -> Phase:
@@ -149,9 +153,9 @@ def _taken(hang: Hang) -> Hang:
     return replace(hang, kind="taken") if hang.kind == "lost" else hang
 
 
-def _nothing(settled: Settled, problems: tuple[str, ...]) -> Measurements:
+def _nothing(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
     """A run of which nothing came back: every phase says why."""
-    options = settled.options
+    options = run_config.options
     why = problems[0] if problems else "no node has answered"
     return Measurements(
         started_unix=time.time(),
@@ -161,22 +165,22 @@ def _nothing(settled: Settled, problems: tuple[str, ...]) -> Measurements:
         backend="nccl" if options.device == "cuda" else "gloo",
         nodes_asked=options.nodes,
         gpus_per_node_asked=options.gpus_per_node or 1,
-        local=settled.local,
+        local=run_config.local,
         phases=tuple(Phase(name=name, status="failed", reason=why.rstrip(".")) for name in PHASES),
         notes=problems,
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Past:
+class PastRuns:
     """Earlier runs of the same cluster."""
 
     runs: tuple[past_runs.Run, ...] = ()
-    kept: History = field(default_factory=History)
+    history: History = field(default_factory=History)
     notes: tuple[str, ...] = ()
 
 
-def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> Past:
+def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> PastRuns:
     """What the newest earlier runs of this flow on this cluster have left, through Metaflow's client.
 
     Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
@@ -185,14 +189,14 @@ def past_of(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S)
     problems: list[str] = []
     in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
     notes = [] if in_time else [f"Earlier runs were read for {limit_s:g} s, then no more."]
-    read, told = tuple(runs), tuple(problems)  # the thread may still add to its own
-    kept = past_runs.fold(read, told)
-    count = "1 earlier run" if len(read) == 1 else f"{len(read)} earlier runs"
+    finished, unread = tuple(runs), tuple(problems)  # the thread may still add to its own
+    history = past_runs.fold(finished, unread)
+    count = "1 earlier run" if len(finished) == 1 else f"{len(finished)} earlier runs"
     notes.append(
-        f"History: {count} of {cluster}, {len(kept.records)} figures, "
-        f"{len(kept.open_failures)} failures still open."
+        f"History: {count} of {cluster}, {len(history.records)} figures, "
+        f"{len(history.open_failures)} failures still open."
     )
-    return Past(runs=read, kept=kept, notes=(*notes, *told))
+    return PastRuns(runs=finished, history=history, notes=(*notes, *unread))
 
 
 def _read_past(
@@ -222,37 +226,37 @@ def _read_past(
         problems.append(f"The history can't be read further: {type(error).__name__}: {error}")
 
 
-def judged(settled: Settled, measured: Measurements, past: Past) -> Result:
+def judge_run(run_config: RunConfig, measured: Measurements, past: PastRuns) -> Result:
     """The run's result, its past taken into account."""
-    made = judge(
+    result = judge(
         measured,
-        checks=settled.options.checks,
-        thresholds=table_of(settled.thresholds),
-        history=past.kept.records,
-        open_failures=past.kept.open_failures,
-        system=settled.options.system,
+        checks=run_config.options.checks,
+        thresholds=table_of(run_config.thresholds),
+        history=past.history.records,
+        open_failures=past.history.open_failures,
+        system=run_config.options.system,
     )
-    return replace(made, notes=(*made.notes, *past.notes))
+    return replace(result, notes=(*result.notes, *past.notes))
 
 
-def plain(result: Result) -> dict[str, Any]:
+def to_plain(result: Result) -> dict[str, Any]:
     """Exactly the content of result.json."""
     values: dict[str, Any] = json.loads(results.to_json(result))
     return values
 
 
 def from_plain(values: Mapping[str, Any]) -> Result:
-    """Undo :func:`plain`."""
+    """Undo :func:`to_plain`."""
     return measurements.record(Result, dict(values))
 
 
-def kept_of(result: Result) -> dict[str, Any]:
+def summarise(result: Result) -> dict[str, Any]:
     """What later runs read of this one."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(past_runs.run_of(result))))
     return values
 
 
-def tell(result: Result, outputs: Outputs, file: Path | None) -> None:
+def publish_result(result: Result, outputs: Outputs, file: Path | None) -> None:
     """Write the copy and call every output. What fails is a line: the datastore has the result already."""
     if file is not None:
         try:
@@ -260,13 +264,13 @@ def tell(result: Result, outputs: Outputs, file: Path | None) -> None:
             print(f"result: {file.absolute()}")
         except UserError as error:
             print(f"{error.problem} {error.advice}", file=sys.stderr)
-    for said in publish.publish(result, outputs):
-        for line in said.lines:
-            print(line, file=sys.stderr if said.failed else sys.stdout)
+    for report in publish.publish(result, outputs):
+        for line in report.lines:
+            print(line, file=sys.stderr if report.failed else sys.stdout)
     sys.stdout.flush()
 
 
-def refusal(result: Result) -> UserError | None:
+def explain_refusal(result: Result) -> UserError | None:
     """What the flow's last step ends with; None: the cluster is fit, as far as can be told."""
     if result.verdict not in FAILURES:
         return None

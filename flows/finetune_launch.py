@@ -145,7 +145,9 @@ def _checklist(backend: Backend, *, ignored: bool) -> Checked | None:
     resumes = launched == "resume"
     if resumes:
         ignored = os.environ.get(checklist_gate.IGNORE_VARIABLE, "").lower() in ("1", "true", "yes", "on")
-    return checklist_gate.admit(cluster, backend, ignored=ignored or launched == "deploy", resumes=resumes)
+    return checklist_gate.check_newest(
+        cluster, backend, ignored=ignored or launched == "deploy", resumes=resumes
+    )
 
 
 def _planned(
@@ -159,9 +161,9 @@ def _planned(
     if measured is not None and checked.is_of(made):
         again = plan(job, target, calibration=known, bandwidth=measured)
         if checked.is_of(again):  # else it would be another machine's bandwidth
-            reason = checklist_gate.reason(again, measured)
+            reason = checklist_gate.explain_bandwidth(again, measured)
             made = replace(again, why=(*again.why, reason)) if reason else again
-    elsewhere = checklist_gate.keep_out(checked, backend)
+    elsewhere = checklist_gate.exclude_nodes(checked, backend)
     for line in elsewhere.lines:
         sys.stderr.write(line + "\n")
     return replace(made, request=replace(made.request, node_labels=elsewhere.labels))

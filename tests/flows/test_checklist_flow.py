@@ -25,7 +25,7 @@ from checklist.probes.progress import Progress
 from checklist.verdict import judge
 from estimator.errors import UserError
 from flows import checklist_launch, checklist_steps
-from flows.checklist_launch import DEFAULTS, Launch, ask, settle
+from flows.checklist_launch import DEFAULTS, Launch, ask, resolve
 from tests.checklist.runs import gpu_run
 from tests.flows.conftest import environment, left_behind
 
@@ -46,9 +46,9 @@ sys.stdout.buffer.write(pickle.dumps(found | {"successful": run.successful}))
 _READ_PAST = """
 import pickle, sys
 from metaflow import get_namespace, namespace
-from flows.checklist_steps import past_of
+from flows.checklist_steps import read_past_runs
 namespace("user:somebody")
-past = past_of("ChecklistFlow", sys.argv[1], "none")
+past = read_past_runs("ChecklistFlow", sys.argv[1], "none")
 assert get_namespace() == "user:somebody", get_namespace()
 sys.stdout.buffer.write(pickle.dumps(past))
 """
@@ -302,9 +302,9 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
 
 @pytest.mark.slow
 def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
-    good = checklist_steps.kept_of(judge(gpu_run(2)))
+    good = checklist_steps.summarise(judge(gpu_run(2)))
     wrong = gpu_run(2, started_unix=2_000.0, probes=())
-    failed = checklist_steps.kept_of(judge(wrong))
+    failed = checklist_steps.summarise(judge(wrong))
     newer = {**good, "version": 99}
     for name, kept, cluster in (
         ("good", good, "here"),
@@ -325,7 +325,7 @@ def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: P
         )
     past = _python(tmp_path, _READ_PAST, "here")
     assert [run.verdict for run in past.runs] == ["FAIL", good["verdict"]]
-    assert len(past.kept.records) == len(good["records"]) + len(failed["records"]) > 4
+    assert len(past.history.records) == len(good["records"]) + len(failed["records"]) > 4
     assert any("2 earlier runs of here" in note for note in past.notes)
     assert any("schema version 99" in note for note in past.notes)
 
@@ -337,20 +337,20 @@ def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
-    settled = _settled()
-    measured = checklist_steps.together(settled, [(1, None, "it was killed"), (0, None, "no port is free")])
-    result = checklist_steps.judged(settled, measured, checklist_steps.Past())
+    run_config = _run_config()
+    measured = checklist_steps.merge(run_config, [(1, None, "it was killed"), (0, None, "no port is free")])
+    result = checklist_steps.judge_run(run_config, measured, checklist_steps.PastRuns())
     assert result.verdict == "NO-VERDICT"
     assert "Node 0: no port is free" in result.headline
-    assert checklist_steps.from_plain(checklist_steps.plain(result)) == result
-    refusal = checklist_steps.refusal(result)
+    assert checklist_steps.from_plain(checklist_steps.to_plain(result)) == result
+    refusal = checklist_steps.explain_refusal(result)
     assert refusal is not None
     assert refusal.problem.startswith("NO-VERDICT: ")
 
 
 def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_not_blamed() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    settled = settle(_values(), launch, datastore="s3://bucket/root")
+    run_config = resolve(_values(), launch, datastore="s3://bucket/root")
     lost = Hang(
         rank=8, node=1, phase="world", op="all_reduce", sequence=3, waited_s=1, kind="lost", detail="gone"
     )
@@ -358,22 +358,22 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     phases = (*run.phases[:3], Phase(name="world", status="failed", reason="node 1 was lost"), run.phases[4])
     kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
 
-    told = checklist_steps.judged(
-        settled, checklist_steps.together(settled, [], kept=kept), checklist_steps.Past()
+    told = checklist_steps.judge_run(
+        run_config, checklist_steps.merge(run_config, [], kept=kept), checklist_steps.PastRuns()
     )
     assert (told.verdict, told.bad_nodes) == ("FAIL", ("host-1",)), "a step that ended well: it is the node"
 
-    result = checklist_steps.judged(
-        settled, checklist_steps.together(settled, [], lost=True, kept=kept), checklist_steps.Past()
+    result = checklist_steps.judge_run(
+        run_config, checklist_steps.merge(run_config, [], lost=True, kept=kept), checklist_steps.PastRuns()
     )
     assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
     assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
     assert any("did not come to its end" in note for note in result.notes)
-    assert checklist_steps.from_plain(checklist_steps.plain(result)) == result
+    assert checklist_steps.from_plain(checklist_steps.to_plain(result)) == result
 
     pod = "pod t-1 on node-b has failed: Evicted: low on memory"
-    measured = checklist_steps.together(settled, [], lost=True, endings=(pod,))
-    nothing = checklist_steps.judged(settled, measured, checklist_steps.Past())
+    measured = checklist_steps.merge(run_config, [], lost=True, endings=(pod,))
+    nothing = checklist_steps.judge_run(run_config, measured, checklist_steps.PastRuns())
     assert nothing.verdict == "NO-VERDICT"
     assert pod in nothing.headline
 
@@ -385,9 +385,9 @@ def _values(**given: Any) -> dict[str, Any]:
     return {**DEFAULTS, **given}
 
 
-def _settled(**given: Any) -> checklist_launch.Settled:
+def _run_config(**given: Any) -> checklist_launch.RunConfig:
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
-    return settle(_values(device="cpu", **given), launch, datastore="/")
+    return resolve(_values(device="cpu", **given), launch, datastore="/")
 
 
 @pytest.mark.parametrize(
@@ -438,13 +438,13 @@ def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: p
     seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
     monkeypatch.setattr(local.gpus, "look", lambda: seen)
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
-    settled = settle(_values(), launch, datastore="/")
-    assert settled.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
-    assert (settled.options.gpus_per_node, settled.options.device) == (2, "cuda")
+    run_config = resolve(_values(), launch, datastore="/")
+    assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
+    assert (run_config.options.gpus_per_node, run_config.options.device) == (2, "cuda")
     # One GPU can't be two nodes
     monkeypatch.setattr(local.gpus, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
-    settled = settle(_values(), launch, datastore="/")
-    assert (settled.shares, settled.options.device) == (((), ()), "cpu")
+    run_config = resolve(_values(), launch, datastore="/")
+    assert (run_config.shares, run_config.options.device) == (((), ()), "cpu")
 
 
 def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
@@ -455,10 +455,10 @@ def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
         for phase in run.phases
     )
     busy = replace(run, phases=phases, locals=(), collectives=(), pairs=(), health=(), transport=None)
-    result = checklist_steps.judged(_settled(), busy, checklist_steps.Past())
+    result = checklist_steps.judge_run(_run_config(), busy, checklist_steps.PastRuns())
     assert result.verdict == "NO-VERDICT"
     assert why in result.headline
-    assert why in checklist_steps.refusal(result).problem  # type: ignore[union-attr]
+    assert why in checklist_steps.explain_refusal(result).problem  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -530,10 +530,10 @@ def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
 
 def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    settled = settle(_values(), launch, datastore="s3://bucket/root")
-    assert (settled.options.device, settled.options.gpus_per_node) == ("cuda", 8)
-    assert settled.options.datastore == "s3://bucket/root"
-    assert settled.options.start_limit_s > 600  # machines and images have to come first
+    run_config = resolve(_values(), launch, datastore="s3://bucket/root")
+    assert (run_config.options.device, run_config.options.gpus_per_node) == ("cuda", 8)
+    assert run_config.options.datastore == "s3://bucket/root"
+    assert run_config.options.start_limit_s > 600  # machines and images have to come first
 
 
 def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
@@ -541,11 +541,11 @@ def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
     file.write_text(FLOOR)
     launch = Launch.unpack(ask(_values(thresholds=str(file)), "batch", None).launch)
     file.unlink()
-    settled = settle(_values(thresholds=str(file)), launch, datastore="s3://bucket/root")
-    own = [row for row in checklist_launch.table_of(settled.thresholds).rows if row.own]
+    run_config = resolve(_values(thresholds=str(file)), launch, datastore="s3://bucket/root")
+    own = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
     assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
     with pytest.raises(UserError, match="This deployment was made with"):
-        settle(_values(thresholds="other.csv"), launch, datastore="s3://bucket/root")
+        resolve(_values(thresholds="other.csv"), launch, datastore="s3://bucket/root")
 
 
 def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
@@ -558,4 +558,4 @@ def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
 def test_a_deployment_can_not_change_its_gpus() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
     with pytest.raises(UserError, match="8 GPUs a node, not 4"):
-        settle(_values(gpus_per_node=4), launch, datastore="s3://bucket/root")
+        resolve(_values(gpus_per_node=4), launch, datastore="s3://bucket/root")

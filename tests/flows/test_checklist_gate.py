@@ -221,14 +221,14 @@ def labelled(api: Api, **values: str) -> None:
 
 def test_bad_nodes_are_kept_out_by_the_label_of_fit_ones_however_old_the_failure(api: Api) -> None:
     labelled(api, host2="false")
-    found = checklist_gate.keep_out(checked(slow(90 * DAY)), "kubernetes")
+    found = checklist_gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
     assert found.labels == ((LABEL, "true"),)
     assert found.lines == (f"Kept out by asking for nodes with {LABEL}=true: host-2.",)
 
 
 def test_a_tainted_node_needs_no_label(api: Api) -> None:
     api.nodes["host-2"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
-    found = checklist_gate.keep_out(checked(slow()), "kubernetes")
+    found = checklist_gate.exclude_nodes(checked(slow()), "kubernetes")
     assert found.labels == ()
     assert found.lines == (f"Kept out by their taint {KEY}: host-2.",)
 
@@ -239,7 +239,7 @@ def test_a_node_that_nothing_keeps_out_is_told_with_the_command_for_it(
 ) -> None:
     if marks:
         labelled(api, **marks)
-    found = checklist_gate.keep_out(checked(slow()), "kubernetes")
+    found = checklist_gate.exclude_nodes(checked(slow()), "kubernetes")
     assert found.labels == ()
     assert found.lines == (
         f"Not kept out: host-2. To do so: kubectl taint nodes host-2 {KEY}=true:NoSchedule",
@@ -250,12 +250,12 @@ def test_without_access_to_nodes_or_on_batch_it_is_one_line_and_the_run_goes_on(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.refuse["GET"] = 403
-    (line,) = checklist_gate.keep_out(checked(slow()), "kubernetes").lines
+    (line,) = checklist_gate.exclude_nodes(checked(slow()), "kubernetes").lines
     assert line.startswith("Nodes that failed the checklist: host-2. Whether they are marked is unknown:")
-    (line,) = checklist_gate.keep_out(checked(slow()), "batch").lines
+    (line,) = checklist_gate.exclude_nodes(checked(slow()), "batch").lines
     assert line.endswith("batch can't be told to avoid them: terminate those machines.")
-    assert checklist_gate.keep_out(checked(healthy()), "batch") == checklist_gate.KeptOut()
-    assert checklist_gate.keep_out(checked(slow()), "local") == checklist_gate.KeptOut()
+    assert checklist_gate.exclude_nodes(checked(healthy()), "batch") == checklist_gate.NodeExclusion()
+    assert checklist_gate.exclude_nodes(checked(slow()), "local") == checklist_gate.NodeExclusion()
 
 
 # ---- where it is read

@@ -86,7 +86,7 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
     assert ours(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
     assert "host-2 is slow" in node(server)["metadata"]["annotations"][KEY]
     checked = checklist_gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
-    assert checklist_gate.keep_out(checked, "kubernetes").lines == (
+    assert checklist_gate.exclude_nodes(checked, "kubernetes").lines == (
         f"Kept out by their taint {KEY}: host-2.",
     )
 
@@ -100,6 +100,6 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
     publish(judge(gpu_run(8)), outputs)
     publish(SICK, Outputs(mark="label", apply=True))
     assert node(server)["metadata"]["labels"][LABEL] == "false"
-    assert checklist_gate.keep_out(checked, "kubernetes").labels == ((LABEL, "true"),)
+    assert checklist_gate.exclude_nodes(checked, "kubernetes").labels == ((LABEL, "true"),)
     publish(judge(gpu_run(8)), Outputs(mark="label", apply=True))
     assert {item.labels.get(LABEL) for item in taint.Cluster().nodes()} == {"true"}
