@@ -1,0 +1,81 @@
+"""No modules of the packages import each other in a circle; that imports go down only, test_docs.py holds."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("flows", "checklist", "decorators", "launchers", "estimator")
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """By module, the modules of ours that it imports: also for types only, and inside of functions."""
+    files = {_name(file): file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))}
+    return {name: _imported(name, file, set(files)) for name, file in files.items()}
+
+
+def _name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported(name: str, file: Path, modules: set[str]) -> set[str]:
+    imported: set[str] = set()
+    for statement in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(statement, ast.Import):
+            imported |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, f"{file}:{statement.lineno} imports by dots"
+            whole = f"{statement.module}"
+            # `from package import module` is an import of the module, `from module import name` is not
+            imported |= {
+                f"{whole}.{a.name}" if f"{whole}.{a.name}" in modules else whole for a in statement.names
+            }
+    return (imported & modules) - {name}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules each of which can be reached from each other one (Tarjan's algorithm)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in number:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], number[other])
+        if lowest[node] == number[node]:
+            group = [stack.pop()]
+            while group[-1] != node:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(graph):
+        if node not in number:
+            visit(node)
+    return sorted(found)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(imports()) == []
+
+
+def test_a_circle_would_be_seen() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
+    assert circles(graph) == [["a", "b", "c"]]
+
+
+def test_every_module_of_the_packages_is_looked_at() -> None:
+    assert len(imports()) > 250
+    assert "checklist.judges.facts" in imports()["checklist.verdict"]
+    assert "checklist.probes.facts" in imports()["checklist.probes.worker"]  # imported inside of a function
