@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from estimator.changes import FINETUNE, Change, Spelling, Suggestion, Text, in_words, suggestion_in_words
 
 if TYPE_CHECKING:
     from estimator.plan import Plan
@@ -18,16 +22,34 @@ class UserError(Exception):
     problem:
         One line: what is wrong with whose value.
     advice:
-        One line (or a few): what to do.
+        One line (or a few): what to do. Options stand in both as :class:`Change`, so that the front door
+        that was used names them as it takes them (:func:`spelled_as`); until then as ``finetune`` does.
     """
 
-    def __init__(self, problem: str, advice: str = "") -> None:
-        super().__init__(f"{problem}\n{advice}" if advice else problem)
-        self.problem = problem
-        self.advice = advice
+    def __init__(self, problem: Text, advice: Text = "") -> None:
+        super().__init__(problem, advice)
+        self._texts: tuple[Text, Text] = (problem, advice)
+        self.problem, self.advice = in_words(problem, FINETUNE), in_words(advice, FINETUNE)
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
-        return type(self), (self.problem, self.advice)
+    def __str__(self) -> str:
+        return f"{self.problem}\n{self.advice}" if self.advice else self.problem
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self._texts, {"problem": self.problem, "advice": self.advice}
+
+    def spell(self, spelling: Spelling) -> None:
+        """Name options as this front door does."""
+        self.problem, self.advice = (in_words(text, spelling) for text in self._texts)
+
+
+@contextmanager
+def spelled_as(spelling: Spelling) -> Iterator[None]:
+    """UserErrors that leave this block name options as this front door takes them."""
+    try:
+        yield
+    except UserError as error:
+        error.spell(spelling)
+        raise
 
 
 class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, more than an error
@@ -38,23 +60,35 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
     wanted:
         The best plan on any machine of the catalogue, or None.
     suggestions:
-        Command-line options that would work, best first.
+        Changes of options that would work, best first.
     here:
         What there is, in words.
     """
 
     def __init__(
         self,
-        problem: str,
-        advice: str = "",
+        problem: Text,
+        advice: Text = "",
         *,
         wanted: Plan | None = None,
-        suggestions: tuple[str, ...] = (),
+        suggestions: tuple[Suggestion, ...] = (),
         here: str = "",
     ) -> None:
         super().__init__(problem, advice)
         self.wanted, self.suggestions, self.here = wanted, suggestions, here
+        self.spell(FINETUNE)
 
-    def __reduce__(self) -> tuple[object, ...]:  # type: ignore[override]
-        state = {"wanted": self.wanted, "suggestions": self.suggestions, "here": self.here}
-        return type(self), (self.problem, self.advice), state
+    def spell(self, spelling: Spelling) -> None:
+        """Name options as this front door does; the advice begins with what would work."""
+        super().spell(spelling)
+        if self.suggestions:
+            lines = [suggestion_in_words(suggestion, spelling) for suggestion in self.suggestions]
+            self.advice = f"It would run with {', or '.join(lines)}. {self.advice}".strip()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        kind, texts, state = super().__reduce__()
+        more = {"wanted": self.wanted, "suggestions": self.suggestions, "here": self.here}
+        return kind, texts, {**state, **more}  # type: ignore[dict-item]
+
+
+__all__ = ["CannotFit", "Change", "UserError", "spelled_as"]

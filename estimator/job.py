@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
 from estimator.setup import Optimizer, Task
 
@@ -61,33 +61,54 @@ class Job:
                 _at_least_one(name, getattr(self, name))
         if self.seq_len > self.model.max_seq_len:
             raise UserError(
-                f"seq_len {self.seq_len} is longer than the {self.model.max_seq_len} tokens "
-                f"that {self.model.name} was made for.",
-                f"Use seq_len {self.model.max_seq_len} or less.",
+                (
+                    Change("seq_len", self.seq_len),
+                    f" is longer than the {self.model.max_seq_len} tokens that {self.model.name} "
+                    "was made for.",
+                ),
+                ("Use ", Change("seq_len", self.model.max_seq_len), " or less."),
             )
         if self.micro_batch_size and self.global_batch_size % self.micro_batch_size:
             raise UserError(
-                f"A batch of {self.global_batch_size} can't be divided by "
-                f"micro_batch_size {self.micro_batch_size}.",
-                f"Nearest workable batch: {nearest_multiple(self.global_batch_size, self.micro_batch_size)}.",
+                (
+                    f"A batch of {self.global_batch_size} can't be divided by ",
+                    Change("micro_batch_size", self.micro_batch_size),
+                    ".",
+                ),
+                (
+                    "Nearest workable batch: ",
+                    Change(
+                        "global_batch_size",
+                        nearest_multiple(self.global_batch_size, self.micro_batch_size),
+                    ),
+                    ".",
+                ),
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
-            raise UserError(f"zero.stage = {self.zero_stage!r} must be 0, 1, 2 or 3.")
+            raise UserError((Change("zero.stage", self.zero_stage), " is not possible: it is 0, 1, 2 or 3."))
         if self.engine != "deepspeed" and (self.zero_stage is not None or self.offload != "none"):
             raise UserError(
-                f"zero.stage and zero.offload belong to DeepSpeed; the engine is {self.engine}.",
-                "Leave them out, or use --engine deepspeed.",
+                (
+                    Change("zero.stage"),
+                    " and ",
+                    Change("zero.offload"),
+                    f" belong to DeepSpeed; the engine is {self.engine}.",
+                ),
+                ("Leave them out, or use ", Change("engine", "deepspeed"), "."),
             )
         if self.offload == "cpu" and self.zero_stage == 0:
-            raise UserError("zero.offload = cpu needs zero.stage 1, 2 or 3.", "Leave zero.stage at auto.")
+            raise UserError(
+                (Change("zero.offload", "cpu"), " needs ZeRO stage 1, 2 or 3."),
+                ("Leave ", Change("zero.stage"), " to the planner."),
+            )
         if self.engine == "torchtune" and self.precision == "bf16-mixed":
             raise UserError(
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
-                "Use precision bf16, or --engine deepspeed.",
+                ("Use ", Change("precision", "bf16"), ", or ", Change("engine", "deepspeed"), "."),
             )
         if self.adapters:
             if not self.lora_targets:
-                raise UserError("lora.targets is empty: no layer would be trained.")
+                raise UserError((Change("lora.targets"), " is empty: no layer would be trained."))
             self.model.lora_parameters(self.lora_rank, self.lora_targets)
         self._check_degrees()
 
@@ -95,8 +116,17 @@ class Job:
         asked = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
         if asked and self.engine not in PARALLEL_ENGINES:
             raise UserError(
-                f"{asked[0]} = {getattr(self, asked[0])}: {self.engine} as it is run here has no such thing.",
-                f"Use --engine {' or '.join(PARALLEL_ENGINES)} to plan it.",
+                (
+                    Change(asked[0], getattr(self, asked[0])),
+                    f": {self.engine} as it is run here has no such thing.",
+                ),
+                (
+                    "Use ",
+                    Change("engine", PARALLEL_ENGINES[0]),
+                    " or ",
+                    Change("engine", PARALLEL_ENGINES[1]),
+                    " to plan it.",
+                ),
             )
         model = self.model
         heads = {degree: divides_heads(model, degree) for degree in range(1, model.heads + 1)}

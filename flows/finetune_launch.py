@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from decorators._metaflow import command, compiles_only
 from decorators.backends import cluster_name
 from estimator import calibration
 from estimator.calibration import Calibration
-from estimator.errors import UserError
+from estimator.errors import Change, UserError, spelled_as
 from estimator.hardware import local_machine
 from estimator.job import Job, Machine, Target
 from estimator.plan import GIB, MIB, Plan
@@ -37,6 +38,7 @@ from launchers.pipeline import (
     target_of,
 )
 from launchers.settings import Settings
+from launchers.spelling import SetOptions
 
 __all__ = [
     "DEFAULT_SEQ_LEN",
@@ -83,6 +85,26 @@ FLAGS = {
 }
 
 
+class FlowFlags(SetOptions):
+    """How the flow takes an option: by its flag where it has one, else by ``--set``."""
+
+    _BY_SETTING: ClassVar = {setting: f"--{flag.replace('_', '-')}" for flag, setting in FLAGS.items()}
+
+    def name(self, option: str) -> str:
+        return self._BY_SETTING.get(option, option)
+
+    def words(self, change: Change) -> tuple[str, ...]:
+        if change.option == "with":
+            return ("--with", str(change.value))
+        flag = self._BY_SETTING.get(change.option)
+        if flag is None:
+            return super().words(change)
+        return () if change.value is None else (flag, str(change.value))
+
+
+FLOW = FlowFlags()
+
+
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
     """The settings file's values, the flags laid over them, ``--set`` over both.
 
@@ -107,6 +129,11 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     ``--no-calibration`` leaves out what finished runs have measured, ``--ignore-checklist`` goes on where the
     cluster's newest checklist has failed. ``--plan-only`` prints the plan and ends the program here.
     """
+    with spelled_as(FLOW):
+        return _plan_from_parameters(params, backend)
+
+
+def _plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     wanted = settings_from(params.get("settings") or {}, params)
     spec = weights.spec_of(weights.resolve(wanted.model))
     wanted = resolved(wanted, spec)
@@ -121,9 +148,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     try:
         made = _planned(job, target, known, checked, backend)
     except CannotFit as error:
-        command = f"python flows/finetune_flow.py run --model {wanted.model}"
-        raise UserError(render_cannot_fit(error, command)) from None
-    check_planned(wanted, made, spec, otherwise="Ask for fewer GPUs: --gpus 1.")
+        raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
+    check_planned(wanted, made, spec)
     if params.get("plan_only"):
         sys.stdout.write(render(made) + "\n")
         raise SystemExit(0)
@@ -134,6 +160,14 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     else:
         staging.stage(wanted)
     return made
+
+
+def _command(params: Mapping[str, Any]) -> str:
+    """The command that these parameters come from, as the user would give it again."""
+    if command() == "run":
+        return shlex.join(["python", *sys.argv])
+    words = ["python", "flows/finetune_flow.py", "run"]
+    return shlex.join([*words, *(["--model", params["model"]] if params.get("model") else [])])
 
 
 def _checklist(backend: Backend, *, ignored: bool) -> Checked | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
-from estimator.errors import UserError
+from estimator.changes import Text
+from estimator.errors import Change, UserError
 from estimator.job import Job, Target
 from estimator.models import ModelSpec
 from estimator.plan import GIB, Plan
@@ -29,18 +29,6 @@ PACKAGES = {  # what an engine's processes import, beside the base install
 _LEARNING_RATES = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
 _TINY_LEARNING_RATES = {"full": 3e-3, "lora": 5e-3, "qlora": 5e-3}
 
-Spelling = Callable[[str, object], str]
-
-
-def as_flag(name: str, value: object) -> str:
-    """How a user gives a setting to the flow."""
-    return f"--{name.replace('_', '-')} {value}"
-
-
-def as_set(name: str, value: object) -> str:
-    """How a user gives a setting to ``python -m launchers``."""
-    return f"--set {name}={value}"
-
 
 def resolved(wanted: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
     """The same settings with every ``auto`` that depends on the model decided."""
@@ -61,22 +49,24 @@ def check(
     wanted: Settings,
     spec: ModelSpec,
     *,
-    spelling: Spelling = as_flag,
-    otherwise: str = "See the table of what runs where in docs/methods.md.",
+    otherwise: Text = "See the table of what runs where in docs/methods.md.",
 ) -> None:
-    """Raise UserError for what the engine can't do, named as the user gives it (``spelling``)."""
+    """Raise UserError for what the engine can't do."""
     trackers.check_installed(wanted.tracker)
     reason = engines.get(wanted.engine).unsupported(wanted, spec)
     if reason is not None:
         other = next(name for name in engines.ENGINES if name != wanted.engine)
         can = engines.get(other).unsupported(wanted, spec) is None
-        asked = " ".join(spelling(name, getattr(wanted, name)) for name in ("model", "method", "engine"))
-        raise UserError(f"{asked}: {reason}.", f"Use {spelling('engine', other)}." if can else otherwise)
+        asked = [Change(name, getattr(wanted, name)) for name in ("model", "method", "engine")]
+        raise UserError(
+            (asked[0], " ", asked[1], " ", asked[2], f": {reason}."),
+            ("Use ", Change("engine", other), ".") if can else otherwise,
+        )
     seq_len = wanted.seq_len or DEFAULT_SEQ_LEN
     if seq_len > spec.max_seq_len:
         raise UserError(
-            f"{spelling('seq_len', seq_len)}: {spec.name} takes at most {spec.max_seq_len} tokens.",
-            f"Use {spelling('seq_len', spec.max_seq_len)} or less.",
+            (Change("seq_len", seq_len), f": {spec.name} takes at most {spec.max_seq_len} tokens."),
+            ("Use ", Change("seq_len", spec.max_seq_len), " or less."),
         )
 
 
@@ -89,13 +79,12 @@ def check_files(wanted: Settings) -> None:
         rows.read(Path(wanted.evaluation.dataset).expanduser())
 
 
-def check_planned(
-    wanted: Settings, made: Plan, spec: ModelSpec, *, spelling: Spelling = as_flag, otherwise: str
-) -> None:
+def check_planned(wanted: Settings, made: Plan, spec: ModelSpec) -> None:
     """The same check with the plan's nodes and GPUs: some things an engine can't do depend on them."""
     planned = {"nodes": made.layout.nodes, "gpus": made.layout.processes_per_node}
     resources = wanted.resources.model_copy(update=planned)
-    check(wanted.model_copy(update={"resources": resources}), spec, spelling=spelling, otherwise=otherwise)
+    fewer = ("Ask for fewer GPUs: ", Change("resources.gpus", 1), ".")
+    check(wanted.model_copy(update={"resources": resources}), spec, otherwise=fewer)
 
 
 def check_installed(engine: str) -> None:

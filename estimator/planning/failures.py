@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from estimator.errors import CannotFit, UserError
+from estimator.changes import Suggestion
+from estimator.errors import CannotFit, Change, UserError
 from estimator.job import METHODS, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, as_qlora, best_or_none, plan_of
@@ -40,16 +41,15 @@ def of_survey(seen: Survey) -> Failure:
     """Of a survey that has found no plan."""
     method = seen.job.method
     if seen.beyond:
-        problem, nearest, option = _goals_missed(seen)
-        figure = (nearest.usd if option.startswith("--budget") else nearest.hours)(seen.tokens)
+        problem, nearest, change = _goals_missed(seen)
+        figure = (nearest.usd if change.option == "budget_usd" else nearest.hours)(seen.tokens)
         return Failure(
             Rejection(what=method, reason=problem, kind="method"),
             (0, math.inf if figure is None else figure),
             lambda: CannotFit(
                 f"{problem}.",
-                f"It would run with {option}.",
                 wanted=plan_of(seen, nearest, (), nearest),
-                suggestions=(option,),
+                suggestions=((change,),),
             ),
         )
     miss = min(seen.misses, key=lambda miss: miss.over, default=None)
@@ -78,8 +78,8 @@ def _no_batch(seen: Survey) -> str:
     return f"a batch of {seen.job.global_batch_size} can't be made up by {numbers} GPU(s) with these choices"
 
 
-def _goals_missed(seen: Survey) -> tuple[str, Candidate, str]:
-    """The problem, the nearest plan, and the option that would admit it."""
+def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
+    """The problem, the nearest plan, and the change that would admit it."""
     goals, tokens = seen.goals, seen.tokens
     kinds = {miss.kind for _, miss in seen.beyond}
     amount = f"{_count(tokens)} tokens of {seen.job.model.name} ({seen.job.method})"
@@ -93,7 +93,7 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, str]:
             f"No plan trains {amount}{within} for ${goals.budget_usd:,.2f}; the cheapest is ${usd:,.2f}, "
             f"in {best.hours(tokens) or 0:,.1f} h on {best.what}"
         )
-        return problem, best, f"--budget-usd {math.ceil(usd)}"
+        return problem, best, Change("budget_usd", math.ceil(usd))
     if "deadline" in kinds:
         near = [found for found, miss in seen.beyond if miss.kind == "deadline"]
         best = min(near, key=lambda found: found.hours(tokens) or math.inf)
@@ -102,11 +102,11 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, str]:
             f"No plan trains {amount} within {goals.deadline_hours:g} h; the fastest takes {hours:,.1f} h "
             f"on {best.what}" + (f", for ${price:,.2f}" if price is not None else "")
         )
-        return problem, best, f"--deadline-hours {math.ceil(hours * 10) / 10:g}"
+        return problem, best, Change("deadline_hours", f"{math.ceil(hours * 10) / 10:g}")
     found, miss = seen.beyond[0]
     goal = "deadline" if miss.kind == "speed" else "budget"
     problem = f"{title(seen.job)} fits, but nothing says whether the {goal} is met; {miss}"
-    return problem, found, f"no --{'deadline-hours' if goal == 'deadline' else 'budget-usd'}"
+    return problem, found, Change("deadline_hours" if goal == "deadline" else "budget_usd")
 
 
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:
@@ -114,23 +114,22 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     free = Target(kind=target.kind)
     unlimited = Goals()
     wanted = best_or_none(job, free) if (free, unlimited) != (target, goals) else None
-    suggestions: list[str] = []
+    suggestions: list[Suggestion] = []
     if wanted is not None:
-        suggestions.append(f"--nodes {wanted.request.nodes} --instance-type {wanted.request.instance_type}")
+        machine = Change("resources.instance_type", wanted.request.instance_type)
+        suggestions.append((Change("resources.nodes", wanted.request.nodes), machine))
     suggestions += _other_machines(job, target, goals)
-    cli = target.kind == "catalogue" or bool(goals.cluster_nodes)
-    suggestions += smaller(job, lambda other: best_or_none(other, target, goals) is not None, cli=cli)
+    suggestions += smaller(job, lambda other: best_or_none(other, target, goals) is not None)
     suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
     return CannotFit(
         problem,
-        "It would run with " + ", or ".join(suggestions) + "." if suggestions else "",
         wanted=wanted,
         suggestions=tuple(suggestions),
         here=f"{len(seen.places)} machine types that go with the options given",
     )
 
 
-def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[str]:
+def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggestion]:
     """More of the same, or another GPU in the same number."""
     limited = target.gpus or target.nodes or goals.max_nodes or goals.max_gpus
     if limited:
@@ -142,52 +141,61 @@ def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[str]:
     if target.gpu and limited:
         other = best_or_none(job, replace(target, gpu=None), goals)
         if other is not None:
-            yield f'--gpu "{other.request.gpu}"'
+            yield (Change("resources.gpu", other.request.gpu),)
 
 
-def _numbers(plan: Plan) -> str:
-    return f"--nodes {plan.request.nodes} --gpus {plan.request.gpus_per_node}"
+def _numbers(plan: Plan) -> Suggestion:
+    request = plan.request
+    return (Change("resources.nodes", request.nodes), Change("resources.gpus", request.gpus_per_node))
 
 
-def smaller(job: Job, fits: Callable[[Job], bool], *, cli: bool) -> list[str]:
-    """Options that need less memory and would do; where no single one does, the first few together that do.
-
-    ``cli``: as ``finetune plan`` names them; otherwise as the flow does.
-    """
-    singles = [option for option, change in _changes(job, cli=cli) if fits(change(job))]
+def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
+    """What needs less memory and would do; where no single change does, the first few together that do."""
+    singles = [suggestion for suggestion, change in _leaner(job) if fits(change(job))]
     seq_len = _shorter(job, fits)
     if seq_len is not None:
-        singles.append(f"--seq-len {seq_len}")
+        singles.append((Change("seq_len", seq_len),))
     if singles:
         return singles
-    options: list[str] = []
-    for option, change in _changes(job, cli=cli):
-        if option == "--method lora":
+    together: Suggestion = ()
+    for suggestion, change in _leaner(job):
+        if suggestion == _LORA:
             continue  # QLoRA, which comes next, needs less
         job = change(job)
-        options.append(option)
-        if len(options) > 1 and fits(job):
-            return [" ".join(options)]
-    seq_len = _shorter(job, fits) if options else None
-    return [" ".join([*options, f"--seq-len {seq_len}"])] if seq_len is not None else []
+        several = bool(together)
+        together = (*together, *suggestion)
+        if several and fits(job):
+            return [together]
+    seq_len = _shorter(job, fits) if together else None
+    return [(*together, Change("seq_len", seq_len))] if seq_len is not None else []
 
 
-def _changes(job: Job, *, cli: bool) -> list[tuple[str, Callable[[Job], Job]]]:
-    """What would make the job smaller, as an option and as a change, from what costs least."""
-    found: list[tuple[str, Callable[[Job], Job]]] = []
+_LORA = (Change("method", "lora"),)
+
+
+def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
+    """What would make the job smaller, as options and as a function of jobs, from what costs least."""
     if job.activation_checkpointing is False:
-        option = "--checkpointing" if cli else "--set activation_checkpointing=true"
-        found.append((option, lambda job: replace(job, activation_checkpointing=True)))
+        checkpointing = Change("activation_checkpointing", True)
+        yield (checkpointing,), lambda job: replace(job, activation_checkpointing=True)
     if (job.micro_batch_size or 1) > 1:
-        found.append(("--micro-batch-size 1", lambda job: replace(job, micro_batch_size=1)))
+        yield (Change("micro_batch_size", 1),), lambda job: replace(job, micro_batch_size=1)
     if job.method == "full":
-        found.append(("--method lora", lambda job: replace(job, method="lora")))
+        yield _LORA, lambda job: replace(job, method="lora")
     quantised = as_qlora(job)
     if quantised is not None:
-        switched = quantised.engine != job.engine
-        engine = f" --engine {quantised.engine}" if switched else ""
-        found.append((f"--method qlora{engine}", lambda job: as_qlora(job) or job))
-    return found
+        yield tuple(_differences(job, quantised)), lambda job: as_qlora(job) or job
+
+
+def _differences(job: Job, quantised: Job) -> Iterator[Change]:
+    """What a user changes to get from one to the other; DeepSpeed's options go with DeepSpeed."""
+    yield Change("method", quantised.method)
+    if quantised.engine != job.engine:
+        yield Change("engine", quantised.engine)
+    if job.zero_stage is not None:
+        yield Change("zero.stage")
+    if job.offload != "none":
+        yield Change("zero.offload")
 
 
 def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:

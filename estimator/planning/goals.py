@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 from estimator.job import Job
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Goals:
                 raise UserError(
                     f"A {name} of {value:g} {'hours' if name == 'deadline' else 'USD'} says nothing without "
                     "the amount of training.",
-                    "Give the tokens of the whole job: --tokens.",
+                    ("Give the tokens of the whole job: ", Change("tokens"), "."),
                 )
         return None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import hardware
-from estimator.errors import CannotFit, UserError
+from estimator.changes import Suggestion
+from estimator.errors import CannotFit, Change, UserError
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
@@ -66,10 +67,21 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
         raise UserError(f"A plan for {target.kind} needs to know the machine.")
     if target.device == "cuda" and not machine.gpus:
         raise UserError(
-            "--device cuda: there is no NVIDIA GPU here that its driver reports.",
+            (
+                Change("resources.device", "cuda"),
+                ": there is no NVIDIA GPU here that its driver reports.",
+            ),
             "Ask the scheduler for nodes with GPUs."
             if target.kind == "allocation"
-            else "Use --device cpu, or --with kubernetes or --with batch.",
+            else (
+                "Use ",
+                Change("resources.device", "cpu"),
+                ", or ",
+                Change("with", "kubernetes"),
+                " or ",
+                Change("with", "batch"),
+                ".",
+            ),
         )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
@@ -95,7 +107,15 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
         raise UserError(
             f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
             f"this machine has {len(machine.gpus)}.",
-            "Ask for fewer with --gpus or --nodes, or use --with kubernetes.",
+            (
+                "Ask for fewer with ",
+                Change("resources.gpus"),
+                " or ",
+                Change("resources.nodes"),
+                ", or use ",
+                Change("with", "kubernetes"),
+                ".",
+            ),
         )
     counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes, n)]
     if not counts:
@@ -126,7 +146,7 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     if found is None:
         miss = searched.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
         raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the memory at hand: {miss}.")
-    reason = "as --device cpu says" if target.device == "cpu" else "no GPU here, and the model is small"
+    reason = "as asked" if target.device == "cpu" else "no GPU here, and the model is small"
     limit = f"the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters"
     why = [f"on {where(target)}'s CPU: {reason} ({limit})"]
     return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
@@ -134,16 +154,15 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
 
 def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     machine = target.machine
-    suggestions: list[str] = []
+    suggestions: list[Suggestion] = []
     anywhere = replace(target, kind="kubernetes", nodes=None, gpus=None, device="auto", machine=None)
     wanted = best_or_none(job, anywhere)
     if target.kind == "allocation":
-        suggestions = smaller(job, lambda other: _fits(other, target), cli=False)
+        suggestions = smaller(job, lambda other: _fits(other, target))
+        larger = "ask the scheduler for more or larger nodes: finetune plan says which would do."
         return CannotFit(
             problem,
-            "It would run with " + ", or ".join(suggestions) + ", or on more or larger nodes."
-            if suggestions
-            else "Ask the scheduler for more or larger nodes: finetune plan says which would do.",
+            f"Or {larger}" if suggestions else f"A{larger[1:]}",
             wanted=wanted,
             suggestions=tuple(suggestions),
             here=describe(machine) if machine else "",
@@ -151,20 +170,21 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     if target.kind != "local":
         return CannotFit(
             problem,
-            "Leave --device out: it is planned for GPUs then." if wanted is not None else "",
+            ("Leave ", Change("resources.device"), " out: it is planned for GPUs then.")
+            if wanted is not None
+            else "",
             wanted=wanted,
         )
     if wanted is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
         wanted = best_or_none(job, anywhere)
     if wanted is not None:
-        suggestions.append("--with kubernetes")
+        suggestions.append((Change("with", "kubernetes"),))
         if best_or_none(job, replace(anywhere, kind="batch")) is not None:
-            suggestions.append("--with batch")
-    suggestions += smaller(job, lambda other: _fits(other, target), cli=False)
+            suggestions.append((Change("with", "batch"),))
+    suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(
         problem,
-        "It would run with " + ", or ".join(suggestions) + "." if suggestions else "",
         wanted=wanted,
         suggestions=tuple(suggestions),
         here=describe(machine) if machine else "",

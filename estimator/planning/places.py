@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 from estimator.hardware import Gpu, Instance
 from estimator.job import Job, Target
 from estimator.planning.goals import Goals
@@ -99,7 +99,7 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
                 f"It has {', '.join(hardware.clouds())}.",
             )
         if target.kind == "batch" and cloud.lower() != "aws":
-            raise UserError(f"--cloud {cloud}: AWS Batch runs on aws only.")
+            raise UserError((Change("resources.cloud", cloud), ": AWS Batch runs on aws only."))
     if asked:
         return tuple(cloud.lower() for cloud in asked)
     if target.kind == "catalogue":
@@ -142,16 +142,20 @@ def _of_cluster(nodes: ClusterNodes, spot: bool) -> Place:
 
 
 def _none_left(target: Target, goals: Goals) -> UserError:
-    wishes = [f"--cloud {cloud}" for cloud in (*goals.clouds, target.cloud) if cloud]
-    wishes += [f"--instance-type {name}" for name in (*goals.instance_types, target.instance_type) if name]
-    wishes += [f"--gpu {target.gpu}"] if target.gpu else []
-    wishes += [f"--gpus {target.gpus}"] if target.gpus else []
+    given = [("cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
+    given += [("instance_type", name) for name in (*goals.instance_types, target.instance_type)]
+    given += [("gpu", target.gpu), ("gpus", str(target.gpus) if target.gpus else None)]
+    wishes: list[str | Change] = []
+    for name, value in given:
+        if value:
+            wishes += [" and "] if wishes else []
+            wishes.append(Change(f"resources.{name}", value))
     if goals.cluster_nodes:
         return UserError(
-            f"No NVIDIA GPU node of the cluster goes with {' and '.join(wishes) or 'the job'}.",
+            ("No NVIDIA GPU node of the cluster goes with ", *(wishes or ["the job"]), "."),
             "Leave one of them out, or see what the cluster has with finetune gpus --from-cluster.",
         )
     return UserError(
-        f"No machine of the instance table goes with {' and '.join(wishes) or target.kind}.",
+        ("No machine of the instance table goes with ", *(wishes or [target.kind]), "."),
         "Leave one of them out; estimator/data/instances.csv lists the machines.",
     )

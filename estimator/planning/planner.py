@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.errors import CannotFit, UserError
+from estimator.errors import CannotFit, Change, UserError
 from estimator.job import PARALLEL_ENGINES, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import ranking, survey
@@ -87,14 +87,20 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
     _check_world(job, target)
     if target.device == "cpu" and target.kind == "catalogue":
         raise UserError(
-            "--device cpu: machines are chosen for their GPUs.",
-            "Leave --device out, or name where it is to run.",
+            (Change("resources.device", "cpu"), ": machines are chosen for their GPUs."),
+            ("Leave ", Change("resources.device"), " out, or name where it is to run."),
         )
     if target.device == "cpu" and not target.at_hand:
-        for name, asked in (("gpu", target.gpu), ("instance-type", target.instance_type)):
+        for name, asked in (("gpu", target.gpu), ("instance_type", target.instance_type)):
             if asked is not None:
                 raise UserError(
-                    f"--device cpu and --{name} {asked} contradict each other.", "Give one of them."
+                    (
+                        Change("resources.device", "cpu"),
+                        " and ",
+                        Change(f"resources.{name}", asked),
+                        " contradict each other.",
+                    ),
+                    "Give one of them.",
                 )
         target = replace(target, machine=pod_of_cpus(target.gpus or 1))
     passed: list[Rejection] = []
@@ -151,7 +157,7 @@ def _check_world(job: Job, target: Target) -> None:
         raise UserError(
             f"tensor_parallel = {job.tensor_parallel} stays inside a node and does not divide its "
             f"{target.gpus} GPUs.",
-            "Give a multiple of it with --gpus.",
+            ("Give a multiple of it with ", Change("resources.gpus"), "."),
         )
     if not target.nodes and not target.gpus:
         return

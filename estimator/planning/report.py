@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 
+from estimator.changes import FINETUNE, Spelling, command_with
 from estimator.errors import CannotFit, UserError
 from estimator.plan import GIB, MIB, Layout, LearningRate, Plan
 
@@ -36,10 +37,13 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     return "\n".join(lines)
 
 
-def render_cannot_fit(error: CannotFit, argv_hint: str, width: int = 100) -> str:
+def render_cannot_fit(
+    error: CannotFit, argv_hint: str, width: int = 100, *, spelling: Spelling = FINETUNE
+) -> str:
     """What is missing, what there is, what it would take, and the commands that would work.
 
-    ``argv_hint`` is the command that was given; each suggestion is shown as that command with its options.
+    ``argv_hint`` is the command that was given; each suggestion is shown as that command with its changes,
+    spelled as the command takes them.
     """
     lines = textwrap.wrap(error.problem, width)
     if error.here:
@@ -47,38 +51,15 @@ def render_cannot_fit(error: CannotFit, argv_hint: str, width: int = 100) -> str
     if error.wanted is not None:
         lines += ["", "It needs, for instance:", render(error.wanted, width)]
     if error.suggestions:
+        try:
+            given = shlex.split(argv_hint)
+        except ValueError as unreadable:
+            raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
         lines += ["", "These would work:"]
-        lines += [f"  {_command(argv_hint, option)}" for option in error.suggestions]
+        lines += [
+            f"  {shlex.join(command_with(given, suggestion, spelling))}" for suggestion in error.suggestions
+        ]
     return "\n".join(lines)
-
-
-# Options that say something else than the one that is suggested
-_CONTRADICTS = {
-    "--instance-type": ("--gpu", "--gpus", "--cloud", "--max-nodes", "--max-gpus"),
-    "--gpus": ("--max-gpus", "--max-nodes"),
-}
-
-
-def _command(argv_hint: str, option: str) -> str:
-    """The command with the option added, or its value replaced where it was given."""
-    try:
-        words = shlex.split(argv_hint)
-        added = shlex.split(option)
-    except ValueError as error:
-        raise UserError(f"The command {argv_hint!r} can't be read: {error}.") from None
-    replaced = {word for word in added if word.startswith("--") and word != "--with"}
-    for word in added:
-        replaced |= set(_CONTRADICTS.get(word, ()))
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in replaced:
-            skip = True
-        elif word.split("=")[0] not in replaced:
-            kept.append(word)
-    return shlex.join(kept + added)
 
 
 def _where(plan: Plan) -> str:

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 from launchers.report.metrics import Metrics
 from launchers.settings import Settings
 
@@ -30,7 +30,7 @@ def check_installed(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise UserError(
-                f"--tracker {name}: the package {PACKAGES[name]} is not installed.",
+                (Change("tracker", name), f": the package {PACKAGES[name]} is not installed."),
                 f"pip install {PACKAGES[name]}",
             )
 

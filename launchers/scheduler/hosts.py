@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import secrets
 import shutil
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator import calibration
-from estimator.errors import CannotFit, UserError
+from estimator.errors import UserError, spelled_as
 from estimator.job import Machine, Target
 from estimator.models import ModelSpec
 from estimator.plan import GIB, MIB, Plan
@@ -29,6 +28,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.model_card import slug
 from launchers.models import weights
 from launchers.settings import Settings
+from launchers.spelling import SET
 
 # Settings that a run can be gone on from with other values; the data's own are in its fingerprint.
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
@@ -89,6 +89,11 @@ def planned(wanted: Settings, hosts: Sequence[Host], *, calibrated: bool = True)
 
     Raises UserError (CannotFit is one) in the words of ``python -m launchers``.
     """
+    with spelled_as(SET):
+        return _planned(wanted, hosts, calibrated=calibrated)
+
+
+def _planned(wanted: Settings, hosts: Sequence[Host], *, calibrated: bool) -> tuple[Plan, Settings]:
     spec = weights.spec_of(weights.resolve(wanted.model))
     asked = wanted.resources.nodes
     if asked is not None and asked != len(hosts):
@@ -97,12 +102,11 @@ def planned(wanted: Settings, hosts: Sequence[Host], *, calibrated: bool = True)
             "Leave resources.nodes empty, or give the scheduler that number.",
         )
     settings = pipeline.resolved(wanted, spec)
-    pipeline.check(settings, spec, spelling=pipeline.as_set)
+    pipeline.check(settings, spec)
     pipeline.check_files(settings)
     pipeline.check_installed(settings.engine)
     made = _plan(settings, spec, hosts, calibrated=calibrated)
-    otherwise = f"Use {pipeline.as_set('resources.gpus', 1)}."
-    pipeline.check_planned(settings, made, spec, spelling=pipeline.as_set, otherwise=otherwise)
+    pipeline.check_planned(settings, made, spec)
     needed = made.request.disk_mib * MIB
     for host in hosts:
         if host.machine.disk_free_bytes < needed:
@@ -120,19 +124,7 @@ def _plan(settings: Settings, spec: ModelSpec, hosts: Sequence[Host], *, calibra
     for line in problems:
         print(line, file=sys.stderr)
     job = pipeline.job_of(settings, spec, pipeline.known_steps(settings))
-    try:
-        return plan(job, pipeline.target_of(settings, target), calibration=known)
-    except CannotFit as error:
-        raise UserError(error.problem, as_sets(error.advice)) from None
-
-
-def as_sets(advice: str) -> str:
-    """Flags of the flow as ``python -m launchers`` takes them: ``--method lora``, ``--set method=lora``."""
-
-    def spelled(match: re.Match[str]) -> str:
-        return pipeline.as_set(match[1].replace("-", "_"), match[2])
-
-    return re.sub(r"--(?!set\b)([a-z-]+) ([\w.-]*\w)", spelled, advice)
+    return plan(job, pipeline.target_of(settings, target), calibration=known)
 
 
 def least(machines: Sequence[Machine]) -> Machine:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +52,28 @@ def test_a_model_that_cannot_fit_here_says_what_would_work(flow: Callable[..., F
     run = flow("run", "--model", "llama-8b", timeout=60)
     check_refused(run, "llama-8b", "--with kubernetes", "--with batch", "GiB")
     assert not (run.home / "cache" / "huggingface").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--model llama-8b",
+        "--model codestral --method lora --engine deepspeed --set zero.stage=3 --set zero.offload=cpu "
+        "--with kubernetes --gpu L4 --gpus 1 --nodes 1 --set seed=3",
+        "--model llama-8b --method lora --micro-batch-size 8 --set activation_checkpointing=false "
+        "--with batch --gpu L4 --gpus=1 --nodes 1",
+    ],
+)
+def test_the_commands_that_are_advised_work(flow: Callable[..., FlowRun], arguments: str) -> None:
+    refused = flow("run", *shlex.split(arguments), "--plan-only", timeout=60)
+    check_refused(refused, "These would work:")
+    offered = re.findall(r"^\s+python \S+finetune_flow.py (run .*)$", refused.output, re.MULTILINE)
+    assert len(offered) > 1
+    for command in offered:
+        words = shlex.split(command.partition(" --run-id-file")[0] + command.partition("run_id")[2])
+        accepted = flow(*words, timeout=60)
+        assert accepted.returncode == 0, f"{command}: {accepted.output}"
 
 
 @pytest.mark.parametrize(

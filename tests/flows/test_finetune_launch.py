@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from estimator import calibration
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 from estimator.models import find
 from flows import finetune_launch
 from launchers import settings
@@ -58,6 +58,16 @@ def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path
     dataset.write_text(dataset.read_text() + "{broken\n")
     with pytest.raises(UserError, match="line 61"):
         finetune_launch.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
+
+
+def test_advice_names_every_setting_as_the_flow_takes_it() -> None:
+    for name in settings.dotted_names():
+        flag, *value = finetune_launch.FLOW.words(Change(name, "x"))
+        if flag == "--set":
+            assert value == [f"{name}=x"]
+        else:
+            assert finetune_launch.FLAGS[flag.removeprefix("--").replace("-", "_")] == name
+            assert finetune_launch.FLOW.name(name) == flag
 
 
 def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

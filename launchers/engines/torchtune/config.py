@@ -39,7 +39,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
     reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(config_json, spec)
     if reason:
-        raise UserError(f"torchtune can't run this: {reason}.", "Try --engine deepspeed.")
+        raise UserError(f"torchtune can't run this: {reason}.", "Try --set engine=deepspeed.")
     values = {
         "output_dir": str(job.output_dir),
         "seed": settings.seed,

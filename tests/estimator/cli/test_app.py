@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from estimator.cli import app as program
 from estimator.cli.app import COMMANDS, app, load
-from estimator.errors import CannotFit, UserError
+from estimator.errors import CannotFit, Change, UserError
 from tests.decorators.flows.plans import make_plan
 
 HEAVY = ("torch", "metaflow", "transformers", "boto3", "kubernetes", "numpy", "altair", "psutil", "pynvml")
@@ -110,7 +110,8 @@ def test_a_users_mistake_is_two_lines_and_status_1(failing: list[BaseException])
 
 
 def test_what_can_not_fit_shows_the_command_that_would_work(failing: list[BaseException]) -> None:
-    failing.append(CannotFit("llama-70b does not fit.", suggestions=("--gpus 8",), here="1x L4 of 22.4 GiB"))
+    eight = (Change("resources.gpus", 8),)
+    failing.append(CannotFit("llama-70b does not fit.", suggestions=(eight,), here="1x L4 of 22.4 GiB"))
     done = run("models")
     assert done.exit_code == 1
     assert "llama-70b does not fit." in done.stderr

@@ -85,12 +85,42 @@ def test_a_mistake_is_told_in_a_line_without_a_traceback(text: str, words: str) 
     assert not result.stdout
 
 
-def test_the_commands_that_are_offered_work() -> None:
-    result = run("--model llama-70b --gpu L4 --max-gpus 4")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--model llama-70b --gpu L4 --max-gpus 4",
+        "--model llama-70b --method full --engine deepspeed --zero-stage 3 --offload cpu --gpu L4 --gpus 1",
+        "--model llama-8b --method lora --micro-batch-size=8 --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
+        "--model llama-8b --method lora --no-checkpointing --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
+        "--model llama-8b --tokens 1B --deadline-hours 0.5 --method lora",
+        "--model llama-8b --tokens 1B --budget-usd 1 --method lora",
+    ],
+)
+def test_the_commands_that_are_offered_work(text: str) -> None:
+    result = run(text)
     offered = [line for line in result.stderr.splitlines() if line.startswith("  finetune plan")]
     assert offered
     for line in offered:
         assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "advised"),
+    [
+        ("--method full --zero-stage 3", "--zero-stage 3 --engine deepspeed"),
+        ("--method full --engine deepspeed --zero-stage 0 --offload cpu", "--engine deepspeed --offload cpu"),
+        ("--engine torchtune --precision bf16-mixed", "--precision bf16"),
+        ("--engine torchtune --tp 2", "--engine torchtitan --tp 2"),
+        ("--micro-batch-size 3", "--micro-batch-size 3 --global-batch-size 15"),
+    ],
+)
+def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised: str) -> None:
+    refused = run(f"--model llama-8b {text}").stderr
+    named = set(re.findall(r"--[a-z-]+", refused))
+    known = set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["plan", "--help"]).stdout))
+    assert named
+    assert named <= known, refused
+    assert run(f"--model llama-8b {advised}").exit_code == 0
 
 
 def test_planning_loads_nothing_heavy() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, UserError, hardware
+from estimator.changes import FINETUNE, suggestion_in_words
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
@@ -77,7 +78,7 @@ def test_goals_that_nothing_meets_name_the_nearest_and_its_option_works(
     with pytest.raises(CannotFit) as caught:
         plans(LORA, ANY, goals)
     assert words in caught.value.problem
-    name, value = caught.value.suggestions[0].split()
+    name, value = suggestion_in_words(caught.value.suggestions[0], FINETUNE).split()
     assert name == option
     assert caught.value.wanted is not None
     looser = replace(goals, **{name.strip("-").replace("-", "_"): float(value)})
@@ -196,7 +197,7 @@ def test_what_nothing_fits_is_offered_what_would() -> None:
     large = replace(LORA, model=find("codestral"))
     with pytest.raises(CannotFit) as caught:
         plans(large, target)
-    offered = caught.value.suggestions
+    offered = [suggestion_in_words(suggestion, FINETUNE) for suggestion in caught.value.suggestions]
     assert "--method qlora" in offered
     for option in ("--instance-type", "--gpus", "--gpu "):
         assert any(option in line for line in offered)
@@ -207,8 +208,8 @@ def test_where_no_single_change_helps_several_together_are_offered() -> None:
     job = replace(LORA, seq_len=16384, micro_batch_size=4, activation_checkpointing=False)
     with pytest.raises(CannotFit) as caught:
         plans(job, target)
-    together = [option for option in caught.value.suggestions if option.startswith("--checkpointing --micro")]
-    assert len(together) == 1
+    offered = [suggestion_in_words(suggestion, FINETUNE) for suggestion in caught.value.suggestions]
+    assert len([words for words in offered if words.startswith("--checkpointing --micro-batch-size 1")]) == 1
 
 
 # The order itself

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import CannotFit, Job, Machine, Plan, Target, UserError, hardware, plan
+from estimator.changes import Change
 from estimator.models import find
 from estimator.plan import GIB, Override
+from launchers.spelling import SET
 
 LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 CLUSTER = Target(kind="kubernetes")
@@ -131,7 +133,7 @@ def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
     error = caught.value
     assert "8.0 billion" in error.problem
     assert "no GPU" in error.here
-    assert error.suggestions[:2] == ("--with kubernetes", "--with batch")
+    assert error.suggestions[:2] == ((Change("with", "kubernetes"),), (Change("with", "batch"),))
     assert error.wanted is not None
     assert error.wanted.prediction.memory.fits
     big = replace(LAPTOP, ram_bytes=512 * GIB)
@@ -146,8 +148,8 @@ def test_cpus_asked_for_are_refused_by_memory_only() -> None:
 def test_a_gpu_too_small_for_lora_is_offered_qlora() -> None:
     with pytest.raises(CannotFit) as caught:
         plan(job_of("codestral", method="lora"), Target(machine=with_gpus("NVIDIA L4", 1)))
-    offered = caught.value.suggestions
-    assert offered[:3] == ("--with kubernetes", "--with batch", "--method qlora")
+    elsewhere = ((Change("with", "kubernetes"),), (Change("with", "batch"),))
+    assert caught.value.suggestions[:3] == (*elsewhere, (Change("method", "qlora"),))
     assert "% over" in caught.value.problem
 
 
@@ -155,7 +157,7 @@ def test_qlora_is_offered_on_torchtune_to_a_user_of_deepspeed() -> None:
     job = job_of("codestral", method="lora", engine="deepspeed")
     with pytest.raises(CannotFit) as caught:
         plan(job, Target(machine=with_gpus("NVIDIA L4", 1)))
-    assert "--method qlora --engine torchtune" in caught.value.suggestions
+    assert (Change("method", "qlora"), Change("engine", "torchtune")) in caught.value.suggestions
 
 
 def test_local_gpus_are_all_used_as_far_as_they_divide_the_batch() -> None:
@@ -209,7 +211,7 @@ def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_on
         ({"gpu": "H300"}, "no GPU 'H300'"),
         ({"instance_type": "p9.xlarge"}, "no instance type 'p9.xlarge'"),
         ({"cloud": "mars"}, "no cloud 'mars'"),
-        ({"gpu": "H100 SXM", "cloud": "lambda"}, "--cloud lambda and --gpu H100 SXM"),
+        ({"gpu": "H100 SXM", "cloud": "lambda"}, "--cloud lambda and --gpu 'H100 SXM'"),
         ({"gpus": 32}, "--gpus 32"),
         ({"gpu": "MI300X"}, "--gpu MI300X"),
         ({"device": "cpu", "gpu": "L4"}, "--device cpu and --gpu L4 contradict"),
@@ -258,9 +260,12 @@ def test_gpus_that_a_machine_lacks_are_refused() -> None:
 
 
 def test_cannot_fit_travels_between_processes() -> None:
-    error = CannotFit("no", "do", suggestions=("--with batch",), here="a laptop")
+    batch = (Change("with", "batch"),)
+    error = CannotFit(("no ", Change("zero.stage", 3)), "do", suggestions=(batch,), here="a laptop")
+    error.spell(SET)
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
-    assert (copy.problem, copy.suggestions, copy.here) == ("no", ("--with batch",), "a laptop")
+    assert (copy.problem, copy.suggestions, copy.here) == ("no --set zero.stage=3", (batch,), "a laptop")
+    assert (str(copy), copy.advice) == (str(error), error.advice)
 
 
 # Properties

@@ -3,6 +3,7 @@
 import pytest
 
 from estimator import CannotFit, Job, Machine, Override, Target, plan, render, render_cannot_fit
+from estimator.changes import Change
 from estimator.models import find
 from estimator.plan import GIB
 
@@ -46,7 +47,7 @@ def test_a_job_that_does_not_fit_shows_what_it_needs_and_the_commands_that_would
 
 
 def test_a_suggested_value_replaces_the_one_that_was_given() -> None:
-    error = CannotFit("no", suggestions=("--method qlora",))
+    error = CannotFit("no", suggestions=((Change("method", "qlora"),),))
     for given in ("--method lora", "--method=lora"):
         text = render_cannot_fit(error, f"python flow.py run {given} --nodes 1")
         assert "python flow.py run --nodes 1 --method qlora" in text

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.job import Machine
 from estimator.plan import GIB
 from launchers import settings
-from launchers.scheduler.hosts import Host, Start, as_sets, least, planned, prepared
+from launchers.__main__ import app
+from launchers.scheduler.hosts import Host, Start, least, planned, prepared
 from launchers.scheduler.ownership import Ownership
 
 SMALL = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -75,11 +80,36 @@ def test_what_an_engine_cannot_do_is_said_in_settings() -> None:
     assert caught.value.advice == "Use --set engine=torchtune."
 
 
-def test_flags_of_the_flow_become_settings() -> None:
-    said = "It would run with --method qlora --engine torchtune, or --seq-len 512, or --set a=b."
-    assert as_sets(said) == (
-        "It would run with --set method=qlora --set engine=torchtune, or --set seq_len=512, or --set a=b."
-    )
+CODESTRAL = {"model": "codestral", "method": "lora", "engine": "deepspeed", "global_batch_size": 16}
+ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
+
+
+@pytest.mark.parametrize(
+    ("values", "machine"),
+    [
+        ({"model": "llama-70b", "global_batch_size": 32}, LARGE),
+        ({"model": "llama-8b", "engine": "deepspeed", "zero": {"stage": 3, "offload": "cpu"}}, ONE_GPU),
+        ({**CODESTRAL, "zero": {"stage": 3}}, ONE_GPU),
+        ({"model": "llama-8b", "method": "lora", "seq_len": 8192, "micro_batch_size": 8}, ONE_GPU),
+        ({"model": "tiny-llama", "zero": {"stage": 3}}, SMALL),
+        ({"model": "tiny-llama", "seq_len": 9999}, SMALL),
+        ({"model": "mixtral-8x7b", "method": "lora"}, replace(LARGE, ram_bytes=4000 * GIB)),
+        ({"method": "qlora", "engine": "deepspeed"}, SMALL),
+    ],
+)
+def test_every_option_that_is_advised_is_one_that_python_m_launchers_takes(
+    values: dict[str, Any], machine: Machine
+) -> None:
+    """Each advice is parsed as the command's own words, and with it the plan is made."""
+    with pytest.raises(UserError) as caught:
+        planned(settings.build(values), hosts(machine), calibrated=False)
+    assert not re.search(r"--(?!set\b)", caught.value.advice)
+    offered = re.findall(r"(?:(?:--set \S+[^\s,.]) ?)+", caught.value.advice)
+    assert offered, caught.value.advice
+    for words in offered:
+        context = typer.main.get_command(app).make_context("launchers", shlex.split(words))
+        better = settings.build(values, context.params["overrides"])
+        assert planned(better, hosts(machine), calibrated=False)
 
 
 def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_another_run(

@@ -1,0 +1,127 @@
+"""Options that advice names, as data: each front door spells them as it takes them.
+
+An option is named as in a run's settings (``seq_len``, ``zero.stage``, ``resources.gpus``); goals of
+``finetune plan`` by their field (``budget_usd``), Metaflow's backend as ``with``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Another value for an option. Without a value: the option by its name, or left out of a command."""
+
+    option: str
+    value: object = None
+
+
+Text = str | tuple[str | Change, ...]
+"""A sentence in which options stand as data."""
+
+Suggestion = tuple[Change, ...]
+"""Changes that belong together: what would work when all of them are made."""
+
+
+class Spelling(Protocol):
+    """How one front door writes its options."""
+
+    def name(self, option: str) -> str:
+        """The option alone, as in a sentence."""
+        ...
+
+    def words(self, change: Change) -> tuple[str, ...]:
+        """What is added to the command line; nothing where the option is to be left out."""
+        ...
+
+
+class FinetuneOptions:
+    """The options of ``finetune``, which are also those of a Job."""
+
+    _NAMES: ClassVar = {
+        "activation_checkpointing": "--checkpointing",
+        "zero.offload": "--offload",
+        "optimizer.name": "--optimizer",
+        "tensor_parallel": "--tp",
+        "context_parallel": "--cp",
+        "pipeline_parallel": "--pp",
+        "expert_parallel": "--ep",
+    }
+
+    def name(self, option: str) -> str:
+        plain = option.removeprefix("resources.").replace(".", "-").replace("_", "-")
+        return self._NAMES.get(option, f"--{plain}")
+
+    def words(self, change: Change) -> tuple[str, ...]:
+        name = self.name(change.option)
+        if change.value is None:
+            return ()
+        if isinstance(change.value, bool):
+            return (name if change.value else f"--no-{name.removeprefix('--')}",)
+        return (name, str(change.value))
+
+
+FINETUNE: Spelling = FinetuneOptions()
+
+
+def in_words(text: Text, spelling: Spelling) -> str:
+    """The sentence as one front door says it."""
+    if isinstance(text, str):
+        return text
+    return "".join(part if isinstance(part, str) else _spelled(part, spelling) for part in text)
+
+
+def suggestion_in_words(suggestion: Suggestion, spelling: Spelling) -> str:
+    """The changes of one suggestion, as one front door writes them: "--method qlora --engine torchtune"."""
+    added = [shlex.join(words) for change in suggestion if (words := spelling.words(change))]
+    left_out = [spelling.name(change.option) for change in suggestion if not spelling.words(change)]
+    return " ".join([*added, *(f"{'and ' if added else ''}no {name}" for name in left_out)])
+
+
+def command_with(command: Sequence[str], suggestion: Suggestion, spelling: Spelling) -> list[str]:
+    """The words of a command line with the changes made in it, and what contradicts them left out."""
+    changed = {change.option for change in suggestion}
+    dropped = {spelling.name(option) for option in (*changed, *_contradicting(suggestion))}
+    kept: list[str] = []
+    number = 0
+    while number < len(command):
+        name, equals, value = command[number].partition("=")
+        apart = not equals and command[number + 1 : number + 2]
+        if name == "--set":
+            value = command[number + 1] if apart else value
+            drop = value.partition("=")[0] in changed
+        else:
+            drop = name in dropped
+        width = 2 if apart and (name == "--set" or (drop and not apart[0].startswith("--"))) else 1
+        if not drop:
+            kept += command[number : number + width]
+        number += width
+    return kept + [word for change in suggestion for word in spelling.words(change)]
+
+
+def _spelled(change: Change, spelling: Spelling) -> str:
+    if change.value is None:
+        return spelling.name(change.option)
+    return shlex.join(spelling.words(change))
+
+
+# Options that say something else than the one that is changed
+_CONTRADICTS = {
+    "resources.instance_type": (
+        "resources.gpu",
+        "resources.gpus",
+        "resources.cloud",
+        "max_nodes",
+        "max_gpus",
+    ),
+    "resources.gpus": ("max_gpus", "max_nodes"),
+}
+
+
+def _contradicting(changes: Iterable[Change]) -> set[str]:
+    given = {change.option for change in changes}
+    return {other for option in given for other in _CONTRADICTS.get(option, ())} - given
