@@ -15,7 +15,7 @@ from pathlib import Path
 
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
-from launchers import remote
+from estimator import remote
 from launchers.dataset import sources
 from launchers.models import weights
 from launchers.models.files import check_complete

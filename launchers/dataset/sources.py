@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from estimator import remote
 from estimator.errors import UserError
-from launchers import remote
 from launchers.dataset import python_docs
 
 BUILT_IN = "python-docs"

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from estimator import models
+from estimator import models, remote
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import GIB
-from launchers import full_disk, remote
+from launchers import full_disk
 from launchers.models.files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted, read_config
 
 TINY = "tiny-llama"

@@ -511,7 +511,7 @@ class TestS3:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(type(bucket), "download_file", fail, raising=False)
-        monkeypatch.setattr("launchers.remote.s3_client", lambda: bucket)
+        monkeypatch.setattr("estimator.remote.s3_client", lambda: bucket)
         with pytest.raises(UserError, match="No space left"):
             weights.fetch(resolve("s3://models/tiny"), tmp_path / "m")
         assert list((tmp_path / "m").iterdir()) == []
