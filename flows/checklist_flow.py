@@ -26,7 +26,7 @@ from flows import checklist_launch, checklist_steps
 from flows.checklist_card import draw
 from flows.checklist_steps import Node
 from flows.finetune_node import choose_ports
-from flows.workdir import work_folder
+from launchers.workdir import work_folder
 
 CARD_ID = "checklist"
 

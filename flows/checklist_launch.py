@@ -30,7 +30,7 @@ from decorators.node_request import LAUNCH_VARIABLE, PRIORITY_VARIABLE, Asked
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.plan import Request
-from flows import workdir
+from launchers import workdir
 
 DEFAULTS: dict[str, Any] = {
     "nodes": 2,

@@ -20,9 +20,9 @@ from estimator.job import Job, Machine, Target
 from estimator.plan import GIB, MIB, Plan
 from estimator.planning.planner import CannotFit, plan
 from estimator.planning.report import render, render_cannot_fit
-from flows import checklist_gate, staging, workdir
+from flows import checklist_gate, finetune_artifacts
 from flows.checklist_gate import Checked
-from launchers import settings
+from launchers import settings, workdir
 from launchers.models import weights
 from launchers.pipeline import (
     DEFAULT_SEQ_LEN,
@@ -158,7 +158,7 @@ def _plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         check_installed(wanted.engine)
         _check_disk(made)
     else:
-        staging.stage(wanted)
+        finetune_artifacts.stage(wanted)
     return made
 
 

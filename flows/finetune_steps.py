@@ -13,9 +13,8 @@ from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, s
 from decorators._metaflow import user_errors
 from decorators.gpu_profile import current_plan, gpu_profile
 from decorators.storage import datastore, origin_run_ids
-from flows import finetune_artifacts, finetune_launch, staging
+from flows import finetune_artifacts, finetune_launch
 from flows.finetune_node import Inputs, train_on_node
-from flows.workdir import work_folder
 from launchers.cluster.channel import NodeAddress
 from launchers.dataset import prepare as preparation
 from launchers.dataset import render, rows
@@ -24,6 +23,7 @@ from launchers.evaluate import EvaluationRequest, evaluate
 from launchers.report.metrics import summarise
 from launchers.settings import Settings, dotted_names, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle
+from launchers.workdir import work_folder
 
 
 def knob(name: str, kind: type = str) -> Any:
@@ -117,11 +117,13 @@ class FinetuneSteps(FlowSpec):
             self.plan = finetune_launch.agreed(current_plan(), wanted)
             self.used_settings = finetune_launch.resolved(wanted, self.spec).model_dump(mode="json")
             print(finetune_launch.one_line(self.plan))
-            self.conversations = rows.read(staging.dataset_file(wanted.dataset, work / "dataset"))
+            self.conversations = rows.read(finetune_artifacts.dataset_file(wanted.dataset, work / "dataset"))
             print(f"{wanted.dataset}: {len(self.conversations):,} rows, all of them well-formed")
             self.held_out = []
             if wanted.evaluation.dataset:
-                self.held_out = rows.read(staging.dataset_file(wanted.evaluation.dataset, work / "held_out"))
+                self.held_out = rows.read(
+                    finetune_artifacts.dataset_file(wanted.evaluation.dataset, work / "held_out")
+                )
         self.next(self.prepare)
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters)
