@@ -37,6 +37,7 @@ from tests.lab.memory_limits import MemoryLimit
 
 __all__ = ["Exit", "Hub", "Pod", "PodSpec", "missing"]
 
+ROOT = Path(__file__).parents[2]
 ADDRESS = "198.18.0.1"  # of the range for tests (RFC 2544): it can't be anybody's
 HOME = "/tmp/home"
 PYTHON = "/tmp/python"
@@ -160,7 +161,7 @@ class Pod:
         mounts += [["mount", "--bind", str(own.parent / name), f"/etc/{name}"] for name in Hub.ETC]
         (tmp / "python").mkdir()
         mounts.append(["mount", "--bind", str(own.parent / "python"), str(tmp / "python")])
-        for folder in _below_tmp(sysconfig.get_path("purelib"), sys.base_prefix):
+        for folder in folders_below_tmp():
             kept = tmp / folder.relative_to("/tmp")
             kept.mkdir(parents=True, exist_ok=True)
             mounts.append(["mount", "--bind", str(folder), str(kept)])
@@ -241,8 +242,13 @@ class Pod:
             self._left, self._exit = left, ended
 
 
-def _below_tmp(*folders: str) -> list[Path]:
-    return [Path(folder) for folder in folders if Path(folder).is_relative_to("/tmp")]
+def folders_below_tmp() -> list[Path]:
+    """This clone and Python where they lie below /tmp: a pod, which has its own, sees them all the same."""
+    folders: list[Path] = []
+    for folder in sorted(map(Path, {str(ROOT), sysconfig.get_path("purelib"), sys.base_prefix})):
+        if folder.is_relative_to("/tmp") and not any(map(folder.is_relative_to, folders)):
+            folders.append(folder)
+    return folders
 
 
 class Hub:
