@@ -1,5 +1,7 @@
 """What a cluster does to a run: it goes on from its last checkpoint, or ends soon, says why, leaves no pod.
 
+The runs are real but for their ranks (tests.lab.small_engine); test_on_a_control_plane.py trains on pods.
+
 The limits are for a machine that does ten other things: what matters is that there is an end at all.
 """
 
@@ -26,10 +28,11 @@ from tests.lab import faulty_proxy
 from tests.lab.api import Json
 from tests.lab.control_plane import jobset_definition, wait_for
 from tests.lab.kubelet import Node
+from tests.lab.small_engine import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS, EVERY = 48, 4
+STEPS, EVERY = 80, 5
 LIMIT_S = 1500
 END_S = 240  # for what ends at the first step of a flow
 GONE_S = 30  # for how long the API server is away
@@ -37,11 +40,12 @@ ON_CPUS = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
 SHORT = [
     f"--max-steps={STEPS}",
     f"--checkpoint-every={EVERY}",
-    "--epochs=4",
+    "--epochs=7",
     "--global-batch-size=4",
     "--seq-len=128",
     "--set=evaluation.generations=0",
     "--set=evaluation.fraction=0.1",
+    *(f"--set={value}" for value in SMALL),
 ]
 
 

@@ -32,7 +32,7 @@ from typing import IO, Any, Literal
 import psutil
 
 from tests.checklist.netns import do, missing
-from tests.lab import guardian
+from tests.lab import guardian, small_engine
 from tests.lab.memory_limits import MemoryLimit
 
 __all__ = ["Exit", "Hub", "Pod", "PodSpec", "missing"]
@@ -312,6 +312,7 @@ class Hub:
         (own,) = (python / "lib").glob("python*/site-packages")
         # Folders named by a .pth file are not searched for more of them: an editable install isn't found.
         (own / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        small_engine.install(own)  # for runs that ask for it
         self._write_hosts()
 
     def _write_hosts(self) -> None:

@@ -1,4 +1,7 @@
-"""The shipped sbatch scripts on a real Slurm: two nodes train, are stopped, are lost, and go on."""
+"""The shipped sbatch scripts on a real Slurm: two nodes train, are stopped, are lost, and go on.
+
+The ranks of the run that is stopped don't train (tests.lab.small_engine).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_sums
+from tests.lab import small_engine
+from tests.lab.small_engine import SMALL
 from tests.slurm.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +39,7 @@ def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", 
         "FINETUNE_WORK_DIR": str(shared / "work"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{small_engine.install(shared / 'site')}",
     }
     return slurm.submit("--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **more)
 
@@ -79,7 +84,9 @@ def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
     steps = ("--set", "epochs=10", "--set", "max_steps=60", "--set", "checkpoint_every=5")
     nothing_held_out = ("--set", "evaluation.fraction=0", "--set", "evaluation.generations=0")
     data = ("--set", f"dataset={shared / 'sums.jsonl'}")
-    job = submit(slurm, shared, *QUICK, *steps, *nothing_held_out, *data, "--output", str(output))
+    small = [word for value in SMALL for word in ("--set", value)]
+    arguments = (*QUICK, *steps, *nothing_held_out, *small, *data, "--output", str(output))
+    job = submit(slurm, shared, *arguments)
 
     wait_for_checkpoint(slurm, job, output, attempt=0)
     slurm.command("scancel", "--signal=USR1", str(job))  # what --signal=USR1@180 does before the time limit

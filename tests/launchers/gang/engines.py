@@ -1,9 +1,13 @@
-"""Engines that train nothing, to break a gang in every way. ``settings.engine_options`` has their orders."""
+"""Engines that train nothing, to break a gang in every way. ``settings.engine_options`` has their orders.
+
+``Steps`` also runs whole flows, in tests of what a cluster does to a run (tests.lab.small_engine).
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +18,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.gang.job import TrainJob
-from launchers.gang.rank import RankEnv, checkpoint_part_done
+from launchers.gang.rank import RankEnv, checkpoint_part_done, scheduler_name
 from launchers.report.telemetry import DistInfo, Phase, Step, Writer
 
 
@@ -39,7 +43,7 @@ class Stepper:
                 host="here",
                 device="cpu",
                 backend="none",
-                scheduler="local",
+                scheduler=scheduler_name(),
                 engine="stepper",
                 pid=os.getpid(),
             )
@@ -113,3 +117,24 @@ class Gloo(Stepper):
                 misbehave(orders["do"], job)
             dist.all_reduce(value)
         dist.destroy_process_group()
+
+
+class Steps(Stepper):
+    """What a run on torchtune looks like from outside: it goes on from its checkpoint and leaves a model.
+
+    The state of each rank is in each checkpoint, so one that arrives wrong or not whole ends the run.
+    """
+
+    def train(self, job: TrainJob) -> None:
+        env = RankEnv.read()
+        if job.resume_dir is not None:
+            for rank in range(env.world_size):
+                state = (job.resume_dir / f"state-{rank}.bin").read_bytes()
+                if state != b"%d" % job.start_step * 1000:
+                    raise ValueError(f"the checkpoint of step {job.start_step} has not rank {rank}'s state")
+        super().train(job)
+        if env.rank == 0:
+            final = job.output_dir / "epoch_0"
+            final.mkdir(parents=True)
+            for weights in job.model_dir.glob("*.safetensors"):
+                shutil.copyfile(weights, final / weights.name)
