@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,10 +17,17 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
+
+from tests.conftest import write_sums
 
 FLOW = Path(__file__).parents[2] / "flows" / "finetune_flow.py"
+STEPS = 24
+EVERY = 3  # steps from checkpoint to checkpoint
 QUICK = [
-    "--max-steps=8",
+    f"--max-steps={STEPS}",
+    f"--checkpoint-every={EVERY}",
+    "--epochs=2",
     "--global-batch-size=4",
     "--seq-len=128",
     "--set=evaluation.generations=1",
@@ -101,31 +112,64 @@ def start_flow(home: Path, arguments: list[str], **more: str) -> subprocess.Pope
         )
 
 
+def run_flow(home: Path, *arguments: str, timeout: float = 400, **more: str) -> FlowRun:
+    """Run the flow in the folder ``home`` to its end; no process may be left."""
+    began = time.monotonic()
+    process = start_flow(home, list(arguments), **more)
+    try:
+        process.wait(timeout)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    ended = FlowRun(
+        home=home,
+        environment=environment(home, **more),
+        returncode=process.returncode,
+        output=(home / "log").read_text(),
+        seconds=time.monotonic() - began,
+    )
+    assert left_behind(home) == []
+    return ended
+
+
 @pytest.fixture
 def flow(tmp_path: Path) -> Iterator[Callable[..., FlowRun]]:
     """``flow("run", "--model", "tiny-llama", timeout=300)`` runs to the end; no process may be left."""
-
-    def run(*arguments: str, timeout: float = 400, **more: str) -> FlowRun:
-        began = time.monotonic()
-        process = start_flow(tmp_path, list(arguments), **more)
-        try:
-            process.wait(timeout)
-        finally:
-            if process.poll() is None:
-                process.kill()
-        ended = FlowRun(
-            home=tmp_path,
-            environment=environment(tmp_path, **more),
-            returncode=process.returncode,
-            output=(tmp_path / "log").read_text(),
-            seconds=time.monotonic() - began,
-        )
-        assert left_behind(tmp_path) == []
-        return ended
-
-    yield run
+    yield functools.partial(run_flow, tmp_path)
     for process in left_behind(tmp_path, wait_s=0):
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int], FlowRun]:
+    """``finished_run("torchtune", "lora", 2)``: an undisturbed run of that engine and method on two nodes.
+
+    It is trained once, with the settings ``QUICK`` on the rows of ``write_sums``, by whichever of pytest's
+    processes asks first. Its folder is for reading only.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # which all workers share
+    runs = base / "finished-runs"
+    runs.mkdir(exist_ok=True)
+
+    def run(engine: str, method: str, nodes: int) -> FlowRun:
+        home = runs / f"{engine}-{method}-{nodes}"
+        ended = home.with_suffix(".json")
+        with FileLock(home.with_suffix(".lock"), timeout=500):
+            if not ended.exists():
+                shutil.rmtree(home, ignore_errors=True)  # of a process that was killed while it trained
+                home.mkdir()
+                chosen = [f"--engine={engine}", f"--method={method}", f"--nodes={nodes}"]
+                data = write_sums(home / "sums.jsonl")
+                trained = run_flow(home, "run", *chosen, f"--dataset={data}", *QUICK)
+                ended.write_text(json.dumps({**dataclasses.asdict(trained), "home": str(home)}))
+        values = json.loads(ended.read_text())
+        finished = FlowRun(**{**values, "home": home})
+        assert finished.returncode == 0, finished.output
+        return finished
+
+    return run
 
 
 def left_behind(home: Path, wait_s: float = 15) -> list[psutil.Process]:

@@ -18,17 +18,14 @@ from typing import Any, Literal
 
 import psutil
 
-from tests.flows.conftest import environment, left_behind, start_flow
+from tests.flows.conftest import EVERY, QUICK, STEPS, environment, left_behind, start_flow
+
+__all__ = ["EVERY", "QUICK", "SHORT", "STEPS"]
 
 Who = Literal["rank", "agent", "worker task", "control task", "scheduler"]
 Moment = Literal["at the start", "in the middle", "in a checkpoint"]
 
-STEPS = 24
-EVERY = 3  # steps from checkpoint to checkpoint
-SHORT = (
-    f"--epochs=2 --max-steps={STEPS} --checkpoint-every={EVERY} --global-batch-size=4 --seq-len=128 "
-    "--set=evaluation.generations=0 --set=evaluation.fraction=0.1"
-).split()
+SHORT = (*QUICK, "--set=evaluation.generations=0")  # the steps and losses of QUICK
 READ_OUTCOME = """
 import pickle, sys
 from metaflow import Run, namespace

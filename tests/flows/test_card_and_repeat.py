@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import charts, first_screen, needs_browser, rows_with, widest, words
-from tests.flows.conftest import QUICK, FlowRun
+from tests.flows.conftest import STEPS, FlowRun
 
 pytestmark = pytest.mark.slow
 
@@ -17,19 +17,19 @@ MEASURED_GREEN, UPPER_BOUND_RED = (0x54, 0xA2, 0x4B), (0xE4, 0x57, 0x56)
 
 @needs_browser
 def test_the_card_of_the_main_job_and_its_repetition(
-    flow: Callable[..., FlowRun], dataset: Path, tmp_path: Path
+    finished_run: Callable[[str, str, int], FlowRun], flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
-    run = flow("run", "--dataset", str(dataset), "--lr", "2e-3", *QUICK)
-    assert run.returncode == 0, run.output
+    run = finished_run("torchtune", "full", 1)
     first, run_id = run.artifacts(), run.run_id
     task = run.output.split(f"[{run_id}/train/")[1].split(" ")[0]
-    got = flow("card", "get", f"{run_id}/train/{task}", "card.html", "--id", "finetune", timeout=60)
+    card = ["card", "get", f"{run_id}/train/{task}", "card.html", "--id", "finetune"]
+    got = flow(*card, timeout=60, METAFLOW_DATASTORE_SYSROOT_LOCAL=str(run.home))
     assert got.returncode == 0, got.output
     page = tmp_path / "card.html"
     text = words(page)
     assert "tiny-llama \u00b7 full \u00b7 torchtune \u00b7 1 node x 1 CPU process" in text
     assert "Finished in" in text
-    assert "step 8 of 8" in text
+    assert f"step {STEPS} of {STEPS}" in text
     assert charts(page) >= 3
     seen = first_screen(page)  # predicted beside measured, before any scrolling
     assert widest(seen, MEASURED_GREEN) > 100
