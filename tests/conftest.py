@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-from collections import Counter
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,17 +13,40 @@ import pytest
 
 from tests.lab import control_plane as lab
 
+# The longest first, by seconds measured: a file that is begun last keeps the other worker waiting.
+LONGEST = (
+    "kubernetes/test_faults.py",
+    "flows/test_faults.py",
+    "kubernetes/test_on_a_control_plane.py",
+    "batch/test_faults.py",
+    "batch/test_on_batch.py",
+    "launchers/engines/deepspeed/test_train.py",
+    "flows/test_main_job.py",
+    "slurm/test_slurm.py",
+    "checklist/run/test_cluster_faults.py",
+    "launchers/gang/test_faults.py",
+    "flows/test_out_of_memory.py",
+    "launchers/engines/torchtune/test_recipe.py",
+    "flows/test_checklist_flow.py",
+    "kubernetes/test_checklist_faults.py",
+    "decorators/test_gpu_profile.py",
+)
+
 
 def pytest_configure() -> None:
-    """A shell's background job ignores Ctrl-C, and so would all that the tests start."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    """What all that the tests start inherits: Ctrl-C is heard, and a module is compiled once."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of Pythons would compile all anew
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests go first: one that is begun last keeps the other worker waiting."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    """The order of files: ``LONGEST``, then those with slow tests, then the others."""
+    folder = Path(__file__).parent
+    ranks = {folder / name: rank for rank, name in enumerate(LONGEST)}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), item.path not in slow))
 
 
 def write_sums(path: Path) -> Path:

@@ -142,7 +142,6 @@ def third(home: Path, second: Run) -> Run:
     return _flow(home, "run", "--nodes", "1", "--gpus-per-node", "2", "--skip", "gemm,hbm,storage,datastore")
 
 
-@pytest.mark.slow
 def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
     first: Run, record_property: Callable[[str, object], None]
 ) -> None:

@@ -39,15 +39,26 @@ def test_a_workflow_may_only_read_unless_a_job_says_more(file: Path) -> None:
 
 def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() -> None:
     ci = jobs(ROOT / ".github" / "workflows" / "ci.yml")
-    assert ci["test"]["steps"][-1] == {"run": "bash .ci/run"}
+    assert ci["fast"]["steps"][-1] == {"run": "bash .ci/run fast"}
+    assert ci["slow"]["steps"][-1] == {"run": "bash .ci/run slow ${{ matrix.shard }}"}
     script = (ROOT / ".ci" / "run").read_text()
     (command,) = re.findall(r"^(python3 -m venv .* pytest)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert command in script
+    assert ".venv/bin/python -m pytest -m slow" in script
 
 
-def test_every_version_of_python_that_the_project_allows_is_tested() -> None:
-    ci = jobs(ROOT / ".github" / "workflows" / "ci.yml")
-    tested = {*ci["python"]["strategy"]["matrix"]["version"], ci["test"]["container"]["image"][7:11]}
+def test_every_file_with_slow_tests_is_in_one_shard() -> None:
+    shards = jobs(ROOT / ".github" / "workflows" / "ci.yml")["slow"]["strategy"]["matrix"]["shard"]
+    places = [ROOT / place for shard in shards for place in shard.split()]
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        if "mark.slow" in file.read_text():
+            assert len([place for place in places if file.is_relative_to(place)]) == 1, file
+    assert all(place.exists() for place in places)
+
+
+@pytest.mark.parametrize("job", ["fast", "slow"])
+def test_every_version_of_python_that_the_project_allows_is_tested(job: str) -> None:
+    tested = jobs(ROOT / ".github" / "workflows" / "ci.yml")[job]["strategy"]["matrix"]["version"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     allowed = SpecifierSet(project["requires-python"])
-    assert tested == {f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed}
+    assert tested == [f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed]

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from checklist.result import Result
 
 WHY_NOT = netns.missing()
-pytestmark = [
-    pytest.mark.skipif(WHY_NOT is not None, reason=f"no separate hosts here: {WHY_NOT}"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no separate hosts here: {WHY_NOT}")
 
 NETWORK = ("--only", "ranks,interface,hostname,mesh,pairs")
 COLLECTIVES = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60")
@@ -59,6 +56,7 @@ def named(result: Result, check: str) -> set[str]:
     return {name for finding in found for name in (*finding.nodes, *finding.suspects)}
 
 
+@pytest.mark.slow
 def test_healthy_hosts_pass_every_phase_and_nobody_is_named(tmp_path: Path) -> None:
     result = measured(tmp_path, 3, nothing)
 
@@ -76,6 +74,7 @@ def test_a_slow_host_is_named(tmp_path: Path) -> None:
     assert [fault.kind for fault in result.diagnosis.with_status("confirmed")] == ["node"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "kind"), [("sends", "transmit"), ("receives", "receive")])
 def test_a_host_that_is_slow_in_one_direction_is_named_with_the_direction(
     tmp_path: Path, side: str, kind: str
@@ -90,6 +89,7 @@ def test_a_host_that_is_slow_in_one_direction_is_named_with_the_direction(
     assert [fault.kind for fault in result.diagnosis.with_status("confirmed")] == [kind]
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_named_and_neither_end_of_it_is_bad(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.slow_link(1, 3, "40mbit"), *NETWORK)
 
@@ -101,6 +101,7 @@ def test_a_slow_link_is_named_and_neither_end_of_it_is_bad(tmp_path: Path) -> No
 LOSS = ("--only", "ranks,mesh,pairs,loss")
 
 
+@pytest.mark.slow
 def test_a_host_that_loses_packets_is_named_although_its_best_is_as_fast_as_ever(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.lose(2, 0.03), *LOSS)
 
@@ -110,6 +111,7 @@ def test_a_host_that_loses_packets_is_named_although_its_best_is_as_fast_as_ever
     assert any(counted.tcp_retransmitted for counted in result.measurements.counters if counted.node != 2)
 
 
+@pytest.mark.slow
 def test_a_link_that_loses_packets_is_named_and_neither_end_of_it_is_bad(tmp_path: Path) -> None:
     def fault(made: Bed) -> None:
         made.lose(1, 0.04, sender=3)
@@ -121,6 +123,7 @@ def test_a_link_that_loses_packets_is_named_and_neither_end_of_it_is_bad(tmp_pat
     assert result.bad_nodes == ()
 
 
+@pytest.mark.slow
 def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_it(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut(1, 3), "--only", "mesh,correctness")
 
@@ -135,6 +138,7 @@ def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_i
     assert "hang" in (world.reason or "")
 
 
+@pytest.mark.slow
 def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut_at_first(1, 3), "--only", "mesh")
 
@@ -142,6 +146,7 @@ def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -
     assert "Connections that did not come about in time beside others, but did alone: 1." in result.notes
 
 
+@pytest.mark.slow
 def test_an_mtu_black_hole_shows_as_a_pair_that_connects_and_moves_nothing(tmp_path: Path) -> None:
     result = measured(tmp_path, 3, lambda made: made.black_hole(1, 2), "--only", "mesh,correctness")
 
@@ -151,6 +156,7 @@ def test_an_mtu_black_hole_shows_as_a_pair_that_connects_and_moves_nothing(tmp_p
     assert named(result, "mesh") == {"h1", "h2"}
 
 
+@pytest.mark.slow
 def test_the_wrong_interface_is_named_by_those_who_cannot_reach_it(tmp_path: Path) -> None:
     own = {2: {"GLOO_SOCKET_IFNAME": "mgmt0"}}
     result = measured(tmp_path, 3, lambda made: made.other_nic(2), *NETWORK, environment=own)
@@ -160,6 +166,7 @@ def test_the_wrong_interface_is_named_by_those_who_cannot_reach_it(tmp_path: Pat
     assert result.bad_nodes == ("h2",)
 
 
+@pytest.mark.slow
 def test_an_interface_that_does_not_exist_is_named_with_its_variable(tmp_path: Path) -> None:
     own = {1: {"GLOO_SOCKET_IFNAME": "ib0"}}
     result = measured(tmp_path, 2, nothing, "--only", "interface,correctness", environment=own)
@@ -168,6 +175,7 @@ def test_an_interface_that_does_not_exist_is_named_with_its_variable(tmp_path: P
     assert any("GLOO_SOCKET_IFNAME=ib0" in finding.title for finding in result.findings)
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_resolve_its_own_name_is_named(tmp_path: Path) -> None:
     def fault(made: Bed) -> None:
         made.names(2, "127.0.0.1 localhost\n")
@@ -179,6 +187,7 @@ def test_a_host_that_cannot_resolve_its_own_name_is_named(tmp_path: Path) -> Non
     assert named(result, "mesh") == set()
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_node_each_say_that_they_are_not_one_job(tmp_path: Path) -> None:
     with bed(2) as made:
         own = {host: {"RANK": "0", "MASTER_ADDR": made.address(host)} for host in range(2)}
@@ -189,6 +198,7 @@ def test_two_runs_of_one_node_each_say_that_they_are_not_one_job(tmp_path: Path)
     assert any("2 nodes asked for, 1 seen" in finding.title for finding in result.findings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "kind"), [(signal.SIGSTOP, "hang"), (signal.SIGKILL, "died")])
 def test_a_rank_that_hangs_or_dies_in_a_collective_is_named_with_it(
     tmp_path: Path, how: signal.Signals, kind: str
@@ -228,6 +238,7 @@ def _in_collective(made: Bed, folder: Path, host: int) -> int:
     raise AssertionError("no worker came as far as a collective")
 
 
+@pytest.mark.slow
 def test_a_host_that_is_gone_is_named_and_the_others_end_in_time(tmp_path: Path) -> None:
     with bed(3) as made:
         job = made.start(tmp_path, *COLLECTIVES, "--op-timeout", "8")

@@ -38,6 +38,7 @@ def test_a_rank_that_raises_is_the_error_on_every_node_with_its_traceback(gang: 
         assert "in misbehave" in end["message"], "the traceback is there"
 
 
+@pytest.mark.slow
 def test_a_users_mistake_found_by_a_rank_is_a_user_error_on_every_node(gang: NewGang) -> None:
     two = gang(nodes=2, orders={**LONG, "do": "user", "at": 1, "ranks": [1]}).start_all()
     for end in ends(two, 0, 1, within=90):
@@ -89,6 +90,7 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
     assert not list(two.folder.glob(f"node-{other}/checkpoints/*")), "no half-written checkpoint is left"
 
 
+@pytest.mark.slow
 def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: NewGang) -> None:
     two = gang(nodes=2, orders=LONG, timeouts={"lost_after": 4.0}).start_all()
     two.wait_for_step(2, rank=1)
@@ -102,7 +104,7 @@ def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: N
     assert end["error"] in ("NodeLost", "RankFailed")
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_task_that_is_told_to_stop_ends_its_processes_and_the_other_nodes(
     gang: NewGang, how: signal.Signals
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_task_that_is_told_to_stop_ends_its_processes_and_the_other_nodes(
     assert "was stopped by" in other["message"]
 
 
+@pytest.mark.slow
 def test_a_hanging_rank_is_named_with_its_last_sign(gang: NewGang) -> None:
     orders = {**LONG, "do": "hang", "at": 3, "ranks": [1], "hang_timeout_s": 6}
     two = gang(nodes=2, orders=orders).start_all()
@@ -126,6 +129,7 @@ def test_a_hanging_rank_is_named_with_its_last_sign(gang: NewGang) -> None:
         assert "its last sign: step 2" in end["message"]
 
 
+@pytest.mark.slow
 def test_a_consequence_that_comes_first_does_not_hide_the_cause(gang: NewGang) -> None:
     """Rank 0 says "connection closed" at the same step at which rank 1 is killed."""
     two = gang(nodes=2, orders={**LONG, "do": "reset", "at": 6, "ranks": [0]}).start_all()
@@ -155,6 +159,7 @@ def test_a_full_disk_is_the_users_to_mend_and_names_the_last_whole_checkpoint(ga
     assert CheckpointStore(LocalStorage(one.folder / "store"), "run/train").latest() is not None
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_all_nodes_have_finished_is_kept_although_the_run_fails(gang: NewGang) -> None:
     orders = {**LONG, "every": 4, "do": "raise", "at": 5, "step_s": 0.01}
     two = gang(nodes=2, orders=orders, store=True).start_all()
@@ -164,6 +169,7 @@ def test_a_checkpoint_that_all_nodes_have_finished_is_kept_although_the_run_fail
     assert latest.step == 4
 
 
+@pytest.mark.slow
 def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 2})
     with socket.socket() as mute:  # accepts and says nothing
@@ -174,6 +180,7 @@ def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
             assert "error" not in end, two.logs()
 
 
+@pytest.mark.slow
 def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
     first = gang(nodes=2, orders={"steps": 2})
     second = gang(nodes=2, orders={"steps": 2}, ports=first.ports)
@@ -206,6 +213,7 @@ def test_a_node_that_dies_while_others_are_awaited_ends_the_wait(gang: NewGang) 
     assert end["failure"]["node"] == 1
 
 
+@pytest.mark.slow
 def test_a_task_whose_scheduler_was_killed_ends_its_node_and_the_others(gang: NewGang) -> None:
     two = gang(nodes=2, orders={**LONG, "child": True})
     two.start(0)

@@ -41,6 +41,7 @@ def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit(gang: NewGa
     assert not list(two.folder.glob("node-*/checkpoints/*")), "stored folders are removed"
 
 
+@pytest.mark.slow
 def test_a_node_that_has_finished_waits_for_one_that_has_not(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 3, "do": "nap", "at": 3, "ranks": [1], "nap_s": 8}).start_all()
     first, second = two.end(0), two.end(1)
