@@ -42,6 +42,7 @@ def test_a_users_values_win_over_the_plan_and_are_noted(home: Home) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_users_number_of_gpus_changes_the_layout_too(home: Home) -> None:
     done = home.run("profiled.py", "run", "--model", "llama-8b", "--with", "resources:gpu=2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,12 +59,14 @@ def test_two_numbers_of_gpus_are_refused(home: Home) -> None:
     assert home.runs("ProfiledFlow") == []
 
 
+@pytest.mark.slow
 def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
     done = home.run("profiled.py", "run", METAFLOW_RUN_MODEL="llama-8b")
     assert done.returncode == 0, done.stdout + done.stderr
     assert home.artifacts("ProfiledFlow", "train", "plan")["plan"].model == "llama-8b"
 
 
+@pytest.mark.slow
 def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home) -> None:
     failed = home.run("profiled.py", "run", "--model", "llama-8b", "--fail", "train")
     assert failed.returncode == 1
@@ -73,6 +76,7 @@ def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home)
     assert home.artifacts("ProfiledFlow", "start", "plan")["plan"].model == "llama-8b"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_all_the_runs_that_it_goes_on_from(home: Home) -> None:
     runs = []
     for words in (("run", "--fail", "train"), ("resume",), ("resume",)):
@@ -149,12 +153,14 @@ def test_a_flow_without_a_plan_is_measured_when_asked_to(home: Home) -> None:
     assert found["measured"].step == "start"
 
 
+@pytest.mark.slow
 def test_without_the_decorator_nothing_is_measured_and_nothing_breaks(home: Home) -> None:
     done = home.run("plain.py", "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert home.artifacts("PlainFlow", "start", "measured")["measured"].samples == 0
 
 
+@pytest.mark.slow
 def test_by_its_short_name_after_the_flow_has_imported_it(home: Home) -> None:
     done = home.run("profiled.py", "run", "--with", "gpu_profile")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -179,7 +185,7 @@ def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Hom
     assert second.host_rss_peak_bytes - first.host_rss_peak_bytes > 100 << 20
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home, node: int) -> None:
     done = home.run("nodes.py", "run", "--failing-node", str(node), "--seconds", "40" if node == 0 else "0.3")
     assert done.returncode == 1
@@ -188,7 +194,7 @@ def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home:
     wait_until(lambda: not _alive(home), 10)
 
 
-@pytest.mark.parametrize("victim", ["scheduler", "first node"])
+@pytest.mark.parametrize("victim", ["scheduler", pytest.param("first node", marks=pytest.mark.slow)])
 def test_a_killed_parent_takes_its_tasks_along(home: Home, victim: str) -> None:
     flow = home.start("nodes.py", "run", "--seconds", "300")
     try:

@@ -70,6 +70,7 @@ def test_the_memory_bars_are_seen_without_scrolling(pages: tuple[Path, Path], wh
     assert rows_with(image, UPPER_BOUND_RED) > 50
 
 
+@pytest.mark.slow
 def test_the_card_of_a_failed_step_says_why(home: Home) -> None:
     done = home.run("profiled.py", "run", "--steps", "5", "--of-steps", "40", "--fail", "train")
     assert done.returncode == 1

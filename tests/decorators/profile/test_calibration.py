@@ -187,6 +187,7 @@ def test_a_step_that_ends_well_leaves_its_record_and_one_that_fails_leaves_none(
     assert len(Store(home.path / "calibration.jsonl").read().finished) == 1
 
 
+@pytest.mark.slow
 def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     done = home.run("profiled.py", "run")
     assert done.returncode == 0, done.stdout + done.stderr
