@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from checklist.analysis import ratios
+from benchmarks import ratios
 from checklist.options import Options
 from checklist.run.local import run_local
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from checklist.analysis import ratios
+from benchmarks import ratios
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from checklist.analysis import ratios
+from benchmarks import ratios
 from checklist.verdict import judge
 from tests.checklist.runs import collective, gpu_run
 
