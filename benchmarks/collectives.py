@@ -2,47 +2,179 @@
 
     python -m benchmarks.collectives [--repeats 5] [--nodes 2] [--seconds 240]
 
-Writes benchmarks/results/collectives.{json,md}. In each run the checklist's timing and the collective with
-nothing around it take turns in random order, over the same group and buffers, each after a barrier, and the
-slowest rank counts (checklist/analysis/ratios.py). A ratio below 1 is what our timing costs. Sizes below 64
-KiB are latency and not compared. Turns of all repeats count together; a size that the time has left with few
-of them has a wide interval.
+Writes benchmarks/results/collectives.{json,md}. In each run the checklist's timing
+(checklist/probes/world.py) and the collective with nothing around it take turns in random order, over the
+same group and buffers, each after a barrier, and the slowest rank counts (benchmarks/ratios.py). A ratio
+below 1 is what our timing costs. Sizes below 64 KiB are latency and not compared. Turns of all repeats count
+together; a size that the time has left with few of them has a wide interval.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import random
+import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
 from benchmarks import ratios
-from checklist.options import Options
-from checklist.run.local import run_local
+from benchmarks.machine import describe
+from checklist.analysis import busbw
+from checklist.options import EFFORTS
+from checklist.probes.operations import Unavailable, prepare
+from checklist.probes.progress import Progress
+from checklist.probes.world import WARM_UPS, mark, operations_of_turn, seconds_of_each, wait
+from checklist.run.sweep import DTYPES, GROWTH, OPERATIONS, sizes
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.98
+PROFILE = "standard"
+MOST_TURNS = 100  # of a cell in one run
+FEWEST_TURNS = 3  # of a cell that has begun, however slow
+START_S = 120.0  # for all ranks to be there
 
 
-def gathered(runs: list[dict[ratios.Cell, ratios.Turns]]) -> dict[ratios.Cell, ratios.Turns]:
+def cases(cuda: bool) -> list[ratios.Cell]:
+    """Every operation, type and size of the profile's sweep that is bandwidth and not latency."""
+    effort = EFFORTS[PROFILE]
+    largest = effort.largest_cuda if cuda else effort.largest_cpu
+    return [
+        (op, dtype, size)
+        for op in OPERATIONS[PROFILE]
+        for dtype in DTYPES
+        for size in sizes(op, largest, GROWTH[PROFILE])
+        if size >= ratios.SMALLEST_BYTES
+    ]
+
+
+def measure(ranks: int, seconds: float) -> dict[ratios.Cell, ratios.Turns]:
+    """One run of that many ranks on this machine: the turns of each cell, by the slowest rank."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_measure_as_rank, (ranks, folder, seconds), nprocs=ranks)  # type: ignore[no-untyped-call]
+        of_cells = json.loads((Path(folder) / "turns.json").read_text())
+    return {(op, dtype, size): (ours, bare) for op, dtype, size, ours, bare in of_cells}
+
+
+def _measure_as_rank(rank: int, ranks: int, folder: str, seconds: float) -> None:
+    cuda = torch.cuda.device_count() >= ranks
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=START_S),
+    )
+    progress = Progress(Path(folder) / f"rank{rank}.progress", create=True)
+    of_cells = []
+    every = cases(cuda)
+    ends = time.monotonic() + seconds
+    for number, (op, dtype, size) in enumerate(every):
+        # An equal part of what is left for each: the first must not take the time of the last
+        share = (ends - time.monotonic()) / (len(every) - number)
+        if not _all_go_on(share > 0, device):
+            break
+        elements = busbw.buffer_elements(op, size, DTYPES[dtype], ranks)
+        turns = list(_turns(f"{op} {dtype} {elements}", op, dtype, elements, device, progress.begin, share))
+        of_ranks: list[Any] = [None] * ranks
+        dist.all_gather_object(of_ranks, turns)
+        if turns:
+            every_turn = zip(*of_ranks, strict=True)
+            slowest = [tuple(map(max, zip(*of_turn, strict=True))) for of_turn in every_turn]
+            actual = busbw.actual_bytes(op, elements, DTYPES[dtype], ranks)
+            of_cells.append([op, dtype, actual, [ours for ours, _ in slowest], [bare for _, bare in slowest]])
+    if rank == 0:
+        (Path(folder) / "turns.json").write_text(json.dumps(of_cells))
+    dist.destroy_process_group()
+
+
+def _turns(
+    seed: str,
+    op: str,
+    dtype: str,
+    elements: int,
+    device: torch.device,
+    begin: Callable[[], None],
+    limit_s: float,
+) -> Iterator[tuple[float, float]]:
+    """Seconds of an operation in each turn: as the checklist times it, and bare."""
+    work = prepare(op, getattr(torch, dtype), elements, dist.get_rank(), dist.get_world_size(), device)
+    try:
+        for _ in range(WARM_UPS):
+            work.run()
+        wait(device)
+    except Unavailable:
+        return
+    together = operations_of_turn(device)
+    order = random.Random(seed)  # every rank takes the same turns
+    deadline = time.monotonic() + limit_s
+    for turn in range(MOST_TURNS):
+        if not _all_go_on(turn < FEWEST_TURNS or time.monotonic() < deadline, device):
+            return
+        ours = bare = 0.0
+        for plain in order.sample((False, True), 2):
+            dist.barrier()  # no rank waits for what another did in the turn before
+            wait(device)
+            if plain:
+                bare = _bare_loop(work.run, together, device)
+            else:
+                ours = sum(seconds_of_each(work.run, together, begin, device)) / together
+        yield ours, bare
+
+
+def _all_go_on(go_on: bool, device: torch.device) -> bool:
+    """Rank 0's word counts, so that all ranks take as many turns."""
+    word = torch.tensor([int(go_on)], device=device)
+    dist.broadcast(word, 0)
+    return bool(word.item())
+
+
+def _bare_loop(run: Callable[[], Any], count: int, device: torch.device) -> float:
+    """Seconds for each operation of a loop with nothing in it but the operation."""
+    if device.type == "cuda":
+        first, last = mark(), mark()
+        first.record()
+        for _ in range(count):
+            run()
+        last.record()
+        wait(device)
+        return float(first.elapsed_time(last)) / 1000 / count
+    begin = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - begin) / count
+
+
+def gather(runs: list[dict[ratios.Cell, ratios.Turns]]) -> dict[ratios.Cell, ratios.Turns]:
     """The turns of all runs, by operation, type and size."""
-    found: dict[ratios.Cell, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    turns: dict[ratios.Cell, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for run in runs:
         for cell, (ours, bare) in run.items():
-            found[cell][0].extend(ours)
-            found[cell][1].extend(bare)
-    return dict(sorted(found.items()))
+            turns[cell][0].extend(ours)
+            turns[cell][1].extend(bare)
+    return dict(sorted(turns.items()))
 
 
 def rows(cells: dict[ratios.Cell, ratios.Turns]) -> list[dict[str, Any]]:
     """One row for each cell."""
-    made = []
+    table = []
     for (op, dtype, size), turns in cells.items():
         ratio = ratios.of_cell(turns)
-        made.append({"op": op, "dtype": dtype, "bytes": size, "turns": ratio.turns, **_interval(ratio)})
-    return made
+        table.append({"op": op, "dtype": dtype, "bytes": size, "turns": ratio.turns, **_interval(ratio)})
+    return table
 
 
 def _interval(ratio: ratios.Ratio) -> dict[str, float]:
@@ -52,34 +184,35 @@ def _interval(ratio: ratios.Ratio) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=240.0, help="at most, for each run")
-    asked = parser.parse_args()
-    limits = {"world": asked.seconds}
-    options = Options(profile="standard", nodes=asked.nodes, only=("bandwidth",), time_limits_s=limits)  # type: ignore[arg-type]
-    measured = [run_local(options) for _ in range(asked.repeats)]
-    cells = gathered([ratios.cells(run.collectives) for run in measured])
+    parser.add_argument("--nodes", type=int, default=2, help="ranks; on GPUs at least one for each")
+    parser.add_argument("--seconds", type=float, default=240.0, help="of each run")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of collectives.json and .md")
+    chosen = parser.parse_args()
+    ranks = max(chosen.nodes, torch.cuda.device_count())
+    cells = gather([measure(ranks, chosen.seconds) for _ in range(chosen.repeats)])
+    cuda = torch.cuda.device_count() >= ranks
+    device, backend = ("cuda", "nccl") if cuda else ("cpu", "gloo")
     overall = ratios.overall(cells.values())
     table = rows(cells)
     command = (
-        f"python -m benchmarks.collectives --repeats {asked.repeats} --nodes {asked.nodes} "
-        f"--seconds {asked.seconds:g}"
+        f"python -m benchmarks.collectives --repeats {chosen.repeats} --nodes {chosen.nodes} "
+        f"--seconds {chosen.seconds:g}"
     )
-    told = {
+    report = {
         "command": command,
         "machine": describe(),
-        "device": measured[0].device,
-        "backend": measured[0].backend,
+        "device": device,
+        "backend": backend,
         "goal": GOAL,
         "overall": {**_interval(overall), "turns": overall.turns},
         "rows": table,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "collectives.json").write_text(json.dumps(told, indent=1) + "\n")
+    chosen.out.mkdir(exist_ok=True)
+    (chosen.out / "collectives.json").write_text(json.dumps(report, indent=1) + "\n")
     lines = [
         "# Reported bandwidth against a bare loop",
         "",
-        f"`{command}`, {describe()['text']}; {measured[0].backend}.",
+        f"`{command}`, {describe()['text']}; {backend}.",
         "",
         f"Ratio over all operations, types and sizes: **{overall.value:.3f}** (95 % interval "
         f"{overall.low:.3f} to {overall.high:.3f}, {overall.turns} turns; goal: {GOAL} or better). "
@@ -93,7 +226,7 @@ def main() -> None:
         f"| {row['low']:.3f} to {row['high']:.3f} |"
         for row in table
     ]
-    (RESULTS / "collectives.md").write_text("\n".join(lines) + "\n")
+    (chosen.out / "collectives.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checklist.measurements import Collective
-
 SMALLEST_BYTES = 64 << 10  # below, a collective's time is latency and no bandwidth
 _RESAMPLES = 2000
 _INTERVAL = (2.5, 97.5)  # percentiles: 95 %
@@ -31,19 +29,6 @@ class Ratio:
     low: float
     high: float
     turns: int
-
-
-def cells(collectives: Iterable[Collective]) -> dict[Cell, Turns]:
-    """The turns of each operation, type and size from 64 KiB on that was timed beside a bare loop."""
-    seconds: dict[Cell, dict[bool, tuple[float, ...]]] = {}
-    for item in collectives:
-        if item.samples and item.error is None and item.bytes >= SMALLEST_BYTES:
-            seconds.setdefault((item.op, item.dtype, item.bytes), {})[item.bare] = item.samples
-    return {
-        cell: (both[False], both[True])
-        for cell, both in seconds.items()
-        if len(both) == 2 and len(both[False]) == len(both[True])
-    }
 
 
 def of_cell(turns: Turns) -> Ratio:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from estimator.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
 PHASES: tuple[PhaseName, ...] = ("facts", "mesh", "node", "world", "pairs")  # in the order in which they run
 NO_FOLDER = "there is no folder"  # how the error of a Local begins whose place is missing
@@ -175,10 +175,6 @@ class Collective:
     protocol: str | None = None
     """NCCL's protocol where its log tells it: LL, LL128, SIMPLE."""
     iterations: int = 0
-    samples: tuple[float, ...] = ()
-    """Seconds of each iteration, kept where a bare loop took turns with it: entry i of both is one turn."""
-    bare: bool = False
-    """The collective and nothing else, to compare our own figure with."""
     error: str | None = None
 
 

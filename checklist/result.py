@@ -17,7 +17,7 @@ from checklist.checks import Profile
 from checklist.measurements import STRICT, Measurements, record
 from estimator.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
 Verdict = Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT": 3}
@@ -144,11 +144,6 @@ class Result:
     fits: tuple[FitResult, ...] = ()
     busbw_gbytes_per_s: float | None = None
     """all_reduce's at the largest size over all nodes, for estimates; None: not measured over a network."""
-    bare_ratio: float | None = None
-    """Our bandwidth over that of a bare loop of the same collectives in the same run (``ratios.py``)."""
-    bare_ratio_low: float | None = None
-    """Of its 95 % interval."""
-    bare_ratio_high: float | None = None
     records: tuple[Record, ...] = ()
     """For the history of later runs."""
     notes: tuple[str, ...] = ()

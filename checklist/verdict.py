@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from benchmarks import ratios
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
@@ -90,7 +89,6 @@ def judge(
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
     finished = measurements.started_unix + measurements.seconds
-    beside = _bare_ratio(measurements)
     return Result(
         verdict=verdict,
         headline=_headline(verdict, results, findings, concerned),
@@ -106,9 +104,6 @@ def judge(
         diagnosis=next((answer.diagnosis for answer in answers if answer.diagnosis is not None), None),
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
-        bare_ratio=None if beside is None else beside.value,
-        bare_ratio_low=None if beside is None else beside.low,
-        bare_ratio_high=None if beside is None else beside.high,
         records=_records(context, answers, verdict, finished),
         notes=measurements.notes,
         measurements=measurements,
@@ -214,7 +209,7 @@ def _skipped(asked: tuple[Check, ...], answers: Iterable[Answer]) -> tuple[Skipp
 def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
     points: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for item in measurements.collectives:
-        if not item.bare and item.seconds_median is not None and item.error is None and item.bytes > 0:
+        if item.seconds_median is not None and item.error is None and item.bytes > 0:
             points.setdefault((item.op, item.dtype), []).append((item.bytes, item.seconds_median))
     fits = []
     for (op, dtype), times in points.items():
@@ -239,15 +234,9 @@ def _busbw(context: Context) -> float | None:
     sizes = {
         item.bytes: item.busbw_gbytes_per_s
         for item in context.measurements.collectives
-        if item.op == "all_reduce" and not item.bare and item.error is None
+        if item.op == "all_reduce" and item.error is None
     }
     return sizes[max(sizes)] if sizes else None
-
-
-def _bare_ratio(measurements: Measurements) -> ratios.Ratio | None:
-    """Ours over the bare loop's, over all operations and sizes; None: no bare loop ran."""
-    cells = ratios.cells(measurements.collectives)
-    return ratios.overall(cells.values()) if cells else None
 
 
 def _records(

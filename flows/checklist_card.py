@@ -145,7 +145,7 @@ def _nodes_to_show(result: Result) -> tuple[list[int], int]:
 def _sweeps(result: Result) -> list[Block]:
     groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
     for item in result.measurements.collectives:
-        if not item.bare and item.busbw_gbytes_per_s is not None and item.bytes > 0:
+        if item.busbw_gbytes_per_s is not None and item.bytes > 0:
             groups[item.op, item.dtype].append(item)
     drawn = {key: items for key, items in groups.items() if len({item.bytes for item in items}) > 1}
     if not drawn:

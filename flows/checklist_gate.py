@@ -220,9 +220,7 @@ def explain_bandwidth(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:
 def _largest_all_reduce(result: Result) -> Collective | None:
     """The measurement that Result.busbw_gbytes_per_s is of."""
     done = [
-        item
-        for item in result.measurements.collectives
-        if item.op == "all_reduce" and not item.bare and item.error is None
+        item for item in result.measurements.collectives if item.op == "all_reduce" and item.error is None
     ]
     return max(done, key=lambda item: item.bytes, default=None)
 

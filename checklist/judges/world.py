@@ -26,7 +26,7 @@ def correctness(context: Context) -> Answer:
     Can't tell: who made a wrong value; ranks that saw one are suspects. NO-VERDICT where the values of an
     operation were not compared.
     """
-    tried = [item for item in context.measurements.collectives if not item.bare]
+    tried = context.measurements.collectives
     if not tried:
         return context.unmeasured("correctness", "world")
     findings = []
@@ -229,5 +229,5 @@ def _timed(context: Context) -> Sequence[Collective]:
     return [
         item
         for item in context.measurements.collectives
-        if not item.bare and item.error is None and item.seconds_median is not None
+        if item.error is None and item.seconds_median is not None
     ]

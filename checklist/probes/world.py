@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import random
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,9 +15,10 @@ from checklist.probes.operations import Unavailable, prepare, wrong_values
 from checklist.probes.transport import chosen, parse
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-_WARM_UPS = 2
+WARM_UPS = 2
 _TOGETHER_CUDA = 4  # operations of one turn: launching one overlaps with the one before, as in training
 
 
@@ -85,16 +85,16 @@ def correct(worker: Worker, op: str, dtype: str, elements: int) -> dict[str, Any
     return _do(worker, op, dtype, elements, iterations=0)
 
 
-def timed(worker: Worker, op: str, dtype: str, elements: int, iterations: int, bare: bool) -> dict[str, Any]:
+def timed(worker: Worker, op: str, dtype: str, elements: int, iterations: int, apart: bool) -> dict[str, Any]:
     """Do ``op`` that often; seconds of each, and the wrong values of the last.
 
-    ``bare``: in turns with the operation and nothing else; seconds of each turn of both.
+    ``apart``: in turns that all ranks begin together, so that none waits for what another did before.
     """
-    return _do(worker, op, dtype, elements, iterations, bare=bare)
+    return _do(worker, op, dtype, elements, iterations, apart=apart)
 
 
 def _do(
-    worker: Worker, op: str, dtype: str, elements: int, iterations: int, *, bare: bool = False
+    worker: Worker, op: str, dtype: str, elements: int, iterations: int, *, apart: bool = False
 ) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
@@ -105,42 +105,41 @@ def _do(
     work = prepare(op, getattr(torch, dtype), elements, rank, world, device)
     begin, logged = worker.progress.begin, len(_log())
     try:
-        for _ in range(_WARM_UPS if iterations else 1):
+        for _ in range(WARM_UPS if iterations else 1):
             begin()
             work.run()
-        _wait(device)
+        wait(device)
     except Unavailable as error:
         return {"unavailable": str(error)}
-    found: dict[str, list[float]] = {"seconds": [], "ours": [], "bare": []}
-    if not bare:
-        found["seconds"] = _each(work.run, iterations, begin, device)
-    elif iterations:
-        together = _TOGETHER_CUDA if device.type == "cuda" else 1
-        order = random.Random(f"{op} {dtype} {elements}")  # every rank takes the same turns
+    seconds: list[float] = []
+    if apart and iterations:
+        together = operations_of_turn(device)
         for _ in range(max(1, iterations // together)):
-            for plain in order.sample((False, True), 2):
-                # Together at the start of every turn: no rank waits for what another did in the turn before
-                dist.barrier(**_barrier_options(worker))
-                _wait(device)
-                if plain:
-                    found["bare"].append(_plain(work.run, together, device))
-                else:
-                    each = _each(work.run, together, begin, device)
-                    found["seconds"] += each
-                    found["ours"].append(sum(each) / together)
-    return {**found, "chosen": chosen(_log()[logged:], op), "wrong": wrong_values(work)}
+            dist.barrier(**_barrier_options(worker))
+            wait(device)
+            seconds += seconds_of_each(work.run, together, begin, device)
+    else:
+        seconds = seconds_of_each(work.run, iterations, begin, device)
+    return {"seconds": seconds, "chosen": chosen(_log()[logged:], op), "wrong": wrong_values(work)}
 
 
-def _each(run: Callable[[], Any], count: int, begin: Callable[[], None], device: Any) -> list[float]:
+def operations_of_turn(device: torch.device) -> int:
+    """How many operations follow a barrier. On a GPU several: launching one overlaps with the one before."""
+    return _TOGETHER_CUDA if device.type == "cuda" else 1
+
+
+def seconds_of_each(
+    run: Callable[[], Any], count: int, begin: Callable[[], None], device: torch.device
+) -> list[float]:
     """Seconds of each operation. On a GPU between events, so that launching overlaps as in training."""
     if device.type == "cuda":
-        marks = [_mark() for _ in range(count + 1)]
+        marks = [mark() for _ in range(count + 1)]
         marks[0].record()
-        for mark in marks[1:]:
+        for each in marks[1:]:
             begin()
             run()
-            mark.record()
-        _wait(device)
+            each.record()
+        wait(device)
         return [a.elapsed_time(b) / 1000 for a, b in pairwise(marks)]
     seconds = []
     for _ in range(count):
@@ -151,29 +150,15 @@ def _each(run: Callable[[], Any], count: int, begin: Callable[[], None], device:
     return seconds
 
 
-def _plain(run: Callable[[], Any], count: int, device: Any) -> float:
-    """Seconds for each operation of a loop with nothing in it but the operation."""
-    if device.type == "cuda":
-        first, last = _mark(), _mark()
-        first.record()
-        for _ in range(count):
-            run()
-        last.record()
-        _wait(device)
-        return float(first.elapsed_time(last)) / 1000 / count
-    begin = time.perf_counter()
-    for _ in range(count):
-        run()
-    return (time.perf_counter() - begin) / count
-
-
-def _mark() -> Any:
+def mark() -> Any:
+    """A moment in the GPU's own queue, to be recorded and compared with another."""
     import torch
 
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _wait(device: Any) -> None:
+def wait(device: torch.device) -> None:
+    """Until a GPU has done all that it was given."""
     if device.type == "cuda":
         import torch
 

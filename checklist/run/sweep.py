@@ -14,7 +14,7 @@ from checklist.run.session import Session
 
 DTYPES = {"float32": 4, "bfloat16": 2}
 _CHECKED = 4099  # elements of a rank's part: prime, so that no chunk ends where another begins
-_OPS = {
+OPERATIONS = {
     "quick": ("all_reduce", "barrier"),
     "standard": (
         "all_reduce",
@@ -27,7 +27,7 @@ _OPS = {
     ),
     "deep": tuple(busbw.OPS),
 }
-_GROWTH = {"quick": 8, "standard": 4, "deep": 2}
+GROWTH = {"quick": 8, "standard": 4, "deep": 2}
 _SMALLEST = 8
 _FEWEST = 3  # iterations, however slow
 _FAST_S = 5e-3  # what takes less is repeated more often: its single times scatter more
@@ -46,7 +46,7 @@ def store(run: Session) -> tuple[str, int] | None:
 
 def correctness(run: Session, ranks: tuple[int, ...]) -> str | None:
     """Every operation once for each type, with values that a wrong result can't have."""
-    if not _wanted(run, "correctness"):
+    if not _asked_for(run, "correctness"):
         return None
     for op in busbw.OPS:
         for dtype in DTYPES if op != "barrier" else ("float32",):
@@ -58,12 +58,12 @@ def correctness(run: Session, ranks: tuple[int, ...]) -> str | None:
 
 def sweep(run: Session, ranks: tuple[int, ...]) -> str | None:
     """Times over sizes, smallest first, until the largest that fits in memory and in the phase's time."""
-    if not (_wanted(run, "latency") or _wanted(run, "bandwidth")):
+    if not (_asked_for(run, "latency") or _asked_for(run, "bandwidth")):
         return None
     profile = run.options.profile
     cases = [
         (op, dtype)
-        for op in _OPS[profile]
+        for op in OPERATIONS[profile]
         for dtype in (DTYPES if op != "barrier" and profile != "quick" else ("float32",))
     ]
     ends = time.monotonic() + _SHARE * (run.phase_ends - time.monotonic())
@@ -78,19 +78,18 @@ def sweep(run: Session, ranks: tuple[int, ...]) -> str | None:
 
 def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, ends: float) -> str | None:
     """One operation and type over all sizes, until ``ends``."""
-    effort, growth = run.options.effort, _GROWTH[run.options.profile]
+    effort, growth = run.options.effort, GROWTH[run.options.profile]
     largest = effort.largest_cuda if run.device == "cuda" else effort.largest_cpu
     expected = 0.0  # seconds of one iteration, from the size before
     for size in sizes(op, largest, growth):
         left = ends - time.monotonic()
-        bare = 1 if run.options.profile == "quick" else 2  # a plain loop takes as long again
-        if left < 0 or expected * bare * (_FEWEST + 2) > left:
+        if left < 0 or expected * (_FEWEST + 2) > left:
             run.notes.append(f"{op} ({dtype}) was not timed from {size} bytes on: out of time.")
             return None
         iterations = effort.iterations
         if expected:
-            iterations *= _MORE_WHERE_FAST if bare > 1 and expected < _FAST_S else 1
-            iterations = max(_FEWEST, min(iterations, int(left / 3 / bare / expected)))
+            iterations *= _MORE_WHERE_FAST if _apart(run) and expected < _FAST_S else 1
+            iterations = max(_FEWEST, min(iterations, int(left / 3 / expected)))
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], len(ranks))
         problem = _one(run, ranks, "time", op, dtype, elements, iterations)
         if problem == "memory":
@@ -98,9 +97,7 @@ def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, ends: floa
             return None
         if problem is not None:
             return problem
-        timed = [
-            item for item in run.got.collectives if (item.op, item.dtype, item.bare) == (op, dtype, False)
-        ]
+        timed = [item for item in run.got.collectives if (item.op, item.dtype) == (op, dtype)]
         expected = (timed[-1].seconds_median or 0.0) * growth if timed else 0.0
     return None
 
@@ -113,7 +110,12 @@ def sizes(op: str, largest: int, growth: int) -> list[int]:
     return [*(_SMALLEST * growth**step for step in range(steps)), largest]
 
 
-def _wanted(run: Session, check: str) -> bool:
+def _apart(run: Session) -> bool:
+    """Whether each timing begins on all ranks together, after a barrier, for which quick has no time."""
+    return run.options.profile != "quick"
+
+
+def _asked_for(run: Session, check: str) -> bool:
     return any(one.name == check for one in run.options.checks)
 
 
@@ -121,9 +123,8 @@ def _one(
     run: Session, ranks: tuple[int, ...], what: str, op: str, dtype: str, elements: int, iterations: int
 ) -> str | None:
     arguments: dict[str, Any] = {"op": op, "dtype": dtype, "elements": elements}
-    bare = what == "time" and run.options.profile != "quick"
     if what == "time":
-        arguments |= {"iterations": iterations, "bare": bare}
+        arguments |= {"iterations": iterations, "apart": _apart(run)}
     outcome = run.ask(
         what,
         dict.fromkeys(ranks, arguments),
@@ -143,11 +144,6 @@ def _one(
         run.notes.append(f"{op} ({dtype}) is not available with {run.backend}.")
         return None
     run.got.collectives.append(_measured(run, op, dtype, size, ranks, outcome))
-    if bare:
-        turns = _slowest(outcome, "bare")
-        run.got.collectives.append(
-            _collective(run, op, dtype, size, ranks, seconds=turns, samples=tuple(turns), bare=True)
-        )
     return None
 
 
@@ -162,8 +158,7 @@ def _measured(
         dtype,
         size,
         ranks,
-        seconds=_slowest(outcome, "seconds"),
-        samples=tuple(_slowest(outcome, "ours")),
+        seconds=_slowest(outcome),
         wrong=wrong,
         chosen=next(
             (reply["chosen"] for _, reply in sorted(outcome.replies.items()) if reply["chosen"]), None
@@ -171,9 +166,10 @@ def _measured(
     )
 
 
-def _slowest(outcome: Outcome, what: str) -> list[float]:
+def _slowest(outcome: Outcome) -> list[float]:
     """Of each iteration the slowest rank's seconds."""
-    return [max(times) for times in zip(*(reply[what] for reply in outcome.replies.values()), strict=True)]
+    times = zip(*(reply["seconds"] for reply in outcome.replies.values()), strict=True)
+    return [max(of_ranks) for of_ranks in times]
 
 
 def _collective(
@@ -186,8 +182,6 @@ def _collective(
     seconds: list[float] | None = None,
     wrong: dict[int, int] | None = None,
     error: str | None = None,
-    bare: bool = False,
-    samples: tuple[float, ...] = (),
     chosen: tuple[str, str] | None = None,
 ) -> Collective:
     median = statistics.median(seconds) if seconds else None
@@ -208,8 +202,6 @@ def _collective(
         algorithm=chosen[0] if chosen else None,
         protocol=chosen[1] if chosen else None,
         iterations=len(seconds or ()),
-        samples=samples,
-        bare=bare,
         error=error,
     )
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from benchmarks import ratios
-from checklist.verdict import judge
-from tests.checklist.runs import collective, gpu_run
-
-MIB = 1 << 20
 
 
 def turns(cost: float, *, count: int = 400, seed: int = 0) -> ratios.Turns:
@@ -45,26 +39,3 @@ def test_each_cell_counts_once_however_many_turns_it_has() -> None:
     of_three = ratios.overall([few, turns(0.0, count=20, seed=1), many])
     assert of_three.value > 0.9
     assert of_three.turns == 2040
-
-
-def test_a_runs_ratio_is_over_all_its_large_messages_with_an_interval() -> None:
-    run = gpu_run()
-    last = run.collectives[-1]
-    both = [
-        dataclasses.replace(last, op=op, bytes=MIB, samples=tuple(sample), bare=bare)
-        for number, op in enumerate(("all_reduce", "all_gather"))
-        for bare, sample in zip((False, True), turns(0.02, seed=number), strict=True)
-    ]
-    result = judge(dataclasses.replace(run, collectives=(*run.collectives, *both)))
-    assert result.bare_ratio == pytest.approx(0.98, abs=0.03)
-    assert result.bare_ratio_low is not None
-    assert result.bare_ratio_high is not None
-    assert result.bare_ratio is not None
-    assert result.bare_ratio_low < result.bare_ratio < result.bare_ratio_high
-
-
-def test_without_a_bare_loop_there_is_no_ratio_and_small_messages_give_none() -> None:
-    small = collective("all_reduce", 1024, 1e-4, 2, 2, samples=(1e-4,))
-    run = gpu_run(collectives=(*gpu_run().collectives, small, dataclasses.replace(small, bare=True)))
-    result = judge(run)
-    assert (result.bare_ratio, result.bare_ratio_low, result.bare_ratio_high) == (None, None, None)

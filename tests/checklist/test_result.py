@@ -69,7 +69,7 @@ def test_the_schema_refuses_what_is_no_result(change: dict[str, Any]) -> None:
 
 def test_another_version_is_refused_in_words() -> None:
     values = json.loads(result.to_json(judge(gpu_run()))) | {"version": 99}
-    with pytest.raises(UserError, match="has schema version 99; this program reads 1"):
+    with pytest.raises(UserError, match="has schema version 99; this program reads 2"):
         result.from_json(json.dumps(values))
     with pytest.raises(UserError, match="is not JSON"):
         result.from_json("{")
@@ -98,7 +98,7 @@ def test_measurements_go_through_json_without_loss_and_refuse_nonsense() -> None
     assert measurements.from_json(text) == run
     for wrong, said in (
         (text.replace('"seconds": 60.0', '"seconds": "long"'), "Measurements.seconds is 'long'"),
-        (text.replace('"version": 1', '"version": 2', 1), "have schema version 2; this program reads 1"),
+        (text.replace('"version": 2', '"version": 3', 1), "have schema version 3; this program reads 2"),
         (text[:-5], "are not JSON"),
     ):
         with pytest.raises(UserError, match=said):
