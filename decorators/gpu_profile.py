@@ -26,14 +26,23 @@ from typing import Any, Literal, get_args
 from metaflow import StepMutator, UserStepDecorator, current
 
 from decorators import _metaflow
-from decorators._metaflow import Backend, FinetuneError, Given, StepView, TrainingFailed
+from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFailed
 from decorators.backends import cluster_name
-from decorators.backends.kubernetes.fit import Least
+from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.options import Options
-from decorators.backends.overrides import for_data, merge_given, with_given
-from decorators.backends.placing import carry_on, place, with_room
+from decorators.backends.overrides import for_data, with_given
+from decorators.backends.placing import note_room, place
 from decorators.backends.retrying import Retrying
-from decorators.deployments import check_deployable, check_nodes
+from decorators.launch import (
+    LaunchMixin,
+    Once,
+    check_deployable,
+    check_nodes,
+    first_step,
+    given_values,
+    refused_in_words,
+    step_request,
+)
 from decorators.profile import calibration
 from decorators.profiler import NO_PROFILE, Profile
 from decorators.storage import remember_origin
@@ -49,7 +58,7 @@ Resolver = Callable[[dict[str, Any], Backend], Plan]
 Role = Literal["train", "evaluate", "data", "none"]
 _WITH_CARD = ("train", "evaluate")
 
-_planned: dict[tuple[Resolver, Backend, str], Plan] = {}  # one plan for each process, however many steps ask
+_plan_once = Once()
 _active: Profile | None = None
 
 
@@ -74,7 +83,7 @@ def unpack(text: str) -> Plan:
     return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
 
 
-class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
+class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
     """Plan, request and measure a step.
 
     Parameters
@@ -92,6 +101,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
     interval:
         Seconds between two samples of the profiler; it takes fewer when sampling is dear.
     """
+
+    carried = (PLAN_VARIABLE, STAGED_VARIABLE)
 
     def init(self, *args: Any, **kwargs: Any) -> None:
         unknown = set(kwargs) - {"plan", "request", "interval"}
@@ -115,71 +126,40 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         step = StepView(mutable_step)
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
+        if self.resolver is not None:
+            self.launch_or_carry(step)
+
+    def is_launched(self) -> bool:
+        """Whether this run has a plan."""
+        return PLAN_VARIABLE in os.environ
+
+    def at_launch(self, step: StepView) -> None:
+        """Make the plan, once for all steps, and ask for what this step needs of it."""
         if self.resolver is None:
             return
-        kind = _metaflow.command()
-        if kind in ("run", "resume", "deploy"):
-            _metaflow.ensure_python()
-            check_deployable(step)
-            plan = self._plan(self.resolver, step)
-            check_nodes(step, plan)
-            plan = _with_room(plan, _lead(step))
+        check_deployable(step)
+        lead = first_step(step, gpu_profile, lambda each: each.resolver is not None and each.role == "train")
+        with refused_in_words():
+            options = Options.from_values(step.flow_values())
+            # What was measured on this cluster is looked up by its name
+            cluster_name.settle(lead, options.queue if lead.backend() != "local" else None)
+            plan = _plan_with_given(self.resolver, lead, options)
+            check_nodes(step, plan.request)
+            largest = step_request(lead, plan.request, options, _minimum(plan))
+            plan = note_room(plan, largest)
             os.environ[PLAN_VARIABLE] = pack(plan)
             if self.role != "none":
-                self._request(step, plan)
-        elif kind != "trampoline" or PLAN_VARIABLE not in os.environ:
-            return
-        else:
-            carry_on(step)
-        if step.backend() != "local":
-            carried = (PLAN_VARIABLE, STAGED_VARIABLE)
-            step.add_environment({name: os.environ[name] for name in carried if name in os.environ})
+                self._request(step, plan, largest)
 
-    def _plan(self, resolver: Resolver, step: StepView) -> Plan:
-        """The run's plan, with the user's own values for the training step in it."""
-        lead = _lead(step)
-        backend = lead.backend()
-        values = step.flow_values()
-        try:
-            options = Options.from_values(values) if backend != "local" else None
-            cluster_name.settle(
-                lead, options.queue if options else None
-            )  # what was measured there is looked up
-            return with_given(
-                lambda parameters: _resolve_once(resolver, parameters, backend),
-                values,
-                _given(lead, backend),
-                backend,
-                options,
-            )
-        except UserError as error:
-            raise FinetuneError(error.problem, error.advice) from None
-
-    def _request(self, step: StepView, plan: Plan) -> None:
-        asked = for_data(plan) if self.role == "data" else plan
-        backend = step.backend()
-        configured, given = step.values(backend) if backend != "local" else {}, _given(step, backend)
-        try:
-            options = Options.from_values(step.flow_values())
-            place(
-                step,
-                asked.request,
-                options,
-                given,
-                lead=_lead(step),
-                least=_least(plan),
-                main=plan.request,
-            )
-        except UserError as error:
-            raise FinetuneError(error.problem, error.advice) from None
-        if self.role == "train" and backend != "local" and _metaflow.command() != "deploy":
+    def _request(self, step: StepView, plan: Plan, largest: StepRequest) -> None:
+        request = for_data(plan).request if self.role == "data" else plan.request
+        asked = step_request(step, request, largest.options, largest.minimum)
+        place(step, asked, largest)
+        if self.role == "train" and asked.backend != "local" and _metaflow.command() != "deploy":
             Retrying(
                 step=step,
-                backend=backend,
-                options=options,
-                given=given,
-                configured=configured,
-                least=_least,
+                asked=asked,
+                minimum=_minimum,
                 carry=lambda other: {PLAN_VARIABLE: pack(other)},
             ).install()
 
@@ -210,13 +190,6 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         return _clean(exception), None
 
 
-def _resolve_once(resolver: Resolver, parameters: dict[str, Any], backend: Backend) -> Plan:
-    key = (resolver, backend, repr(sorted(parameters.items())))
-    if key not in _planned:
-        _planned[key] = resolver(parameters, backend)
-    return _planned[key]
-
-
 def _keep(profile: Profile) -> None:
     """What was measured corrects later estimates."""
     problem = calibration.keep(
@@ -245,32 +218,19 @@ def _headline(exception: Exception | None) -> str | None:
     return f"{type(exception).__name__}: {exception}"
 
 
-def _with_room(plan: Plan, lead: StepView) -> Plan:
-    """The plan, saying where the cluster's nodes leave pods less than it asks for."""
+def _plan_with_given(resolver: Resolver, lead: StepView, options: Options) -> Plan:
+    """The run's plan, with the user's own values for the training step in it."""
     backend = lead.backend()
-    try:
-        options = Options.from_values(lead.flow_values())
-        return with_room(plan, options, _given(lead, backend), lead=lead, least=_least(plan))
-    except UserError as error:
-        raise FinetuneError(error.problem, error.advice) from None
+    return with_given(
+        lambda parameters: _plan_once(resolver, parameters, backend),
+        lead.flow_values(),
+        given_values(lead),
+        backend,
+        options,
+    )
 
 
-def _least(plan: Plan) -> Least:
+def _minimum(plan: Plan) -> MinimumRequest:
     """What one node of a plan can't do without: a core for each process, and what they hold in memory."""
     layout = plan.layout
-    return Least(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
-
-
-def _given(step: StepView, backend: Backend) -> dict[str, Given]:
-    compute = step.given(backend) if backend != "local" else {}
-    return merge_given(step.given("resources"), compute, backend)
-
-
-def _lead(step: StepView) -> StepView:
-    """The step whose decorators decide on the plan: the one that trains."""
-    for other in step.steps():
-        for mutator in other.mutators(gpu_profile):
-            mutator.external_init()
-            if mutator.resolver is not None and mutator.role == "train":
-                return other
-    return step
+    return MinimumRequest(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)

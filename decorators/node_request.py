@@ -8,7 +8,6 @@ know of the launch travels in environment variables: local tasks inherit them, c
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,22 +17,17 @@ from metaflow import StepMutator
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
-from decorators.backends import cluster_name, pending
-from decorators.backends.batch import request as batch
-from decorators.backends.batch import workarounds
-from decorators.backends.kubernetes import errors as refusals
-from decorators.backends.kubernetes import request as kubernetes
+from decorators.backends import cluster_name
 from decorators.backends.options import Options
-from decorators.backends.overrides import merge_given
-from decorators.backends.placing import add_variables
+from decorators.backends.placing import fill_in
+from decorators.backends.registry import BACKENDS
+from decorators.launch import LaunchMixin, Once, first_step, given_values, refused_in_words, step_request
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Request
 
 LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # what the flow itself wants its tasks to know
 PRIORITY_VARIABLE = "CHECKLIST_PRIORITY_CLASS"  # a Kubernetes PriorityClass; also for users to set
-_EXTRA_VARIABLE = "CHECKLIST_NODE_ENVIRONMENT"  # JSON: variables for the fabric that is asked for
-_SIZES = ("cpu", "memory", "disk", "shared_memory", "gpu")
 Role = Literal["node", "small"]
 
 
@@ -52,10 +46,10 @@ class Asked:
 
 
 Asks = Callable[[Mapping[str, Any], Backend, int | None], Asked]
-_asked: dict[tuple[Asks, Backend, int | None, str], Asked] = {}  # once for each process
+_ask_once = Once()
 
 
-class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
+class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N801
     """Ask for a step's nodes.
 
     Parameters
@@ -68,6 +62,8 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
         ``"node"``: the step runs on the nodes that are asked for. ``"small"``: it only knows of the launch.
     """
 
+    carried = (LAUNCH_VARIABLE, cluster_name.CLUSTER_VARIABLE)
+
     def init(self, *, asks: Asks, role: Role = "node") -> None:
         if role not in get_args(Role):
             raise FinetuneError(f'@node_request(role="{role}"): it is "node" or "small".')
@@ -76,49 +72,30 @@ class node_request(StepMutator):  # type: ignore[misc]  # noqa: N801
     def mutate(self, mutable_step: Any) -> None:
         """Called by Metaflow in every process that loads the flow; asks only where a run is launched."""
         step = StepView(mutable_step)
-        kind = _metaflow.command()
-        launching = kind in ("run", "resume", "deploy")
-        if launching:
-            _metaflow.ensure_python()
-            self._ask(step)
-        elif kind != "trampoline":
-            return
-        else:
-            pending.install()
-            refusals.install(_keep_endings)
-            workarounds.install()
-        if self.role == "node" and step.backend() == "kubernetes":
+        launched = self.launch_or_carry(step)
+        if launched and self.role == "node" and step.backend() == "kubernetes":
             _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None)
-        if step.backend() != "local":
-            carried = (LAUNCH_VARIABLE, cluster_name.CLUSTER_VARIABLE)
-            step.add_environment({name: os.environ[name] for name in carried if name in os.environ})
-            add_variables(step, _metaflow.datastore_variables())
-            if self.role == "node" and step.has("parallel"):
-                add_variables(step, json.loads(os.environ.get(_EXTRA_VARIABLE, "{}")))
 
-    def _ask(self, step: StepView) -> None:
-        lead = _lead(step)
+    def at_launch(self, step: StepView) -> None:
+        """Ask the flow, once for all steps, what its nodes are to be, and ask its backend for them."""
+        lead = first_step(step, node_request, lambda each: each.role == "node")
         backend = lead.backend()
-        given = _given(lead, backend)
-        try:
-            asked = _ask_once(self.asks, step.flow_values(), backend, _gpus(given))
-            workarounds.check(backend, asked.request.nodes)
-            cluster_name.settle(lead, asked.options.queue if asked.options else None)
-        except UserError as error:
-            raise FinetuneError(error.problem, error.advice) from None
-        os.environ[LAUNCH_VARIABLE] = asked.launch
-        if asked.priority_class:
-            os.environ[PRIORITY_VARIABLE] = asked.priority_class
-        if asked.options is not None and backend != "local":
-            os.environ[pending.TIMEOUT_VARIABLE] = f"{asked.options.pending_timeout:g}"
-        if self.role == "node" and backend != "local":
-            extra = _request(step, asked, backend, given)
-            os.environ[_EXTRA_VARIABLE] = json.dumps(extra)
+        with refused_in_words():
+            asked = _ask_once(self.asks, step.flow_values(), backend, _gpus(given_values(lead)))
+            options = asked.options or Options()
+            if backend != "local":
+                BACKENDS[backend].refuse(asked.request)
+            cluster_name.settle(lead, options.queue)
+            os.environ[LAUNCH_VARIABLE] = asked.launch
+            if asked.priority_class:
+                os.environ[PRIORITY_VARIABLE] = asked.priority_class
+            if self.role == "node" and backend != "local":
+                fill_in(step, step_request(step, asked.request, options))
 
-
-def _keep_endings(lines: list[str]) -> None:
-    if lines:
-        keep_endings(_metaflow.waited_attempt()[0], lines)
+    def keep_endings(self, lines: list[str]) -> None:
+        """How the pods of a step have failed, for the flow's later steps."""
+        if lines:
+            keep_endings(_metaflow.waited_attempt()[0], lines)
 
 
 def keep_endings(run: str, lines: list[str]) -> None:
@@ -141,35 +118,6 @@ def _endings_key(run: str) -> str:
     return f"runs/{run}/endings.txt"
 
 
-def _request(step: StepView, asked: Asked, backend: Backend, given: Mapping[str, Given]) -> dict[str, str]:
-    """Write the request into the step's decorators; the variables that its nodes need besides."""
-    written = {**step.given(backend), **given}
-    if backend == "kubernetes":
-        configured = step.values(backend)
-        pod = kubernetes.values(asked.request, given=written, configured=configured, options=asked.options)
-        sizes, compute, extra = pod.resources, pod.kubernetes, pod.environment
-    else:
-        job = batch.values(asked.request, given=written, options=asked.options)
-        sizes, compute, extra = job.resources, job.batch, job.environment
-    own = {name: given[name].value for name in _SIZES if name in given}
-    step.set_values("resources", {**sizes, **own})
-    if step.has(backend):
-        step.set_values(backend, {**compute, **{name: own[name] for name in own if name in compute}})
-    return extra
-
-
-def _ask_once(asks: Asks, parameters: dict[str, Any], backend: Backend, gpus: int | None) -> Asked:
-    key = (asks, backend, gpus, repr(sorted(parameters.items())))
-    if key not in _asked:
-        _asked[key] = asks(parameters, backend, gpus)
-    return _asked[key]
-
-
-def _given(step: StepView, backend: Backend) -> dict[str, Given]:
-    compute = step.given(backend) if backend != "local" else {}
-    return merge_given(step.given("resources"), compute, backend)
-
-
 def _gpus(given: Mapping[str, Given]) -> int | None:
     if "gpu" not in given:
         return None
@@ -180,13 +128,3 @@ def _gpus(given: Mapping[str, Given]) -> int | None:
             "Write gpu=8, for example.",
         )
     return int(value)
-
-
-def _lead(step: StepView) -> StepView:
-    """The first step that runs on the nodes."""
-    for other in step.steps():
-        for mutator in other.mutators(node_request):
-            mutator.external_init()
-            if mutator.role == "node":
-                return other
-    return step

@@ -1,5 +1,8 @@
 """From a plan to Kubernetes and AWS Batch: what is asked for, whether it can be had, and the wait for it.
 
-Add a backend: a module with ``values``, a ``preflight_*`` with ``look``, a ``waiting_*`` with ``look`` and
-``end``; :mod:`decorators.backends.placing` puts them together.
+A step's request is one value (:class:`decorators.backends.interface.StepRequest`), made at the launch;
+:mod:`decorators.backends.placing` has its backend turn it into the values of the step's decorators, and
+:mod:`decorators.backends.pending` watches the wait. To add a backend: a folder whose ``backend.py`` fills in
+:class:`decorators.backends.interface.ComputeBackend`, and its line in :mod:`decorators.backends.registry`.
+What Metaflow itself must know of it is in :mod:`decorators._metaflow`.
 """

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from decorators._metaflow import Backend, Given
+from decorators.backends.interface import StepRequest, number_of
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, PLACEMENT
 from decorators.backends.options import Options
-from decorators.backends.placing import PLACED, noted
+from decorators.backends.placing import PLACED, note_replaced
 from estimator.errors import UserError
 from estimator.plan import MIB, Override, Plan
 
@@ -44,7 +45,7 @@ def merge_given(
     for name, given in resources.items():
         other = merged.get(name)
         decides = backend == "kubernetes" and name in _RESOURCES_DECIDE
-        if other is None or decides or _number(name, given) > _number(name, other):
+        if other is None or decides or number_of(name, given) > number_of(name, other):
             merged[name] = given
     return merged
 
@@ -64,12 +65,14 @@ def with_given(
     plan = _with_gpus(resolve, parameters, given["gpu"]) if "gpu" in given else resolve(parameters)
     for name, field in _FIELDS.items():
         if name in given:
-            used = _to_mib(name, _number(name, given[name]), backend)
+            used = _to_mib(name, number_of(name, given[name]), backend)
             planned = getattr(plan.request, field)
             if used != planned:
                 note = Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by)
                 plan = plan.with_override(note, **{field: used})
-    return noted(_with_placement(plan, given), given, backend, options or Options())
+    plan = _with_placement(plan, given)
+    asked = StepRequest(backend=backend, request=plan.request, options=options or Options(), given=given)
+    return note_replaced(plan, asked)
 
 
 def for_data(plan: Plan) -> Plan:
@@ -89,7 +92,7 @@ def for_data(plan: Plan) -> Plan:
 
 
 def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given) -> Plan:
-    gpus = int(_number("gpu", given))
+    gpus = int(number_of("gpu", given))
     asked = parameters.get(GPUS_PARAMETER)
     if asked and asked != gpus:
         raise UserError(
@@ -136,13 +139,3 @@ def _to_mib(name: str, value: float, backend: Backend) -> int:
     if backend == "kubernetes" and name in ("memory", "disk"):
         value = value * _MB / MIB
     return math.floor(value)
-
-
-def _number(name: str, given: Given) -> float:
-    try:
-        return float(given.value)
-    except (TypeError, ValueError):
-        raise UserError(
-            f"{given.by.rstrip('=')}: {name} {given.value!r} is not a number.",
-            f"Write {name}=8, for example.",
-        ) from None

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import waiting_datastore
-from decorators.backends.batch import waiting as waiting_batch
-from decorators.backends.kubernetes import waiting as waiting_kubernetes
-from decorators.backends.waiting import State
+from decorators.backends.interface import WaitState
+from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
 
 TIMEOUT_VARIABLE = "FINETUNE_PENDING_TIMEOUT"  # minutes
-LOOK_EVERY_S = 5.0
+ASK_EVERY_S = 5.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,14 +28,14 @@ class Watch:
     """One wait. Called with the job as often as one likes; asks the cluster every ``every_s`` seconds."""
 
     timeout_s: float
-    look: Callable[[WaitedJob], State]
-    end: Callable[[WaitedJob], None]
+    wait_state: Callable[[WaitedJob], WaitState]
+    remove: Callable[[WaitedJob], None]
     say: Callable[[str], None] = _metaflow.say
-    every_s: float = LOOK_EVERY_S
+    every_s: float = ASK_EVERY_S
     clock: Callable[[], float] = time.monotonic
     _began: float | None = None
     _next: float = 0.0
-    _said: str = ""
+    _last_said: str = ""
     _reason: str = ""
     _failing_since: dict[str, float] = field(default_factory=dict)
     _over: bool = False
@@ -49,11 +48,11 @@ class Watch:
         if self._over or now < self._next:
             return
         self._next = now + self.every_s
-        state = self.look(job)
+        state = self.wait_state(job)
         if not state.pending:
             self._over = True
             return
-        self._tell(job, state)
+        self._say_reason(job, state)
         self._fail_early(job, state, now)
         if now - self._began >= self.timeout_s:
             why = self._reason or "no reason is told"
@@ -63,17 +62,17 @@ class Watch:
                 "Wait longer with --pending-timeout MINUTES, or ask for what the cluster has.",
             )
 
-    def _tell(self, job: WaitedJob, state: State) -> None:
+    def _say_reason(self, job: WaitedJob, state: WaitState) -> None:
         if not state.reason:
             return
         self._reason = state.reason
         # Counts change with every pod that comes and goes elsewhere, names with each that is tried
         plain = re.sub(r'"[^"]*"|\d+', "#", state.reason)
-        if plain != self._said:
-            self._said = plain
+        if plain != self._last_said:
+            self._last_said = plain
             self.say(f"{job.what} waits: {state.reason}")
 
-    def _fail_early(self, job: WaitedJob, state: State, now: float) -> None:
+    def _fail_early(self, job: WaitedJob, state: WaitState, now: float) -> None:
         """Give up on what waiting doesn't cure, once it has stayed so for its grace."""
         if state.hopeless is None:
             self._failing_since.clear()
@@ -84,7 +83,7 @@ class Watch:
 
     def _give_up(self, job: WaitedJob, problem: str, advice: str) -> None:
         self._over = True
-        self.end(job)
+        self.remove(job)
         raise UserError(f"{problem.rstrip('.')}; it has been removed.", advice)
 
 
@@ -105,12 +104,14 @@ def install() -> None:
 
     def seen(job: WaitedJob) -> None:
         if job.backend not in watches:
-            module = waiting_kubernetes if job.backend == "kubernetes" else waiting_batch
+            backend = BACKENDS[job.backend]
             watches[job.backend] = []
             if text:
-                start = Watch(timeout_s=float(text) * 60, look=module.look, end=module.end)
+                start = Watch(
+                    timeout_s=float(text) * 60, wait_state=backend.wait_state, remove=backend.remove
+                )
                 watches[job.backend].append(start)
-            if (datastore := waiting_datastore.watch(module.end)) is not None:
+            if (datastore := waiting_datastore.watch(backend.remove)) is not None:
                 watches[job.backend].append(datastore)
         for watch in watches[job.backend]:
             watch(job)

@@ -8,14 +8,13 @@ machine. A deployed flow's steps are sized once and for all: there the next atte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from decorators._metaflow import Backend, Given, StepView, before_retry, say
-from decorators.backends import placing
-from decorators.backends.kubernetes.fit import Least
-from decorators.backends.kubernetes.request import ClusterFacts
-from decorators.backends.options import Options
+from decorators._metaflow import StepView, before_retry, say
+from decorators.backends.interface import MinimumRequest, StepRequest
+from decorators.backends.placing import remembered_with
+from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Plan
@@ -27,18 +26,15 @@ class Retrying:
     """What is needed to place a step again."""
 
     step: StepView
-    backend: Backend
-    options: Options
-    given: Mapping[str, Given]
-    configured: Mapping[str, Any]
-    """The compute decorator's values before the launch has placed the step."""
-    least: Callable[[Plan], Least]
+    asked: StepRequest
+    """What the launch has asked for, as the step was before it was placed."""
+    minimum: Callable[[Plan], MinimumRequest]
     carry: Callable[[Plan], dict[str, str]]
     """The variables by which a plan reaches the step's processes."""
 
     def install(self) -> None:
         """Have Metaflow ask :meth:`prepare` before each attempt but the first."""
-        before_retry(self.step, self.backend, self.prepare)
+        before_retry(self.step, self.asked.backend, self.prepare)
 
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
         """Change the step's request where the failed attempt calls for it; variables for the next one."""
@@ -50,24 +46,25 @@ class Retrying:
 
     def place(self, plan: Plan) -> dict[str, str]:
         """Ask for this plan's machine from now on; nothing is changed where it can't be had."""
-        request = plan.request
-        facts = ClusterFacts()
+        request, options = plan.request, self.asked.options
+        backend = BACKENDS[self.asked.backend]
+        asked = replace(self.asked, request=request, minimum=self.minimum(plan))
+        present = self.step.values(asked.backend)
         try:
-            if self.options.preflight:
-                facts = placing.look(self.backend, request, self.options, self.step, self.least(plan))
-            elif self.backend == "batch" and not self.options.queue_for(request.gpu):
+            if options.preflight:
+                asked = replace(asked, facts=backend.preflight(replace(asked, configured=present)))
+            elif backend.machine_follows_queue and not options.queue_for(request.gpu):
                 raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu}=QUEUE")
         except UserError as error:
             say(f"The next attempt has the same GPUs, as {request.gpu} can't be had: {error.problem}")
             return {}
-        values = placing.merged(request, self.backend, self.options, self.given, self.configured, facts)
+        values = backend.values_for(asked)
         # Metaflow has merged @resources into the compute decorator by now
-        sizes = {name: value for name, value in values["resources"].items() if value is not None}
-        if self.backend == "batch":
-            sizes.pop("disk", None)
-        self.step.set_values(self.backend, {**_texts(sizes), **values.get(self.backend, {})})
+        sizes = {name: value for name, value in values.resources.items() if value is not None}
+        sizes = {name: value for name, value in sizes.items() if name in present}
+        self.step.set_values(asked.backend, {**_texts(sizes), **values.compute})
         say(f"The next attempt asks for {request.gpus_per_node}x {request.gpu} on each node.")
-        return self.carry(plan) | placing.remembered_with(self.step, values["environment"])
+        return self.carry(plan) | remembered_with(self.step, values.environment)
 
 
 def _texts(sizes: Mapping[str, Any]) -> dict[str, str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from decorators._metaflow import Given
-from decorators.node_request import Asked, _request
+import pytest
+
+from decorators._metaflow import StepView
+from decorators.backends import pending, placing
+from decorators.backends.options import Options
+from decorators.launch import step_request
 from estimator.plan import Request
+from tests.decorators.backends.steps import RecordedStep
 
 P5 = Request(
     nodes=4,
@@ -20,32 +25,18 @@ P5 = Request(
 )
 
 
-class _Step:
-    """A step that remembers what is written into its decorators."""
-
-    def __init__(self, backend: str, **given: Any) -> None:
-        self._backend = backend
-        self._given = {name: Given(value=value, by="--with") for name, value in given.items()}
-        self.written: dict[str, dict[str, Any]] = {}
-
-    def given(self, decorator: str) -> dict[str, Given]:
-        return self._given if decorator == self._backend else {}
-
-    def values(self, decorator: str) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-    def has(self, decorator: str) -> bool:
-        return decorator == self._backend
-
-    def set_values(self, decorator: str, values: dict[str, Any]) -> None:
-        self.written[decorator] = values
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (placing.ENVIRONMENT_VARIABLE, pending.TIMEOUT_VARIABLE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def _written(backend: Any, **given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    step = _Step(backend, **given)
-    sizes = {name: value for name, value in step.given(backend).items() if name != "queue"}
-    extra = _request(step, Asked(request=P5, launch=""), backend, sizes)  # type: ignore[arg-type]
-    return step.written, extra
+    step = RecordedStep(backend, written=tuple(given), **given)
+    view = cast("StepView", step)
+    placing.fill_in(view, step_request(view, P5, Options()))
+    return step.set, step.environment
 
 
 def test_batch_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
@@ -66,7 +57,6 @@ def test_kubernetes_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
 
 def test_what_the_user_has_written_stands() -> None:
     written, _ = _written("batch", gpu="4", memory="9000", queue="mine", efa="0")
-    assert (written["resources"]["gpu"], written["resources"]["memory"]) == ("4", "9000")
+    assert (written["resources"]["gpu"], written["resources"]["memory"]) == (4, 9000)
     assert written["resources"]["shared_memory"] == 8192
-    assert "queue" not in written["batch"]
-    assert "efa" not in written["batch"]
+    assert (written["batch"]["queue"], written["batch"]["efa"]) == ("mine", "0")

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from checklist.outputs import prometheus
 from checklist.verdict import judge
 from decorators.backends import tables
-from decorators.backends.kubernetes import request as backend
+from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
@@ -72,7 +72,7 @@ def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:
 
 
 def test_a_queue_covers_all_that_a_pod_of_a_flow_may_ask_for(objects: tuple[Json, ...]) -> None:
-    asked = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", backend.EFA, backend.HUGEPAGES}
+    asked = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
     found = of_kind(objects, "ClusterQueue")
     assert len(found) == len(queues())
     for queue in found:
@@ -141,12 +141,12 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
     quota = {
         item["name"]: int(item["nominalQuota"])
         for item in queue["spec"]["resourceGroups"][0]["flavors"][1]["resources"]
-        if item["name"] in ("nvidia.com/gpu", backend.EFA)
+        if item["name"] in ("nvidia.com/gpu", EFA)
     }
     nodes = group["maxSize"]
     assert quota == {
         "nvidia.com/gpu": nodes * machine.gpu_count,
-        backend.EFA: nodes * tables.efa_interfaces(machine),
+        EFA: nodes * tables.efa_interfaces(machine),
     }
 
 

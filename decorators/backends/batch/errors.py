@@ -5,8 +5,11 @@ from __future__ import annotations
 from estimator.errors import UserError
 
 
-def words(error: Exception, left: str) -> UserError:
-    """``left``: the id of a job that was submitted and could not be terminated; empty: there is none."""
+def explain(error: Exception, left: str) -> UserError:
+    """What AWS has refused, or why it can't be asked, and what to do about it.
+
+    ``left``: the id of a job that was submitted and could not be terminated; empty: there is none.
+    """
     code, said = _answer(error)
     ends = f"aws batch terminate-job --job-id {left} --reason stopped ends what goes on unwatched."
     if "Expired" in code or "expired" in said:

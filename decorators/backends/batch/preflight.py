@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from decorators.backends import tables
 from decorators.backends.findings import CALL_S, Clock, Findings
+from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
-from decorators.backends.kubernetes.fit import Least
 from decorators.backends.tables import Quota
 from estimator import hardware
 from estimator.errors import UserError
@@ -21,58 +21,76 @@ INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchStep:
-    """What Metaflow will submit a step with, beside its size."""
+class JobSettings:
+    """What Metaflow will submit a step's job with, beside its size."""
 
     queue: str | None = None
     image: str | None = None
     iam_role: str | None = None
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> BatchStep:
-        """From the values of a step's ``@batch``."""
-        return cls(queue=values.get("queue"), image=values.get("image"), iam_role=values.get("iam_role"))
+    def of(cls, asked: StepRequest) -> JobSettings:
+        """From the values of the step's ``@batch``; the GPU's queue, where the user has named none there."""
+        values = asked.configured
+        queue = values.get("queue") if "queue" in asked.given else asked.options.queue_for(asked.request.gpu)
+        return cls(
+            queue=queue or values.get("queue"), image=values.get("image"), iam_role=values.get("iam_role")
+        )
 
 
 @dataclass(kw_only=True, slots=True)
-class _Look:
+class _Preflight:
     """One preflight while it runs."""
 
     client: Callable[[str], Any]
     request: Request
-    least: Least
+    minimum: MinimumRequest
     findings: Findings
     clock: Clock
 
 
-def look(
-    request: Request, *, step: BatchStep, least: Least | None = None, clock: Clock | None = None
+def check_queue(asked: StepRequest) -> ClusterFacts:
+    """Raise UserError where the queue could never take the request; it tells nothing that would be asked for.
+
+    A queue is asked once by each process, however many steps of a run want to know.
+    """
+    _check_once(asked.request, JobSettings.of(asked), asked.minimum)
+    return ClusterFacts()
+
+
+@lru_cache(maxsize=4)
+def _check_once(request: Request, job: JobSettings, minimum: MinimumRequest | None) -> None:
+    inspect(request, job=job, minimum=minimum).settle()
+
+
+def inspect(
+    request: Request, *, job: JobSettings, minimum: MinimumRequest | None = None, clock: Clock | None = None
 ) -> Findings:
     """All rows. Raises UserError where AWS can't be asked at all, or no queue is named."""
-    seen = _Look(
+    preflight = _Preflight(
         client=_clients(),
         request=request,
-        least=least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
-        findings=Findings(where=f"AWS Batch queue {step.queue or '(none named)'}"),
+        minimum=minimum or MinimumRequest(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
+        findings=Findings(where=f"AWS Batch queue {job.queue or '(none named)'}"),
         clock=clock or Clock(),
     )
-    queue = _queue(seen, step.queue) if step.queue else _any_queue(seen)
+    queue = _queue(preflight, job.queue) if job.queue else _any_queue(preflight)
     if queue is not None:
-        environments = _environments(seen, queue)
-        able = [item for item in environments if _environment(seen, item)]
+        environments = _environments(preflight, queue)
+        able = [item for item in environments if _environment(preflight, item)]
         if environments and not able:
-            _none_able(seen)
+            _none_able(preflight)
         for item in able:
-            _ask(seen, "region", partial(_offered, seen, item))
-            _ask(seen, "quota", partial(_quota, seen, item))
-    if not step.iam_role:
-        seen.findings.unknown(
+            _ask(preflight, "region", partial(_offered, preflight, item))
+            _ask(preflight, "quota", partial(_quota, preflight, item))
+    if not job.iam_role:
+        preflight.findings.unknown(
             "role",
             "no IAM role is named for the jobs: they can't read S3",
             "METAFLOW_ECS_S3_ACCESS_IAM_ROLE=ARN",
         )
-    images.check(step.image, seen.findings, seen.clock, gpus=bool(request.gpus_per_node))
-    return seen.findings
+    images.check(job.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
+    return preflight.findings
 
 
 def _clients() -> Callable[[str], Any]:
@@ -98,7 +116,7 @@ def _clients() -> Callable[[str], Any]:
     return client
 
 
-def _call(seen: _Look, ask: Callable[[], Any]) -> Any:
+def _call(preflight: _Preflight, ask: Callable[[], Any]) -> Any:
     """One question that everything hangs on; UserError in one line where there is no answer."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -121,7 +139,9 @@ def _call(seen: _Look, ask: Callable[[], Any]) -> Any:
             raise UserError(
                 f"AWS doesn't accept the credentials ({code}).", "aws sts get-caller-identity"
             ) from None
-        seen.findings.unknown("queue", f"not told: {error.response.get('Error', {}).get('Message', code)}")
+        preflight.findings.unknown(
+            "queue", f"not told: {error.response.get('Error', {}).get('Message', code)}"
+        )
         return None
     except BotoCoreError as error:
         if "Token" in type(error).__name__ or "SSO" in type(error).__name__:
@@ -131,46 +151,46 @@ def _call(seen: _Look, ask: Callable[[], Any]) -> Any:
         ) from None
 
 
-def _ask(seen: _Look, check: str, ask: Callable[[], None]) -> None:
+def _ask(preflight: _Preflight, check: str, ask: Callable[[], None]) -> None:
     """A question that may go without answer."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    if seen.clock.left() <= 0:
-        seen.findings.unknown(check, "not asked: the time for asking is over")
+    if preflight.clock.left() <= 0:
+        preflight.findings.unknown(check, "not asked: the time for asking is over")
         return
     try:
         ask()
     except ClientError as error:
         told = error.response.get("Error", {})
-        seen.findings.unknown(check, f"not told: {told.get('Code') or told.get('Message')}")
+        preflight.findings.unknown(check, f"not told: {told.get('Code') or told.get('Message')}")
     except (BotoCoreError, KeyError) as error:
-        seen.findings.unknown(check, f"not told: {type(error).__name__}")
+        preflight.findings.unknown(check, f"not told: {type(error).__name__}")
 
 
-def _any_queue(seen: _Look) -> dict[str, Any] | None:
+def _any_queue(preflight: _Preflight) -> dict[str, Any] | None:
     """The queue that Metaflow takes where none is named: the first that is enabled."""
-    answer = _call(seen, seen.client("batch").describe_job_queues)
+    answer = _call(preflight, preflight.client("batch").describe_job_queues)
     if answer is None:
         return None
     usable = [q for q in answer["jobQueues"] if q.get("state") == "ENABLED" and q.get("status") == "VALID"]
     fix = "--queue NAME, resources.queues by GPU type in the settings, or METAFLOW_BATCH_JOB_QUEUE=NAME"
     if not usable:
-        seen.findings.no("queue", "none is named, and the region has none that is enabled", fix)
+        preflight.findings.no("queue", "none is named, and the region has none that is enabled", fix)
         return None
     queue: dict[str, Any] = usable[0]
-    seen.findings.unknown("queue", f"none is named: Metaflow takes {queue['jobQueueName']}", fix)
+    preflight.findings.unknown("queue", f"none is named: Metaflow takes {queue['jobQueueName']}", fix)
     return queue
 
 
-def _queue(seen: _Look, name: str) -> dict[str, Any] | None:
-    answer = _call(seen, lambda: seen.client("batch").describe_job_queues(jobQueues=[name]))
+def _queue(preflight: _Preflight, name: str) -> dict[str, Any] | None:
+    answer = _call(preflight, lambda: preflight.client("batch").describe_job_queues(jobQueues=[name]))
     if answer is None:
         return None
     if not answer["jobQueues"]:
-        every = _call(seen, lambda: seen.client("batch").describe_job_queues()) or {"jobQueues": []}
+        every = _call(preflight, lambda: preflight.client("batch").describe_job_queues()) or {"jobQueues": []}
         names = ", ".join(item["jobQueueName"] for item in every["jobQueues"][:5])
-        region = seen.client("batch").meta.region_name
-        seen.findings.no(
+        region = preflight.client("batch").meta.region_name
+        preflight.findings.no(
             "queue",
             f"there is none of that name in {region}",
             f"--queue {' or '.join(names.split(', '))}" if names else INFRA,
@@ -178,42 +198,42 @@ def _queue(seen: _Look, name: str) -> dict[str, Any] | None:
         return None
     queue: dict[str, Any] = answer["jobQueues"][0]
     if queue.get("state") != "ENABLED" or queue.get("status") != "VALID":
-        seen.findings.no(
+        preflight.findings.no(
             "queue",
             f"it is {queue.get('state')}, {queue.get('status')} {queue.get('statusReason') or ''}".rstrip(),
             f"aws batch update-job-queue --job-queue {queue['jobQueueName']} --state ENABLED",
         )
         return None
-    seen.findings.ok("queue", "ENABLED, VALID")
+    preflight.findings.ok("queue", "ENABLED, VALID")
     return queue
 
 
-def _environments(seen: _Look, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _environments(preflight: _Preflight, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = [item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder") or []]
     if not names:
-        seen.findings.no("compute environment", "the queue has none", INFRA)
+        preflight.findings.no("compute environment", "the queue has none", INFRA)
         return []
-    client = seen.client("batch")
-    answer = _call(seen, lambda: client.describe_compute_environments(computeEnvironments=names))
+    client = preflight.client("batch")
+    answer = _call(preflight, lambda: client.describe_compute_environments(computeEnvironments=names))
     return list(answer["computeEnvironments"]) if answer else []
 
 
-def _environment(seen: _Look, item: Mapping[str, Any]) -> bool:
+def _environment(preflight: _Preflight, item: Mapping[str, Any]) -> bool:
     """Add the row of one compute environment; whether it could take the request."""
-    name, why = item["computeEnvironmentName"], _refusal(seen, item)
+    name, why = item["computeEnvironmentName"], _refusal(preflight, item)
     if why is None:
-        fitting = _fitting(item.get("computeResources") or {}, seen.request, seen.least)
+        fitting = _fitting(item.get("computeResources") or {}, preflight.request, preflight.minimum)
         what = ", ".join(fitting[:3]) if fitting else "machines that the instance table lacks"
-        seen.findings.ok("compute environment", f"{name}: {what}")
+        preflight.findings.ok("compute environment", f"{name}: {what}")
         return True
     # One of several that can't is no fault yet
-    seen.findings.unknown("compute environment", f"{name}: {why}")
+    preflight.findings.unknown("compute environment", f"{name}: {why}")
     return False
 
 
-def _refusal(seen: _Look, item: Mapping[str, Any]) -> str | None:
+def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
     """Why this compute environment could never take the request; None: it could."""
-    request, least = seen.request, seen.least
+    request, minimum = preflight.request, preflight.minimum
     if item.get("state") != "ENABLED" or item.get("status") not in ("VALID", "UPDATING"):
         return f"{item.get('state')}, {item.get('status')}: {item.get('statusReason') or 'no reason told'}"
     if item.get("type") == "UNMANAGED":
@@ -226,25 +246,25 @@ def _refusal(seen: _Look, item: Mapping[str, Any]) -> str | None:
         return "SPOT runs no jobs of several nodes"
     if kind.startswith("FARGATE"):
         return None
-    if not _fitting(told, request, least) and not _untold(told, request):
+    if not _fitting(told, request, minimum) and not _untold(told, request):
         has = ", ".join(told.get("instanceTypes") or []) or "no instance types"
         wanted = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
-        return f"{has}: none has {wanted}, {least.cpu:g} vCPUs, {least.memory_bytes / 2**30:.0f} GiB"
+        return f"{has}: none has {wanted}, {minimum.cpu:g} vCPUs, {minimum.memory_bytes / 2**30:.0f} GiB"
     most = told.get("maxvCpus")
-    needed = _vcpus(told, request, least)
+    needed = _vcpus(told, request, minimum)
     if most is not None and most < needed:
         return f"maxvCpus is {most}, {request.nodes} node(s) need {needed}"
     return None
 
 
-def _none_able(seen: _Look) -> None:
-    request = seen.request
+def _none_able(preflight: _Preflight) -> None:
+    request = preflight.request
     what = f"{request.nodes} x {request.gpus_per_node} {request.gpu}" if request.gpus_per_node else "the step"
-    rows = [row.found for row in seen.findings.rows if row.check == "compute environment"]
-    seen.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
+    rows = [row.found for row in preflight.findings.rows if row.check == "compute environment"]
+    preflight.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
 
 
-def _fitting(told: Mapping[str, Any], request: Request, least: Least) -> list[str]:
+def _fitting(told: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
     """Machine types of the instance table that the environment may start, and that are large enough."""
     allowed = _allowed(told)
     wanted = hardware.current().gpu(request.gpu).name if request.gpu else None
@@ -254,8 +274,8 @@ def _fitting(told: Mapping[str, Any], request: Request, least: Least) -> list[st
         if item.cloud == "aws"
         and any(_matches(item.name, pattern) for pattern in allowed)
         and (not request.gpus_per_node or (item.gpu == wanted and item.gpu_count >= request.gpus_per_node))
-        and (item.vcpu or 0) >= least.cpu
-        and (item.ram_bytes or 0) >= least.memory_bytes
+        and (item.vcpu or 0) >= minimum.cpu
+        and (item.ram_bytes or 0) >= minimum.memory_bytes
     ]
 
 
@@ -275,59 +295,59 @@ def _matches(name: str, pattern: str) -> bool:
     return name == pattern or name.partition(".")[0] == pattern
 
 
-def _vcpus(told: Mapping[str, Any], request: Request, least: Least) -> int:
+def _vcpus(told: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> int:
     """vCPUs of the machines that the run takes: whole ones count."""
-    sizes = [hardware.current().find_instance(name) for name in _fitting(told, request, least)]
+    sizes = [hardware.current().find_instance(name) for name in _fitting(told, request, minimum)]
     known = [item.vcpu for item in sizes if item is not None and item.vcpu]
     return request.nodes * (min(known) if known else request.cpu)
 
 
-def _offered(seen: _Look, item: Mapping[str, Any]) -> None:
+def _offered(preflight: _Preflight, item: Mapping[str, Any]) -> None:
     """Whether the region has the machine type."""
     told = item.get("computeResources") or {}
-    names = [name for name in _fitting(told, seen.request, seen.least) if "." in name]
+    names = [name for name in _fitting(told, preflight.request, preflight.minimum) if "." in name]
     if not names:
         return
-    client = seen.client("ec2")
+    client = preflight.client("ec2")
     answer = client.describe_instance_type_offerings(Filters=[{"Name": "instance-type", "Values": names}])
     offered = {found["InstanceType"] for found in answer["InstanceTypeOfferings"]}
     region = client.meta.region_name
     if offered:
-        seen.findings.ok("region", f"{region} has {', '.join(sorted(offered)[:3])}")
+        preflight.findings.ok("region", f"{region} has {', '.join(sorted(offered)[:3])}")
     else:
-        seen.findings.no(
+        preflight.findings.no(
             "region",
             f"{region} has no {', '.join(names[:3])}",
             f"aws ec2 describe-instance-type-offerings --filters Name=instance-type,Values={names[0]}",
         )
 
 
-def _quota(seen: _Look, item: Mapping[str, Any]) -> None:
+def _quota(preflight: _Preflight, item: Mapping[str, Any]) -> None:
     """The account's limit on running vCPUs of the machine's family."""
     told = item.get("computeResources") or {}
-    names = [name for name in _fitting(told, seen.request, seen.least) if "." in name]
+    names = [name for name in _fitting(told, preflight.request, preflight.minimum) if "." in name]
     limits = tables.quotas_of(names[0], spot=told.get("type") == "SPOT") if names else []
     if not limits:
         return
     if not limits[0].code:
-        seen.findings.unknown("quota", f"which limit counts {names[0]} on Spot is not known")
+        preflight.findings.unknown("quota", f"which limit counts {names[0]} on Spot is not known")
         return
-    limit, most = _limit_of(seen, limits)
-    needed = _vcpus(told, seen.request, seen.least)
+    limit, most = _limit_of(preflight, limits)
+    needed = _vcpus(told, preflight.request, preflight.minimum)
     if most < needed:
-        seen.findings.no(
+        preflight.findings.no(
             "quota",
             f"the account may run {most:g} vCPUs of {limit.family.upper()} machines, {needed} are needed",
             "aws service-quotas request-service-quota-increase --service-code ec2 "
             f"--quota-code {limit.code} --desired-value {needed}",
         )
     else:
-        seen.findings.ok("quota", f"{most:g} vCPUs of {limit.family.upper()} machines")
+        preflight.findings.ok("quota", f"{most:g} vCPUs of {limit.family.upper()} machines")
 
 
-def _limit_of(seen: _Look, limits: list[Quota]) -> tuple[Quota, float]:
+def _limit_of(preflight: _Preflight, limits: list[Quota]) -> tuple[Quota, float]:
     """The narrowest limit that the account has, and its vCPUs. Raises ClientError."""
-    client = seen.client("service-quotas")
+    client = preflight.client("service-quotas")
     for limit in limits[:-1]:
         try:
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limit.code)

@@ -9,49 +9,27 @@ Units: ``memory``, ``shared_memory`` in MiB.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from decorators._metaflow import Given
 from decorators.backends import tables
-from decorators.backends.kubernetes import request as kubernetes
-from decorators.backends.options import Options
+from decorators.backends.interface import StepRequest, StepValues
+from decorators.backends.kubernetes.request import environment, machine_of
 from estimator.plan import Request
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Values:
-    """What goes into a step's decorators."""
-
-    resources: dict[str, Any]
-    batch: dict[str, Any]
-    environment: dict[str, str]
-
-
-def values(
-    request: Request, *, given: Mapping[str, Given] | None = None, options: Options | None = None
-) -> Values:
-    """All values for one step. What the user has written (``given``) is left out of what would replace it."""
-    own, chosen = given or {}, options or Options()
-    asked = efa(request) if "efa" not in own else 0
-    queue = chosen.queue_for(request.gpu) if "queue" not in own else None
-    return Values(
-        resources={
-            "cpu": request.cpu,
-            "memory": request.memory_mib,
-            "disk": request.disk_mib,  # Batch has no such request: the launch template's volume decides
-            "shared_memory": request.shared_memory_mib or None,
-            "gpu": request.gpus_per_node or None,
-        },
-        batch={**({"queue": queue} if queue else {}), **({"efa": asked} if asked else {})},
-        environment=kubernetes.environment(request, "batch", asked),
+def values_for(asked: StepRequest) -> StepValues:
+    """All values for one step. What the user has written is left out of what would replace it."""
+    interfaces = efa_interfaces(asked.request) if "efa" not in asked.given else 0
+    queue = asked.options.queue_for(asked.request.gpu) if "queue" not in asked.given else None
+    return StepValues(
+        # Batch has no request for a disk: the launch template's volume decides
+        resources=asked.sizes_in_mib(),
+        compute={**({"queue": queue} if queue else {}), **({"efa": interfaces} if interfaces else {})},
+        environment=environment(asked.request, "batch", interfaces),
     )
 
 
-def efa(request: Request) -> int:
+def efa_interfaces(request: Request) -> int:
     """EFA interfaces to hand to each container: all of a whole machine's, for a step on several nodes."""
-    instance = kubernetes.machine_of(request)
+    instance = machine_of(request)
     if request.nodes < 2 or instance is None or request.gpus_per_node != instance.gpu_count:
         return 0
     return tables.efa_interfaces(instance)

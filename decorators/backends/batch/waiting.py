@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decorators._metaflow import WaitedJob
-from decorators.backends.waiting import STARTED, Hopeless, State
+from decorators.backends.interface import STARTED, Hopeless, WaitState
 
 WAITING = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING")
 _FIX = Hopeless(
@@ -15,22 +15,25 @@ _FIX = Hopeless(
 )
 
 
-def look(job: WaitedJob) -> State:
-    """From what Metaflow has just asked Batch; the queue is asked only while the job gives no reason."""
+def wait_state(job: WaitedJob) -> WaitState:
+    """Whether the job has started, from what Metaflow has just asked Batch.
+
+    The queue is asked only while the job gives no reason.
+    """
     status = str(job.info.get("status", ""))
     if status not in WAITING:
         return STARTED
     reason = str(job.info.get("statusReason") or "")
     if reason:
-        return State(
+        return WaitState(
             pending=True,
             reason=f"{status}: {reason}",
             hopeless=_FIX if reason.startswith("MISCONFIGURATION") else None,
         )
-    return State(pending=True, reason=_of_queue(job.client, str(job.info.get("jobQueue") or "")))
+    return WaitState(pending=True, reason=_of_queue(job.client, str(job.info.get("jobQueue") or "")))
 
 
-def end(job: WaitedJob) -> None:
+def terminate_job(job: WaitedJob) -> None:
     """Terminate the job, which also takes it out of the queue."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -45,14 +48,14 @@ def _of_queue(client: Any, queue: str) -> str:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        found = client.describe_job_queues(jobQueues=[queue])["jobQueues"]
-        if not found:
+        queues = client.describe_job_queues(jobQueues=[queue])["jobQueues"]
+        if not queues:
             return ""
-        names = [item["computeEnvironment"] for item in found[0].get("computeEnvironmentOrder") or []]
+        names = [item["computeEnvironment"] for item in queues[0].get("computeEnvironmentOrder") or []]
         environments = client.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
     except (BotoCoreError, ClientError):
         return ""
-    for item in (*found, *environments):
+    for item in (*queues, *environments):
         name = item.get("computeEnvironmentName") or item.get("jobQueueName")
         if item.get("state") != "ENABLED" or item.get("status") not in ("VALID", "UPDATING"):
             return f"{name} is {item.get('state')}, {item.get('status')}: {item.get('statusReason', '')}"

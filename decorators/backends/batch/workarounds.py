@@ -6,40 +6,43 @@ metadata service hand out, occurs elsewhere too, in the address of the code pack
 fail to start, and the main one waits for them. :func:`install` has the command made from its two places.
 
 The main node also waits, at its end, for the others' tasks to be there in the metadata. With local metadata
-each container has its own, and that wait can't end well: :func:`check` refuses it beforehand.
+each container has its own, and that wait can't end well: :func:`refuse_local_metadata` refuses it beforehand.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from decorators import _metaflow
-from decorators._metaflow import Backend
 from decorators.backends import oom_kills
-from decorators.backends.batch import errors as refusals_batch
+from decorators.backends.batch.errors import explain
 from estimator.errors import UserError
+from estimator.plan import Request
 
 _INDEX = "$AWS_BATCH_JOB_NODE_INDEX"  # for the node's own shell
 
 
-def check(backend: Backend, nodes: int) -> None:
-    """For the launch of a run. Raises UserError where its nodes could not find each other's tasks."""
-    if backend == "batch" and nodes > 1 and _metaflow.metadata_kind() == "local":
+def refuse_local_metadata(request: Request) -> None:
+    """Raise UserError at the launch of a run whose nodes could not find each other's tasks."""
+    if request.nodes > 1 and _metaflow.metadata_kind() == "local":
         raise UserError(
-            f"A step on {nodes} nodes of AWS Batch needs a metadata service; this run's metadata is local.",
+            f"A step on {request.nodes} nodes of AWS Batch needs a metadata service; "
+            "this run's metadata is local.",
             "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=service, or ask for one node.",
         )
 
 
-def install() -> None:
-    """For the process that Metaflow starts for a remote step: commands put right, refusals in words."""
+def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:  # noqa: ARG001
+    """For the process that Metaflow starts for a remote step: commands put right, refusals in words.
+
+    ``ended`` hears nothing: Metaflow itself tells how a Batch job has failed.
+    """
     _metaflow.on_batch_client(
         lambda client: client.meta.events.register("provide-client-params.batch.SubmitJob", correct)
     )
-    _metaflow.put_batch_in_words(
-        refusals_batch.words, lambda job: oom_kills.note(oom_kills.in_batch_job(job))
-    )
+    _metaflow.put_batch_in_words(explain, lambda job: oom_kills.note(oom_kills.in_batch_job(job)))
 
 
 def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:

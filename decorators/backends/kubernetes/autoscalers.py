@@ -50,10 +50,10 @@ def could_grow(
     ``may``: whether this login has a right. ``clouds``: those of the present nodes, whose node groups may
     grow without the cluster knowing.
     """
-    found = found_at(get, f"/apis/{KARPENTER}")
-    if found is None:
+    karpenter = found_at(get, f"/apis/{KARPENTER}")
+    if karpenter is None:
         return _node_groups(get, may, clouds)
-    version = found["preferredVersion"]["groupVersion"]
+    version = karpenter["preferredVersion"]["groupVersion"]
     pools = get(f"/apis/{version}/nodepools").get("items") or []
     refusals = {pool["metadata"]["name"]: refusal(pool, request) for pool in pools}
     taking = [name for name, why in refusals.items() if why is None]
@@ -89,13 +89,13 @@ def _autoscaler_groups(get: Callable[..., Json]) -> list[tuple[str, int, int]]:
     except yaml.YAMLError:  # before 1.30 it is a text for people
         return []
     groups = read.get("nodeGroups") if isinstance(read, dict) else None
-    found = []
+    sizes = []
     for group in groups or []:
         health = group.get("health") or {}
         now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is left out
         if isinstance(now, int) and isinstance(most, int):
-            found.append((str(group.get("name", "")).rpartition("/")[2], now, most))
-    return found
+            sizes.append((str(group.get("name", "")).rpartition("/")[2], now, most))
+    return sizes
 
 
 def refusal(pool: Mapping[str, Any], request: Request) -> str | None:
@@ -112,9 +112,9 @@ def refusal(pool: Mapping[str, Any], request: Request) -> str | None:
         if key in labels and test is not None and not test(labels[key], values):
             return f"{key} {item.get('operator')} {', '.join(values[:4])}"
     limit = (pool.get("spec", {}).get("limits") or {}).get("nvidia.com/gpu")
-    wanted = request.nodes * request.gpus_per_node
-    if limit is not None and wanted > int(limit):
-        return f"its limit is {limit} GPUs, {wanted} are needed"
+    gpus = request.nodes * request.gpus_per_node
+    if limit is not None and gpus > int(limit):
+        return f"its limit is {limit} GPUs, {gpus} are needed"
     return None
 
 

@@ -19,15 +19,15 @@ _ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher ne
 def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
     """For the process that Metaflow starts for a remote step. ``ended`` gets the lines of one that failed."""
 
-    def told(job: WaitedJob) -> list[str]:
-        lines = endings(job)
+    def describe(job: WaitedJob) -> list[str]:
+        lines = failed_pods(job)
         ended(lines)
         return lines
 
-    _metaflow.put_in_words(words, told)
+    _metaflow.put_in_words(explain, describe)
 
 
-def endings(job: WaitedJob) -> list[str]:
+def failed_pods(job: WaitedJob) -> list[str]:
     """A line for each pod that has failed: where, and why; none where the API doesn't tell.
 
     A pod that has run out of memory is also noted for the step's next attempt.
@@ -59,8 +59,11 @@ def _end_of(pod: Json) -> str:
     return "the node doesn't say why"
 
 
-def words(error: Exception, submitted: str) -> UserError:
-    """``submitted``: what is on the cluster already, and goes on there; empty: nothing is."""
+def explain(error: Exception, submitted: str) -> UserError:
+    """What the API server has refused, or why it can't be asked, and what to do about it.
+
+    ``submitted``: what is on the cluster already, and goes on there; empty: nothing is.
+    """
     status, said = _answer(error)
     if submitted:
         kind, name, *_, namespace = submitted.split()

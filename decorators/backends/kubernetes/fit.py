@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from decorators.backends import tables
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL, ClusterFacts, Toleration
+from decorators.backends.interface import ClusterFacts, MinimumRequest, Toleration
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.tables import Room
 from estimator import hardware
@@ -17,14 +18,6 @@ from estimator.hardware.from_cluster import ClusterNodes, group
 from estimator.plan import GIB, MIB, Request
 
 BLOCKING = ("NoSchedule", "NoExecute")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Least:
-    """What one node of the run can't do without; the request may be lowered to it."""
-
-    cpu: float
-    memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +39,12 @@ class _Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class _Criteria:
     """What every node is judged by."""
 
     request: Request
     options: Options
-    least: Least
+    minimum: MinimumRequest
     daemons: Room
     own: tuple[Toleration, ...]
     own_only: bool
@@ -61,7 +54,7 @@ def fit(
     nodes: Iterable[Node],
     request: Request,
     options: Options,
-    least: Least | None = None,
+    minimum: MinimumRequest | None = None,
     *,
     daemons: Room | None = None,
     own: tuple[Toleration, ...] = (),
@@ -72,35 +65,35 @@ def fit(
     ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations;
     ``own_only``: they stand instead of those that a request for GPUs gets by the table of taints.
     """
-    every = tuple(nodes)
-    asked = _Asked(
+    all_nodes = tuple(nodes)
+    criteria = _Criteria(
         request=request,
         options=options,
-        least=least or Least(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
+        minimum=minimum or MinimumRequest(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
         daemons=daemons or tables.daemons(),
         own=own,
         own_only=own_only,
     )
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     lacks: Counter[str] = Counter()
-    for node in every:
-        judged = _judge(node, asked)
+    for node in all_nodes:
+        judged = _judge(node, criteria)
         if isinstance(judged, _Candidate):
-            found.append(judged)
+            candidates.append(judged)
         else:
             lacks[judged] += 1
-    kept, labels = _found_by(found, request)
+    kept, labels = _found_by(candidates, request)
     zones = Counter(item.node.labels[ZONE_LABEL] for item in kept if ZONE_LABEL in item.node.labels)
     together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
     inside = [item for item in kept if together in (None, item.node.labels.get(ZONE_LABEL))]
     return Fit(
         names=tuple(item.node.name for item in kept),
-        facts=_facts(inside, labels, together, asked.daemons) if inside else ClusterFacts(),
+        facts=_facts(inside, labels, together, criteria.daemons) if inside else ClusterFacts(),
         lacks=tuple(lacks.most_common()),
         zones=tuple(zones.most_common()),
         clouds=frozenset(
             scheme
-            for node in every
+            for node in all_nodes
             if (scheme := node.provider_id.partition(":")[0]) in ("aws", "gce", "azure")
         ),
     )
@@ -127,9 +120,9 @@ def _parts(taint: str) -> tuple[str, str, str]:
     return key, value, effect
 
 
-def _judge(node: Node, asked: _Asked) -> _Candidate | str:
+def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     """The node as a candidate, or what is wrong with it."""
-    request, zone = asked.request, asked.options.zone
+    request, zone = criteria.request, criteria.options.zone
     if not node.ready:
         return "not Ready"
     if node.unschedulable:
@@ -149,24 +142,24 @@ def _judge(node: Node, asked: _Asked) -> _Candidate | str:
             return f"with {one.instance.gpu_count} {one.gpu.name}"
         if one.instance.gpu_count < request.gpus_per_node:
             return f"with only {one.instance.gpu_count} of {request.gpus_per_node} GPUs"
-    return _sized(node, one, asked)
+    return _sized(node, one, criteria)
 
 
-def _sized(node: Node, one: ClusterNodes | None, asked: _Asked) -> _Candidate | str:
-    room, least, request = _room(node, asked.daemons), asked.least, asked.request
-    if room.cpu < least.cpu:
-        return f"with {room.cpu:g} of {least.cpu:g} CPUs"
-    if room.memory_bytes < least.memory_bytes:
-        return f"with {room.memory_bytes / GIB:.0f} of {least.memory_bytes / GIB:.0f} GiB of memory"
+def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candidate | str:
+    room, minimum, request = _room(node, criteria.daemons), criteria.minimum, criteria.request
+    if room.cpu < minimum.cpu:
+        return f"with {room.cpu:g} of {minimum.cpu:g} CPUs"
+    if room.memory_bytes < minimum.memory_bytes:
+        return f"with {room.memory_bytes / GIB:.0f} of {minimum.memory_bytes / GIB:.0f} GiB of memory"
     disk = node.allocatable.get("ephemeral-storage")
     if disk is not None and disk < request.disk_mib * MIB:
         return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
     allowed: list[Toleration] = []
     for taint in node.taints:
         key, value, effect = _parts(taint)
-        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in asked.own):
+        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in criteria.own):
             continue
-        toleration = tolerated(taint) if request.gpus_per_node and not asked.own_only else None
+        toleration = tolerated(taint) if request.gpus_per_node and not criteria.own_only else None
         if toleration is None:
             return f"fenced off by the taint {taint}"
         allowed.append(toleration)

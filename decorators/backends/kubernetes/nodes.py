@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from decorators._metaflow import deployer
 from decorators.backends import tables
 from decorators.backends.findings import Clock, Findings
+from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest, Toleration
 from decorators.backends.kubernetes import daemon_pods
-from decorators.backends.kubernetes import request as kubernetes
 from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 from decorators.backends.kubernetes.autoscalers import could_grow
-from decorators.backends.kubernetes.fit import Fit, Least, fit
-from decorators.backends.kubernetes.request import ClusterFacts, Toleration
+from decorators.backends.kubernetes.fit import Fit, fit, is_of_table
+from decorators.backends.kubernetes.request import machine_of
 from decorators.backends.options import Options
 from decorators.backends.tables import Room
 from estimator.hardware.cluster_nodes import PAGE, RULE, Node, node_of
@@ -27,8 +26,8 @@ INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """What Metaflow will submit a step with, beside its size."""
+class PodSettings:
+    """What Metaflow will submit a step's pods with, beside their size."""
 
     namespace: str = "default"
     service_account: str | None = None
@@ -40,37 +39,35 @@ class Step:
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
-    def from_values(
-        cls,
-        values: Mapping[str, Any],
-        own_selector: Mapping[str, str] | None = None,
-        *,
-        tolerations: tuple[Toleration, ...] = (),
-        own_tolerations: bool = False,
-        submits: bool = True,
-    ) -> Step:
-        """From the values of a step's ``@kubernetes``."""
+    def of(cls, asked: StepRequest) -> PodSettings:
+        """As they are before the step is placed, also where it has been: a cluster is asked once for both."""
+        values, selector = asked.configured, asked.given.get("node_selector")
+        own_tolerations = "tolerations" in asked.given
+        tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
+        if asked.request.gpus_per_node and not own_tolerations:  # of what the table knows some may be ours
+            tolerations = tuple(item for item in tolerations if not is_of_table(item))
+        labels = selector.value if selector is not None and isinstance(selector.value, dict) else {}
         return cls(
             namespace=values.get("namespace") or "default",
             service_account=values.get("service_account"),
             image=values.get("image"),
             pull_secrets=tuple(values.get("image_pull_secrets") or ()),
-            node_selector=tuple((own_selector or {}).items()),
+            node_selector=tuple(labels.items()),
             tolerations=tolerations,
             own_tolerations=own_tolerations,
-            submits=submits,
+            submits=deployer() is None,
         )
 
 
 @dataclass(kw_only=True, slots=True)
-class Look:
-    """One preflight while it runs."""
+class Preflight:
+    """One preflight while it runs: what is asked for, whom it asks, and what it has found."""
 
     api: ClusterApi
     request: Request
     options: Options
-    step: Step
-    least: Least | None
+    pods: PodSettings
+    minimum: MinimumRequest | None
     findings: Findings
     clock: Clock
 
@@ -94,38 +91,42 @@ class Look:
 
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
-        return f"{root}/namespaces/{self.step.namespace}/{kind}" + (f"/{name}" if name else "")
+        return f"{root}/namespaces/{self.pods.namespace}/{kind}" + (f"/{name}" if name else "")
 
 
-def check_nodes(seen: Look) -> ClusterFacts:
+def check_nodes(preflight: Preflight) -> ClusterFacts:
     """The rows on nodes, GPUs and fabric; facts of what fits."""
     try:
-        nodes = _listed(seen)
+        nodes = _listed(preflight)
     except (ApiRefusedError, UnreachableError) as error:
-        seen.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
+        preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
-    nodes = [node for node in nodes if _has(node, seen.step.node_selector)]
-    own, only = seen.step.tolerations, seen.step.own_tolerations
-    fitting = partial(fit, nodes, seen.request, seen.options, seen.least, own=own, own_only=only)
+    nodes = [node for node in nodes if _has(node, preflight.pods.node_selector)]
+    own, only = preflight.pods.tolerations, preflight.pods.own_tolerations
+    fitting = partial(
+        fit, nodes, preflight.request, preflight.options, preflight.minimum, own=own, own_only=only
+    )
     found = fitting()
-    daemons, beside = _daemons(seen, found)
+    daemons, beside = _daemons(preflight, found)
     if daemons is not None:
         found = fitting(daemons=daemons)
-    if len(found.names) >= seen.request.nodes:
-        seen.findings.ok("nodes", f"{len(found.names)} could take it, {seen.request.nodes} needed; {beside}")
-        _zones(seen, found)
+    if len(found.names) >= preflight.request.nodes:
+        preflight.findings.ok(
+            "nodes", f"{len(found.names)} could take it, {preflight.request.nodes} needed; {beside}"
+        )
+        _zones(preflight, found)
     else:
-        _too_few(seen, found)
-    _fabric(seen, found)
+        _too_few(preflight, found)
+    _fabric(preflight, found)
     return found.facts
 
 
-def _daemons(seen: Look, found: Fit) -> tuple[Room | None, str]:
+def _daemons(preflight: Preflight, found: Fit) -> tuple[Room | None, str]:
     """What the nodes' daemon pods ask for, None where that is not told; and in words."""
     told, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
     try:
-        if seen.may("list", "pods"):
-            told = daemon_pods.most_of(seen.get, found.names)
+        if preflight.may("list", "pods"):
+            told = daemon_pods.most_of(preflight.get, found.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
@@ -134,11 +135,11 @@ def _daemons(seen: Look, found: Fit) -> tuple[Room | None, str]:
     return told, left + ("" if told else assumed)
 
 
-def _listed(seen: Look) -> list[Node]:
+def _listed(preflight: Preflight) -> list[Node]:
     nodes: list[Node] = []
     page: dict[str, str] = {"limit": str(PAGE)}
     while True:
-        answer = seen.get("/api/v1/nodes", **page)
+        answer = preflight.get("/api/v1/nodes", **page)
         nodes += [node_of(item) for item in answer.get("items") or []]
         token = (answer.get("metadata") or {}).get("continue")
         if not token:
@@ -150,46 +151,47 @@ def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
     return all(node.labels.get(name) == value for name, value in selector)
 
 
-def _too_few(seen: Look, found: Fit) -> None:
-    request = seen.request
+def _too_few(preflight: Preflight, found: Fit) -> None:
+    request = preflight.request
     lacks = ", ".join(f"{count} {what}" for what, count in found.lacks[:4]) or "there are none"
     has = f"{len(found.names)} of {request.nodes} nodes could take it; the others: {lacks}"
     try:
-        growth = could_grow(seen.get, seen.may, request, found.clouds)
+        growth = could_grow(preflight.get, preflight.may, request, found.clouds)
     except (ApiRefusedError, UnreachableError) as error:
-        seen.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
+        preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
         return
     if growth.possible:
-        seen.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
+        preflight.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
     elif any("device plugin" in what for what, _ in found.lacks):
-        seen.findings.no("device plugin", has, DEVICE_PLUGIN)
+        preflight.findings.no("device plugin", has, DEVICE_PLUGIN)
     else:
         others = f"; {growth.why}" if growth.why else ""
-        seen.findings.no("nodes", has + others, OTHER_GPUS if request.gpus_per_node else LESS)
+        preflight.findings.no("nodes", has + others, OTHER_GPUS if request.gpus_per_node else LESS)
 
 
-def _zones(seen: Look, found: Fit) -> None:
-    if seen.request.nodes < 2 or found.facts.zone or seen.options.zone or not found.zones:
+def _zones(preflight: Preflight, found: Fit) -> None:
+    if preflight.request.nodes < 2 or found.facts.zone or preflight.options.zone or not found.zones:
         return
     spread = ", ".join(f"{zone}: {count}" for zone, count in found.zones)
-    seen.findings.unknown(
+    preflight.findings.unknown(
         "zone",
-        f"no zone has {seen.request.nodes} of the nodes ({spread}): traffic between zones is slow, and costs",
+        f"no zone has {preflight.request.nodes} of the nodes ({spread}): "
+        "traffic between zones is slow, and costs",
         "--zone NAME keeps to one",
     )
 
 
-def _fabric(seen: Look, found: Fit) -> None:
-    if seen.request.nodes < 2:
+def _fabric(preflight: Preflight, found: Fit) -> None:
+    if preflight.request.nodes < 2:
         return
-    fabric = tables.fabric_of(kubernetes.machine_of(seen.request))
+    fabric = tables.fabric_of(machine_of(preflight.request))
     if fabric is None:
         return
     if not fabric.asked_for:
-        seen.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
+        preflight.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
     elif found.names and not found.facts.efa:
-        seen.findings.unknown(
+        preflight.findings.unknown(
             "fabric", "the machines have EFA, but the nodes offer none: NCCL will go over TCP", INSTALL_EFA
         )
     elif found.facts.efa:
-        seen.findings.ok("fabric", f"EFA, {found.facts.efa} interfaces a node")
+        preflight.findings.ok("fabric", f"EFA, {found.facts.efa} interfaces a node")

@@ -6,15 +6,18 @@ stops nobody; what can never work is a UserError after the table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 
 from decorators.backends import tables
 from decorators.backends.findings import Clock, Findings
+from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
 from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError
-from decorators.backends.kubernetes.fit import Least
-from decorators.backends.kubernetes.nodes import Look, Step, check_nodes
-from decorators.backends.kubernetes.request import ClusterFacts
+from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_nodes
+from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.plan import GIB, MIB, Request
@@ -29,48 +32,85 @@ INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').mani
 INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manifest}"
 
 
-def look(
+def check_cluster(asked: StepRequest) -> ClusterFacts:
+    """What the nodes have told. Raises UserError where the cluster could never take the request.
+
+    A cluster is asked once by each process, however many steps of a run want to know.
+    """
+    return _check_once(asked.request, asked.options, PodSettings.of(asked), asked.minimum)
+
+
+def check_cluster_beside(asked: StepRequest) -> None:
+    """Look at the nodes for a smaller step of a run whose largest has passed; quiet where they may do.
+
+    Raises UserError where they never can.
+    """
+    sizes = values_for(asked).resources  # the user's own among them
+    mib = {name: math.ceil(sizes[name] * MB / MIB) for name in ("memory", "disk")}
+    request = replace(
+        asked.request, cpu=math.ceil(sizes["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"]
+    )
+    _check_beside_once(asked.step, request, asked.options, PodSettings.of(asked))
+
+
+@lru_cache(maxsize=4)
+def _check_once(
+    request: Request, options: Options, pods: PodSettings, minimum: MinimumRequest | None
+) -> ClusterFacts:
+    findings, facts = inspect(request, options=options, pods=pods, minimum=minimum)
+    findings.settle()
+    return facts
+
+
+@lru_cache(maxsize=4)
+def _check_beside_once(step: str, request: Request, options: Options, pods: PodSettings) -> None:
+    findings = inspect_beside(step, request, options=options, pods=pods)
+    if findings.impossible:
+        findings.settle()
+
+
+def inspect(
     request: Request,
     *,
     options: Options,
-    step: Step,
-    least: Least | None = None,
+    pods: PodSettings,
+    minimum: MinimumRequest | None = None,
     context: str | None = None,
     clock: Clock | None = None,
 ) -> tuple[Findings, ClusterFacts]:
     """All rows, and what the nodes have told. Raises UserError where the API can't be used at all."""
     with ClusterApi(context) as api:
-        where = f"Kubernetes context {api.context}, namespace {step.namespace},"
-        seen = Look(
+        where = f"Kubernetes context {api.context}, namespace {pods.namespace},"
+        preflight = Preflight(
             api=api,
             request=request,
             options=options,
-            step=step,
-            least=least,
+            pods=pods,
+            minimum=minimum,
             findings=Findings(where=where),
             clock=clock or Clock(),
         )
-        _access(seen)
+        _access(preflight)
         for check in (_namespace, _permission, _service_account, _jobset, _kueue, _quota):
-            _ask(seen, check)
-        facts = check_nodes(seen)
-    images.check(step.image, seen.findings, seen.clock, gpus=bool(request.gpus_per_node))
-    return seen.findings, facts
+            _ask(preflight, check)
+        facts = check_nodes(preflight)
+    images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
+    return preflight.findings, facts
 
 
-def look_beside(
-    name: str, request: Request, *, options: Options, step: Step, clock: Clock | None = None
+def inspect_beside(
+    step: str, request: Request, *, options: Options, pods: PodSettings, clock: Clock | None = None
 ) -> Findings:
-    """The rows on nodes for another step of a run that :func:`look` has passed: its size differs."""
+    """The rows on nodes for another step of a run that :func:`inspect` has passed: its size differs."""
     with ClusterApi() as api:
-        findings = Findings(where=f"For step {name}, Kubernetes context {api.context}")
+        findings = Findings(where=f"For step {step}, Kubernetes context {api.context}")
         check_nodes(
-            Look(
+            Preflight(
                 api=api,
                 request=request,
                 options=options,
-                step=step,
-                least=None,
+                pods=pods,
+                minimum=None,
                 findings=findings,
                 clock=clock or Clock(),
             )
@@ -78,21 +118,21 @@ def look_beside(
     return findings
 
 
-def _ask(seen: Look, check: Callable[[Look], None]) -> None:
+def _ask(preflight: Preflight, check: Callable[[Preflight], None]) -> None:
     """One check; what can't be asked is unknown."""
     name = check.__name__.strip("_").replace("_", " ")
     try:
-        check(seen)
+        check(preflight)
     except ApiRefusedError as error:
-        seen.findings.unknown(name, f"not told: {error}")
+        preflight.findings.unknown(name, f"not told: {error}")
     except UnreachableError as error:
-        seen.findings.unknown(name, f"not told: {error}")
+        preflight.findings.unknown(name, f"not told: {error}")
 
 
-def _access(seen: Look) -> None:
-    api = seen.api
+def _access(preflight: Preflight) -> None:
+    api = preflight.api
     try:
-        seen.get("/apis")
+        preflight.get("/apis")
     except UnreachableError as error:
         raise UserError(
             f"The Kubernetes API of context {api.context!r} ({api.host}) can't be reached: {error}.",
@@ -104,140 +144,141 @@ def _access(seen: Look) -> None:
                 f"The Kubernetes API of context {api.context!r} doesn't know who asks (401).",
                 "The login may be over: log in again, and try `kubectl get pods`.",
             ) from None
-        seen.findings.unknown("access", f"its list of APIs is refused: {error}")
+        preflight.findings.unknown("access", f"its list of APIs is refused: {error}")
 
 
-def _namespace(seen: Look) -> None:
-    name = seen.step.namespace
-    if seen.request.nodes > 1 and len(name) > LONGEST_NAMESPACE:
-        seen.findings.no(
+def _namespace(preflight: Preflight) -> None:
+    name = preflight.pods.namespace
+    if preflight.request.nodes > 1 and len(name) > LONGEST_NAMESPACE:
+        preflight.findings.no(
             "namespace",
             f"{name!r} has {len(name)} characters: pods of several nodes get host names of more than 64",
             f"Use one of at most {LONGEST_NAMESPACE} characters: METAFLOW_KUBERNETES_NAMESPACE=NAME",
         )
-    if seen.find(f"/api/v1/namespaces/{name}") is not None:
-        seen.findings.ok("namespace", name)
+    if preflight.find(f"/api/v1/namespaces/{name}") is not None:
+        preflight.findings.ok("namespace", name)
         return
-    seen.findings.no(
+    preflight.findings.no(
         "namespace",
         f"there is no {name!r}",
         f"kubectl create namespace {name}, or METAFLOW_KUBERNETES_NAMESPACE=NAME",
     )
 
 
-def _permission(seen: Look) -> None:
-    if not seen.step.submits:
+def _permission(preflight: Preflight) -> None:
+    if not preflight.pods.submits:
         return
-    many = seen.request.nodes > 1
+    many = preflight.request.nodes > 1
     job = ("jobsets", JOBSET) if many else ("jobs", "batch")
     needed = [("create", *job), ("get", *job), ("list", "pods", "")]
     useful = [("delete" if many else "patch", *job), ("list", "events", "")]
-    refused = [item for item in needed if not _allowed(seen, *item)]
+    refused = [item for item in needed if not _allowed(preflight, *item)]
     for verb, resource, group in refused:
-        seen.findings.no(
+        preflight.findings.no(
             "permission",
-            f"this login may not {verb} {resource} in {seen.step.namespace}",
-            f"kubectl create role launcher -n {seen.step.namespace} --verb={verb} "
+            f"this login may not {verb} {resource} in {preflight.pods.namespace}",
+            f"kubectl create role launcher -n {preflight.pods.namespace} --verb={verb} "
             f"--resource={resource}{'.' + group if group else ''} (infra/kubernetes/base has all of it)",
         )
     for verb, resource, _ in useful:
-        if not refused and not _allowed(seen, verb, resource, job[1] if resource == job[0] else ""):
+        if not refused and not _allowed(preflight, verb, resource, job[1] if resource == job[0] else ""):
             why = (
                 "a run that is stopped leaves it behind"
                 if resource == job[0]
                 else "no reason of a wait is shown"
             )
-            seen.findings.unknown(
+            preflight.findings.unknown(
                 "permission", f"this login may not {verb} {resource}: {why}", "infra/kubernetes/base"
             )
     if not refused:
-        seen.findings.ok("permission", f"{job[0]} may be created")
+        preflight.findings.ok("permission", f"{job[0]} may be created")
 
 
-def _allowed(seen: Look, verb: str, resource: str, group: str) -> bool:
-    return seen.may(verb, resource, group=group, namespace=seen.step.namespace)
+def _allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
+    return preflight.may(verb, resource, group=group, namespace=preflight.pods.namespace)
 
 
-def _service_account(seen: Look) -> None:
-    name = seen.step.service_account
+def _service_account(preflight: Preflight) -> None:
+    name = preflight.pods.service_account
     if not name:
         return
-    if seen.find(seen.namespaced("serviceaccounts", name)) is not None:
-        seen.findings.ok("service account", name)
+    if preflight.find(preflight.namespaced("serviceaccounts", name)) is not None:
+        preflight.findings.ok("service account", name)
         return
-    seen.findings.no(
+    preflight.findings.no(
         "service account",
-        f"there is no {name!r} in {seen.step.namespace}: its pods are never made",
-        f"kubectl create serviceaccount {name} -n {seen.step.namespace}",
+        f"there is no {name!r} in {preflight.pods.namespace}: its pods are never made",
+        f"kubectl create serviceaccount {name} -n {preflight.pods.namespace}",
     )
 
 
-def _jobset(seen: Look) -> None:
-    if seen.request.nodes < 2:
+def _jobset(preflight: Preflight) -> None:
+    if preflight.request.nodes < 2:
         return
-    found = seen.find(f"/apis/{JOBSET}/{JOBSET_VERSION}") or {}
+    found = preflight.find(f"/apis/{JOBSET}/{JOBSET_VERSION}") or {}
     if any(item.get("name") == "jobsets" for item in found.get("resources") or []):
-        seen.findings.ok("jobset", f"{JOBSET}/{JOBSET_VERSION}")
+        preflight.findings.ok("jobset", f"{JOBSET}/{JOBSET_VERSION}")
     else:
-        seen.findings.no(
+        preflight.findings.no(
             "jobset",
-            f"{seen.request.nodes} nodes need JobSet ({JOBSET}/{JOBSET_VERSION}), which is not installed",
+            f"{preflight.request.nodes} nodes need JobSet ({JOBSET}/{JOBSET_VERSION}), "
+            "which is not installed",
             INSTALL_JOBSET,
         )
 
 
-def _kueue(seen: Look) -> None:
-    queue = seen.options.queue_for(seen.request.gpu)
+def _kueue(preflight: Preflight) -> None:
+    queue = preflight.options.queue_for(preflight.request.gpu)
     if not queue:
         return
-    group = seen.find(f"/apis/{KUEUE}")
+    group = preflight.find(f"/apis/{KUEUE}")
     if group is None:
-        seen.findings.no(
+        preflight.findings.no(
             "queue",
             f"{queue!r} is a queue of Kueue, which is not installed",
             f"Leave out --queue, or install Kueue: {INSTALL_KUEUE} (queues: infra/kubernetes/README.md)",
         )
         return
     version = group["preferredVersion"]["groupVersion"]
-    found = seen.find(seen.namespaced("localqueues", queue, version))
+    found = preflight.find(preflight.namespaced("localqueues", queue, version))
     if found is None:
-        _other_queues(seen, queue, version)
+        _other_queues(preflight, queue, version)
     else:
-        _queue_state(seen, queue, found)
+        _queue_state(preflight, queue, found)
 
 
-def _other_queues(seen: Look, queue: str, version: str) -> None:
-    listed = seen.get(seen.namespaced("localqueues", "", version)).get("items") or []
+def _other_queues(preflight: Preflight, queue: str, version: str) -> None:
+    listed = preflight.get(preflight.namespaced("localqueues", "", version)).get("items") or []
     others = [item["metadata"]["name"] for item in listed]
-    seen.findings.no(
+    preflight.findings.no(
         "queue",
-        f"namespace {seen.step.namespace} has no LocalQueue {queue!r}",
+        f"namespace {preflight.pods.namespace} has no LocalQueue {queue!r}",
         f"--queue {' or '.join(others[:5])}"
         if others
-        else f"kubectl get localqueues -n {seen.step.namespace}; infra/kubernetes/README.md makes some",
+        else f"kubectl get localqueues -n {preflight.pods.namespace}; infra/kubernetes/README.md makes some",
     )
 
 
-def _queue_state(seen: Look, queue: str, found: Json) -> None:
+def _queue_state(preflight: Preflight, queue: str, found: Json) -> None:
     conditions = found.get("status", {}).get("conditions") or []
     inactive = [c for c in conditions if c.get("type") == "Active" and c.get("status") == "False"]
     if inactive or found.get("spec", {}).get("stopPolicy", "None") != "None":
         said = inactive[0].get("message", "") if inactive else "it is stopped"
-        seen.findings.unknown(
+        preflight.findings.unknown(
             "queue",
             f"{queue} takes no jobs now: {said}",
-            f"kubectl describe localqueue {queue} -n {seen.step.namespace}",
+            f"kubectl describe localqueue {queue} -n {preflight.pods.namespace}",
         )
     else:
-        seen.findings.ok(
+        preflight.findings.ok(
             "queue", f"{queue}, of cluster queue {found.get('spec', {}).get('clusterQueue', '?')}"
         )
 
 
-def _quota(seen: Look) -> None:
+def _quota(preflight: Preflight) -> None:
     from kubernetes.utils import parse_quantity
 
-    request = seen.request
+    request = preflight.request
     wanted = {
         f"requests.{GPUS}": request.nodes * request.gpus_per_node,
         "requests.cpu": request.nodes * request.cpu,
@@ -245,20 +286,22 @@ def _quota(seen: Look) -> None:
         "pods": request.nodes,
     }
     wanted |= {"cpu": wanted["requests.cpu"], "memory": wanted["requests.memory"]}  # other names of the same
-    for quota in seen.get(seen.namespaced("resourcequotas")).get("items") or []:
+    for quota in preflight.get(preflight.namespaced("resourcequotas")).get("items") or []:
         status, name = quota.get("status") or {}, quota["metadata"]["name"]
         for what, hard in ((status.get("hard") or {}) or (quota.get("spec", {}).get("hard") or {})).items():
             most, used = (
                 float(parse_quantity(hard)),
                 float(parse_quantity((status.get("used") or {}).get(what, "0"))),
             )
-            fix = f"kubectl describe resourcequota {name} -n {seen.step.namespace}"
+            fix = f"kubectl describe resourcequota {name} -n {preflight.pods.namespace}"
             if wanted.get(what, 0) > most:
-                seen.findings.no(
+                preflight.findings.no(
                     "quota", f"{name} allows {hard} {what}; {_plain(what, wanted[what])} are needed", fix
                 )
             elif wanted.get(what) and wanted[what] + used > most:
-                seen.findings.unknown("quota", f"{name}: {what} is in use; this waits until others end", fix)
+                preflight.findings.unknown(
+                    "quota", f"{name}: {what} is in use; this waits until others end", fix
+                )
 
 
 def _plain(what: str, value: float) -> str:

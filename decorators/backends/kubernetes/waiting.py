@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from decorators._metaflow import WaitedJob
+from decorators.backends.interface import STARTED, Hopeless, WaitState
 from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError
-from decorators.backends.waiting import STARTED, Hopeless, State
 from estimator.errors import UserError
 
 CALL_S = 5.0
@@ -27,18 +27,18 @@ HOPELESS = {
 }
 
 
-def look(job: WaitedJob) -> State:
-    """One look; where the API doesn't answer the job counts as waiting, without a reason."""
+def wait_state(job: WaitedJob) -> WaitState:
+    """Whether the job's pods have started; while the API doesn't answer it counts as waiting."""
     try:
         with ClusterApi() as api:
             return _state(api, job)
     except UserError as error:  # a kubeconfig that is being rewritten
-        return State(pending=True, reason=error.problem)
+        return WaitState(pending=True, reason=error.problem)
     except (ApiRefusedError, UnreachableError) as error:
-        return State(pending=True, reason=f"the Kubernetes API doesn't tell: {error}")
+        return WaitState(pending=True, reason=f"the Kubernetes API doesn't tell: {error}")
 
 
-def end(job: WaitedJob) -> None:
+def remove_job(job: WaitedJob) -> None:
     """Delete the Job or JobSet with its pods; one that is gone already is fine."""
     try:
         with ClusterApi() as api:
@@ -48,23 +48,23 @@ def end(job: WaitedJob) -> None:
             job.complain(f"{job.what} can't be removed: {error}")
 
 
-def _state(api: ClusterApi, job: WaitedJob) -> State:
+def _state(api: ClusterApi, job: WaitedJob) -> WaitState:
     spec = api.get(_path(job), CALL_S).get("spec") or {}
     pods = pods_of(api, job)
     begun = [pod for pod in pods if (pod.get("status") or {}).get("phase") != "Pending"]
     if len(begun) >= _expected(job, spec):
         return STARTED
     if spec.get("suspend"):
-        return State(pending=True, reason=_queued(api, job))
+        return WaitState(pending=True, reason=_queued(api, job))
     for pod in pods:
-        if (found := _of_containers(pod)) is not None:
-            return found
+        if (state := _of_containers(pod)) is not None:
+            return state
     unscheduled = [text for pod in pods if (text := _unscheduled(pod))]
     if unscheduled:
-        return State(pending=True, reason=unscheduled[0])
+        return WaitState(pending=True, reason=unscheduled[0])
     if len(pods) < _expected(job, spec):
-        return State(pending=True, reason=_not_made(api, job))
-    return State(pending=True, reason="the image is being pulled" if _is_placed(pods) else "")
+        return WaitState(pending=True, reason=_not_made(api, job))
+    return WaitState(pending=True, reason="the image is being pulled" if _is_placed(pods) else "")
 
 
 def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
@@ -92,14 +92,14 @@ def _listed(api: ClusterApi, job: WaitedJob, what: str, **query: str) -> list[Js
     return api.get(f"/api/v1/namespaces/{job.namespace}/{what}", CALL_S, **query).get("items") or []
 
 
-def _of_containers(pod: Json) -> State | None:
+def _of_containers(pod: Json) -> WaitState | None:
     """What keeps a placed pod's container from starting; None: nothing that is told."""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (status.get("state") or {}).get("waiting") or {}
         if (hopeless := HOPELESS.get(waiting.get("reason", ""))) is not None:
             said = " ".join(str(waiting.get("message") or "").split())
             image = f" ({status.get('image')})" if "mage" in waiting["reason"] else ""
-            return State(
+            return WaitState(
                 pending=True,
                 reason=f"{waiting['reason']}{image}{': ' if said else ''}{said[:300]}",
                 hopeless=hopeless,

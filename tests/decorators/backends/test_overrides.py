@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from decorators._metaflow import Given
+from decorators.backends.interface import StepRequest, StepValues
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data, merge_given, with_given
-from decorators.backends.placing import merged
+from decorators.backends.placing import values_for
 from estimator.errors import UserError
 from tests.decorators.flows.plans import make_plan
 
@@ -25,47 +26,47 @@ def _plan(parameters: dict[str, Any], **given: Any) -> Any:
 
 def _values(
     plan: Any, given: dict[str, Given], backend: Any, selector: dict[str, str] | None = None
-) -> dict[str, Any]:
+) -> StepValues:
     configured = {"node_selector": selector} if selector else {}
-    return merged(plan.request, backend, Options(), given, configured)
+    return values_for(StepRequest(backend=backend, request=plan.request, given=given, configured=configured))
 
 
 def test_kubernetes_is_asked_in_its_own_units_for_no_less_than_the_plan() -> None:
     values = _values(_plan({}), {}, "kubernetes")
     # 1,000,000 MiB are 1,048,576 MB; shared memory stays in MiB. Daemon pods keep a core.
-    assert values["resources"] == {
+    assert values.resources == {
         "cpu": 95,
         "memory": 1_048_576,
         "disk": 209_716,
         "shared_memory": 65536,
         "gpu": 8,
     }
-    assert values["kubernetes"]["node_selector"] == {INSTANCE_TYPE_LABEL: "p4de.24xlarge"}
+    assert values.compute["node_selector"] == {INSTANCE_TYPE_LABEL: "p4de.24xlarge"}
 
 
 def test_batch_is_asked_in_mib_and_its_queue_is_left_alone() -> None:
     plan = with_given(lambda p: make_plan(p, "batch"), {}, {}, "batch")
     values = _values(plan, {}, "batch")
-    assert values["resources"] == {
+    assert values.resources == {
         "cpu": 96,
         "memory": 1_000_000,
         "disk": 200_000,
         "shared_memory": 65536,
         "gpu": 8,
     }
-    assert "batch" not in values
+    assert values.compute == {}
 
 
 def test_a_plan_without_gpus_asks_for_none_rather_than_for_zero() -> None:
     plan = with_given(lambda p: make_plan(p, "local"), {}, {}, "local")
-    assert _values(plan, {}, "local")["resources"]["gpu"] is None
+    assert _values(plan, {}, "local").resources["gpu"] is None
 
 
 def test_a_users_smaller_memory_wins_over_the_plan_in_both_decorators() -> None:
     given = _given(memory="5000")
     plan = _plan({}, memory="5000")
     values = _values(plan, given, "kubernetes")
-    assert values["resources"]["memory"] == values["kubernetes"]["memory"] == 5000
+    assert values.resources["memory"] == values.compute["memory"] == 5000
     assert plan.request.memory_mib == 4768
     assert [(o.name, o.planned, o.used) for o in plan.overrides] == [("memory_mib", "1000000", "4768")]
 
@@ -104,7 +105,7 @@ def test_a_users_node_selector_replaces_the_planned_machine_and_is_noted() -> No
     selector = {"pool": "big"}
     plan = _plan({}, node_selector=selector)
     values = _values(plan, _given(node_selector=selector), "kubernetes", selector)
-    assert "node_selector" not in values["kubernetes"]
+    assert "node_selector" not in values.compute
     assert plan.request.instance_type is None
     assert plan.overrides[0].used == "any that fits pool=big"
 
@@ -116,7 +117,7 @@ def test_a_users_own_instance_type_is_the_requests() -> None:
 
 def test_the_administrators_node_selector_stays() -> None:
     values = _values(_plan({}), {}, "kubernetes", {"team": "ml"})
-    assert values["kubernetes"]["node_selector"] == {
+    assert values.compute["node_selector"] == {
         "team": "ml",
         INSTANCE_TYPE_LABEL: "p4de.24xlarge",
     }
@@ -141,7 +142,7 @@ def test_two_values_of_the_users_are_merged_as_metaflow_does(backend: Any, name:
 def test_a_users_value_of_the_clusters_kind_stands_and_is_noted(name: str, value: Any) -> None:
     plan = _plan({"nodes": 2}, **{name: value})
     values = _values(plan, _given(**{name: value}), "kubernetes")
-    assert name not in values["kubernetes"]  # what is not set stays as the user wrote it
+    assert name not in values.compute  # what is not set stays as the user wrote it
     assert [(o.name, o.given_by) for o in plan.overrides] == [(name, f"--with kubernetes:{name}=")]
 
 
@@ -152,18 +153,25 @@ def test_a_users_label_is_an_override_only_where_it_is_one_of_ours() -> None:
         given = _given(labels=labels)
         plan = with_given(lambda p: make_plan(p, "kubernetes"), {}, given, "kubernetes", options)
         assert [o.name for o in plan.overrides] == noted
-        asked = merged(plan.request, "kubernetes", options, given, {"labels": labels})["kubernetes"]["labels"]
-        assert asked == {"kueue.x-k8s.io/queue-name": "team", **labels}
+        asked = StepRequest(
+            backend="kubernetes",
+            request=plan.request,
+            options=options,
+            given=given,
+            configured={"labels": labels},
+        )
+        assert values_for(asked).compute["labels"] == {"kueue.x-k8s.io/queue-name": "team", **labels}
 
 
 def test_a_users_own_efa_keeps_the_fabrics_variables_away() -> None:
     mine = _given(extended_resources={"example.com/nic": "1"})
-    assert _values(_plan({"nodes": 2}), mine, "kubernetes")["environment"] == {}
-    assert _values(_plan({"nodes": 2}), {}, "kubernetes")["environment"] == {"FI_PROVIDER": "efa"}
+    assert _values(_plan({"nodes": 2}), mine, "kubernetes").environment == {}
+    assert _values(_plan({"nodes": 2}), {}, "kubernetes").environment == {"FI_PROVIDER": "efa"}
 
 
 def test_a_step_that_only_handles_files_asks_for_no_gpus_queue_or_machine() -> None:
     options = Options(queues=(("A100-80GB", "gpus"),))
-    values = merged(for_data(_plan({"nodes": 2})).request, "kubernetes", options, {}, {})
-    assert set(values["kubernetes"]) == {"cpu", "memory", "disk"}
-    assert values["resources"]["gpu"] is None
+    request = for_data(_plan({"nodes": 2})).request
+    values = values_for(StepRequest(backend="kubernetes", request=request, options=options))
+    assert set(values.compute) == {"cpu", "memory", "disk"}
+    assert values.resources["gpu"] is None

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from decorators._metaflow import WaitedJob
+from decorators.backends.interface import STARTED, WaitState
 from decorators.backends.kubernetes.waiting import HOPELESS
 from decorators.backends.pending import Watch
-from decorators.backends.waiting import STARTED, State
 from estimator.errors import UserError
 
 JOB = WaitedJob(backend="kubernetes", kind="job", name="t-1")
@@ -18,17 +18,17 @@ JOB = WaitedJob(backend="kubernetes", kind="job", name="t-1")
 class _Bed:
     """A watch whose cluster answers from a function of the time."""
 
-    def __init__(self, states: Callable[[float], State], minutes: float = 30) -> None:
+    def __init__(self, states: Callable[[float], WaitState], minutes: float = 30) -> None:
         self.now, self.said, self.ended, self.looks = 0.0, list[str](), list[str](), 0
 
-        def look(job: WaitedJob) -> State:
+        def wait_state(job: WaitedJob) -> WaitState:
             self.looks += 1
             return states(self.now)
 
         self.watch = Watch(
             timeout_s=minutes * 60,
-            look=look,
-            end=lambda job: self.ended.append(job.name),
+            wait_state=wait_state,
+            remove=lambda job: self.ended.append(job.name),
             say=self.said.append,
             clock=lambda: self.now,
         )
@@ -40,8 +40,8 @@ class _Bed:
             self.now += 1
 
 
-def _waits(reason: str, image: str = "") -> State:
-    return State(pending=True, reason=reason, hopeless=HOPELESS.get(image))
+def _waits(reason: str, image: str = "") -> WaitState:
+    return WaitState(pending=True, reason=reason, hopeless=HOPELESS.get(image))
 
 
 def test_a_reason_is_said_once_and_a_new_one_again() -> None:

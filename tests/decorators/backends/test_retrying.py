@@ -12,9 +12,10 @@ import pytest
 
 from decorators._metaflow import StepView
 from decorators.backends import retrying
+from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
-from decorators.gpu_profile import PLAN_VARIABLE, _least, pack, unpack
+from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
 from estimator import Job, Plan, Target, plan
 from estimator.models import find
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
@@ -54,17 +55,19 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
     return Replanning(storage=storage, prefix=plans_of("7"))
 
 
-def install(decorator: Any) -> None:
+def install(decorator: Any, launched: Plan) -> None:
     step = StepView(
         SimpleNamespace(_my_step=SimpleNamespace(name="train", decorators=[decorator], config_decorators=[]))
     )
     Retrying(
         step=step,
-        backend="kubernetes",
-        options=Options(preflight=False),
-        given={},
-        configured={"node_selector": {"pool": "mine"}},
-        least=_least,
+        asked=StepRequest(
+            backend="kubernetes",
+            request=launched.request,
+            options=Options(preflight=False),
+            configured={"node_selector": {"pool": "mine"}},
+        ),
+        minimum=_minimum,
         carry=lambda other: {PLAN_VARIABLE: pack(other)},
     ).install()
 
@@ -88,7 +91,7 @@ def other(launched: Plan) -> NextPlan:
 def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planned(
     decorator: Any, plans: Replanning, launched: Plan
 ) -> None:
-    install(decorator)
+    install(decorator, launched)
     for attempt in (0, 1):
         asked = started(decorator, attempt)
         assert asked.env == {}
@@ -102,7 +105,7 @@ def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planne
 def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_plan(
     decorator: Any, plans: Replanning, launched: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(decorator)
+    install(decorator, launched)
     following = other(launched)
     plans.keep(0, following)
     asked = started(decorator, 1)
@@ -123,7 +126,7 @@ def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_
 def test_an_attempt_with_another_layout_alone_keeps_its_machine(
     decorator: Any, plans: Replanning, launched: Plan
 ) -> None:
-    install(decorator)
+    install(decorator, launched)
     layout = replace(launched.layout, micro_batch_size=1)
     plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
     asked = started(decorator, 1)

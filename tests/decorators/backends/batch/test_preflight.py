@@ -11,10 +11,10 @@ import pytest
 from botocore.stub import Stubber
 from moto import mock_aws
 
-from decorators.backends.batch import preflight as preflight_batch
-from decorators.backends.batch.preflight import BatchStep, look
+from decorators.backends.batch import preflight
+from decorators.backends.batch.preflight import JobSettings, inspect
 from decorators.backends.findings import Findings
-from decorators.backends.kubernetes.fit import Least
+from decorators.backends.interface import MinimumRequest
 from estimator.errors import UserError
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import planned
@@ -22,7 +22,7 @@ from tests.decorators.backends.plans import planned
 pytestmark = pytest.mark.slow
 
 FOUR = planned("llama-70b", "full", "H100", 4, kind="batch").request  # 4 x p5.48xlarge
-LEAST = Least(cpu=8, memory_bytes=500 * GIB)
+LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
 IMAGE = "127.0.0.1:9/finetune:1"
 ROLE = "arn:aws:iam::123456789012:role/any"
 
@@ -74,7 +74,7 @@ def queue(account: None) -> Callable[..., str]:
 
 
 def _look(queue: str | None, request: Request = FOUR) -> Findings:
-    return look(request, step=BatchStep(queue=queue, image=IMAGE, iam_role=ROLE), least=LEAST)
+    return inspect(request, job=JobSettings(queue=queue, image=IMAGE, iam_role=ROLE), minimum=LEAST)
 
 
 def _found(findings: Findings, check: str) -> list[str]:
@@ -147,7 +147,7 @@ def test_a_family_of_machines_is_looked_into(queue: Callable[..., str]) -> None:
     ("kind", "untold"), [("p9.96xlarge", True), ("m5.large", False), ("p5.48xlarge", False)]
 )
 def test_only_gpu_machines_that_no_table_knows_get_the_benefit_of_the_doubt(kind: str, untold: bool) -> None:
-    assert preflight_batch._untold({"instanceTypes": [kind]}, FOUR) == untold
+    assert preflight._untold({"instanceTypes": [kind]}, FOUR) == untold
 
 
 def test_a_region_without_the_machine_is_refused(
@@ -183,9 +183,7 @@ def test_the_accounts_limit_on_vcpus_counts(
     queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, most: float, state: str
 ) -> None:
     answer = {"Quota": {"Value": most, "QuotaCode": "L-417A185B"}}
-    monkeypatch.setattr(
-        preflight_batch, "_clients", _answering("service-quotas", "get_service_quota", answer)
-    )
+    monkeypatch.setattr(preflight, "_clients", _answering("service-quotas", "get_service_quota", answer))
     findings = _look(queue())
     assert findings.state("quota") == state
     if state == "no":
@@ -210,7 +208,7 @@ def test_p5_on_spot_has_a_limit_of_its_own_in_some_accounts(
             stub.activate()
         return made
 
-    monkeypatch.setattr(preflight_batch, "_clients", lambda: client)
+    monkeypatch.setattr(preflight, "_clients", lambda: client)
     findings = _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
     assert findings.state("quota") == "no"
     assert f"--quota-code {code} --desired-value 192" in findings.impossible[0].fix
@@ -220,7 +218,7 @@ def test_a_limit_that_may_not_be_asked_for_is_unknown(
     queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     denied = _answering("service-quotas", "get_service_quota", None, code="AccessDeniedException")
-    monkeypatch.setattr(preflight_batch, "_clients", denied)
+    monkeypatch.setattr(preflight, "_clients", denied)
     findings = _look(queue())
     assert _found(findings, "quota") == ["unknown: not told: AccessDeniedException"]
     assert findings.impossible == []
@@ -234,9 +232,7 @@ def test_a_limit_that_may_not_be_asked_for_is_unknown(
     ],
 )
 def test_bad_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
-    monkeypatch.setattr(
-        preflight_batch, "_clients", _answering("batch", "describe_job_queues", None, code=code)
-    )
+    monkeypatch.setattr(preflight, "_clients", _answering("batch", "describe_job_queues", None, code=code))
     with pytest.raises(UserError, match=words):
         _look("gpus")
 

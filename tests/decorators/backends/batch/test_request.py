@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from decorators._metaflow import Given
-from decorators.backends.batch import request as batch
+from decorators.backends.batch.request import values_for
+from decorators.backends.interface import StepRequest, StepValues
 from decorators.backends.options import Options
 from estimator import hardware
+from estimator.plan import Request
 from tests.decorators.backends.kubernetes.test_request import EFA
 from tests.decorators.backends.plans import CASES, planned
 
@@ -15,11 +19,15 @@ from tests.decorators.backends.plans import CASES, planned
 NETWORK = {"NCCL_SOCKET_IFNAME": "^lo,docker,ecs-eth0", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
+def _values(request: Request, **fields: Any) -> StepValues:
+    return values_for(StepRequest(backend="batch", request=request, **fields))
+
+
 @pytest.mark.parametrize(("model", "method", "gpu", "nodes"), CASES)
 def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, nodes: int) -> None:
     made = planned(model, method, gpu, nodes, kind="batch")
     request = made.request
-    asked = batch.values(request, options=Options(queues=((gpu, f"queue-of-{gpu}"),)))
+    asked = _values(request, options=Options(queues=((gpu, f"queue-of-{gpu}"),)))
     machine = hardware.instance(request.instance_type or "")
     assert asked.resources == {
         "cpu": request.cpu,
@@ -33,7 +41,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     assert made.prediction.memory.host_bytes <= request.memory_mib * 2**20 < 0.925 * machine.ram_bytes
     interfaces = EFA.get(machine.name, 0) if nodes > 1 else 0
     expected = {"queue": f"queue-of-{gpu}", **({"efa": interfaces} if interfaces else {})}
-    assert asked.batch == expected
+    assert asked.compute == expected
     assert asked.environment == {
         **({"FI_PROVIDER": "efa"} if interfaces else {}),
         **(NETWORK if nodes > 1 else {}),
@@ -43,11 +51,11 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
 def test_a_users_queue_and_efa_stand() -> None:
     given = {name: Given(value=value, by="--with batch:") for name, value in (("queue", "mine"), ("efa", 1))}
     request = planned("llama-70b", "full", "H100", 4, kind="batch").request
-    asked = batch.values(request, given=given, options=Options(queues=(("H100", "other"),)))
-    assert asked.batch == {}
+    asked = _values(request, given=given, options=Options(queues=(("H100", "other"),)))
+    assert asked.compute == {}
     assert asked.environment == NETWORK
 
 
 def test_without_a_mapping_the_configured_queue_is_left_alone() -> None:
     request = planned("llama-8b", "lora", "L40S", 1, kind="batch").request
-    assert batch.values(request, options=Options(queues=(("H100", "other"),))).batch == {}
+    assert _values(request, options=Options(queues=(("H100", "other"),))).compute == {}

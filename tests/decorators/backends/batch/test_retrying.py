@@ -11,10 +11,12 @@ import pytest
 from metaflow.plugins.aws.batch.batch_decorator import BatchDecorator
 
 from decorators._metaflow import StepView
-from decorators.backends import placing, retrying
+from decorators.backends import retrying
+from decorators.backends.batch import preflight as queue_preflight
+from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
-from decorators.gpu_profile import PLAN_VARIABLE, _least, pack, unpack
+from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
 from estimator import Plan, Target, plan
 from estimator.planning.next_plan import NextPlan
 from launchers.replanning import Replanning, plans_of
@@ -38,7 +40,7 @@ def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """What the first attempt of run 7 has left: a plan for another GPU."""
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(retrying, "datastore", lambda: storage)
-    placing._look_at_batch.cache_clear()
+    queue_preflight._check_once.cache_clear()
     found = other(launched)
     Replanning(storage=storage, prefix=plans_of("7")).keep(0, found)
     return found
@@ -57,15 +59,14 @@ def decorator(launched: Plan) -> Any:
     return made
 
 
-def install(decorator: Any, **options: Any) -> None:
+def install(decorator: Any, launched: Plan, **options: Any) -> None:
     step = SimpleNamespace(name="train", decorators=[decorator], config_decorators=[])
     Retrying(
         step=StepView(SimpleNamespace(_my_step=step)),
-        backend="batch",
-        options=Options(**options),
-        given={},
-        configured={},
-        least=_least,
+        asked=StepRequest(
+            backend="batch", request=launched.request, options=Options(**options), configured={}
+        ),
+        minimum=_minimum,
         carry=lambda plan: {PLAN_VARIABLE: pack(plan)},
     ).install()
 
@@ -83,7 +84,7 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     assert request.gpu is not None
     queue("first", instanceTypes=[launched.request.instance_type])
     queue("next", instanceTypes=[request.instance_type])
-    install(decorator, queues=((GPU, "first"), (request.gpu, "next")), preflight=preflight)
+    install(decorator, launched, queues=((GPU, "first"), (request.gpu, "next")), preflight=preflight)
     asked = started(decorator, 1)
     options = asked.command_options
     assert options["queue"] == "next"
@@ -104,7 +105,7 @@ def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_
     preflight: bool,
 ) -> None:
     queue("first", instanceTypes=[launched.request.instance_type])
-    install(decorator, queues=((GPU, "first"),), preflight=preflight)
+    install(decorator, launched, queues=((GPU, "first"),), preflight=preflight)
     asked = started(decorator, 1)
     assert asked.env == {}
     assert asked.command_options["queue"] == "first"

@@ -9,7 +9,7 @@ import pytest
 from botocore.stub import Stubber
 
 from decorators._metaflow import WaitedJob
-from decorators.backends.batch import waiting as waiting_batch
+from decorators.backends.batch import waiting
 
 ARN = "arn:aws:batch:us-east-1:1:compute-environment/gpus"
 
@@ -27,15 +27,15 @@ def _job(client: Any, **info: str) -> WaitedJob:
 
 @pytest.mark.parametrize("status", ["RUNNING", "SUCCEEDED", "FAILED"])
 def test_a_job_that_runs_or_has_ended_waits_no_more(client: Any, status: str) -> None:
-    assert not waiting_batch.look(_job(client, status=status)).pending
+    assert not waiting.wait_state(_job(client, status=status)).pending
 
 
 def test_batchs_own_reason_is_told_and_a_misconfiguration_is_hopeless(client: Any) -> None:
     text = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - no instance type fits"
-    state = waiting_batch.look(_job(client, status="RUNNABLE", statusReason=text))
+    state = waiting.wait_state(_job(client, status="RUNNABLE", statusReason=text))
     assert state.reason == f"RUNNABLE: {text}"
     assert state.hopeless is not None
-    capacity = waiting_batch.look(_job(client, status="RUNNABLE", statusReason="CAPACITY:no p5"))
+    capacity = waiting.wait_state(_job(client, status="RUNNABLE", statusReason="CAPACITY:no p5"))
     assert capacity.hopeless is None
 
 
@@ -72,7 +72,7 @@ def test_without_a_reason_the_queues_environments_are_looked_at(
             {"computeEnvironments": [environment]},
             {"computeEnvironments": [ARN]},
         )
-        found = waiting_batch.look(_job(client, status="RUNNABLE"))
+        found = waiting.wait_state(_job(client, status="RUNNABLE"))
     assert found.pending
     assert words in found.reason
 
@@ -80,15 +80,15 @@ def test_without_a_reason_the_queues_environments_are_looked_at(
 def test_a_queue_that_may_not_be_looked_at_gives_no_reason(client: Any) -> None:
     with Stubber(client) as stub:
         stub.add_client_error("describe_job_queues", "AccessDeniedException")
-        assert waiting_batch.look(_job(client, status="RUNNABLE")).reason == ""
+        assert waiting.wait_state(_job(client, status="RUNNABLE")).reason == ""
 
 
 def test_the_end_terminates_the_job(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with Stubber(client) as stub:
         reason = "the process that waited for it has given up"
         stub.add_response("terminate_job", {}, {"jobId": "id-1", "reason": reason})
-        waiting_batch.end(_job(client))
+        waiting.terminate_job(_job(client))
         stub.assert_no_pending_responses()
         stub.add_client_error("terminate_job", "AccessDeniedException")
-        waiting_batch.end(_job(client))
+        waiting.terminate_job(_job(client))
     assert "batch job id-1 can't be terminated" in capsys.readouterr().err

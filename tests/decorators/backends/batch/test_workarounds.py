@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from metaflow.exception import MetaflowException
 from metaflow.plugins.aws.batch.batch_client import BatchJob
 
 from decorators import _metaflow
-from decorators.backends.batch import errors as refusals_batch
-from decorators.backends.batch import workarounds
+from decorators.backends.batch import errors, workarounds
+from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
+from tests.decorators.backends.plans import planned
 
 # As Metaflow 2.19.39 writes it, shortened where nothing is replaced.
 COMMAND = (
@@ -86,18 +88,18 @@ def test_a_job_of_one_node_and_a_command_of_another_kind_are_left_alone() -> Non
         ("batch", 1, "local", False),
         ("batch", 2, "service", False),
         ("kubernetes", 2, "local", False),
-        ("local", 2, "local", False),
     ],
 )
 def test_local_metadata_is_refused_for_several_nodes_of_batch_only(
     backend: Any, nodes: int, metadata: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_metaflow, "metadata_kind", lambda: metadata)
+    request = replace(planned("llama-8b", "lora", "L40S", 1).request, nodes=nodes)
     if not refused:
-        workarounds.check(backend, nodes)
+        BACKENDS[backend].refuse(request)
         return
     with pytest.raises(UserError, match="metadata service") as caught:
-        workarounds.check(backend, nodes)
+        BACKENDS[backend].refuse(request)
     assert "METAFLOW_SERVICE_URL" in caught.value.advice
 
 
@@ -116,9 +118,9 @@ def answer(code: str, message: str) -> ClientError:
     ],
 )
 def test_what_aws_refuses_is_two_lines_with_what_to_do(error: Exception, problem: str, advice: str) -> None:
-    found = refusals_batch.words(error, "")
+    found = errors.explain(error, "")
     assert problem in found.problem
     assert advice in found.advice
     assert "\n" not in found.problem + found.advice
-    left = refusals_batch.words(error, "job-1")
+    left = errors.explain(error, "job-1")
     assert re.search(r"aws batch terminate-job --job-id job-1", left.advice)

@@ -16,7 +16,7 @@ from urllib3.exceptions import MaxRetryError, NewConnectionError
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob, patience
 from decorators.backends import oom_kills
-from decorators.backends.kubernetes import errors as refusals
+from decorators.backends.kubernetes import errors
 from launchers.replanning import Replanning, plans_of
 from launchers.store.bundles import LocalStorage
 
@@ -49,7 +49,7 @@ def answer(status: int, message: str) -> ApiException:
 def test_a_refusal_is_the_servers_words_and_what_to_do(
     status: int, message: str, problem: str, advice: str
 ) -> None:
-    found = refusals.words(answer(status, message), "")
+    found = errors.explain(answer(status, message), "")
     assert problem in found.problem
     assert advice in found.advice
     assert "\n" not in found.problem + found.advice
@@ -62,19 +62,19 @@ def test_the_answer_inside_of_metaflows_own_exception_is_found() -> None:
         except ApiException:
             raise KubernetesJobException("Unable to launch Kubernetes job.")  # noqa: B904 - as Metaflow does
     except KubernetesJobException as error:
-        found = refusals.words(error, "")
+        found = errors.explain(error, "")
     assert "cannot create resource" in found.problem
 
 
 def test_a_server_that_does_not_answer_is_told_from_one_that_refuses() -> None:
     broken = NewConnectionError(None, "Failed to establish a new connection: [Errno 111] Connection refused")  # type: ignore[arg-type]
-    found = refusals.words(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
+    found = errors.explain(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
     assert found.problem.startswith("The Kubernetes API can't be reached")
     assert "Connection refused" in found.problem
 
 
 def test_what_goes_on_unwatched_is_named_with_the_command_that_ends_it() -> None:
-    found = refusals.words(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
+    found = errors.explain(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
     assert "kubectl delete jobset js-1 -n finetune" in found.advice
 
 
@@ -109,9 +109,9 @@ def test_each_pod_that_has_failed_says_where_and_why(monkeypatch: pytest.MonkeyP
     state = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}
     crashed = pod("w-1", phase="Failed", containerStatuses=[{"state": state}])
     pods = Pods(evicted, crashed, pod("w-2", phase="Running"))
-    monkeypatch.setattr(refusals, "ClusterApi", lambda: pods)
+    monkeypatch.setattr(errors, "ClusterApi", lambda: pods)
     job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
-    assert refusals.endings(job) == [
+    assert errors.failed_pods(job) == [
         "pod w-0 on node-a has failed: Evicted: The node was low on resource: memory.",
         "pod w-1 on node-a has failed: Error (exit code 1): ModuleNotFoundError: No module named 'torch'",
     ]
@@ -134,12 +134,12 @@ def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_nex
         return pod(name, phase="Failed", containerStatuses=[{"state": state}])
 
     job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
-    monkeypatch.setattr(refusals, "ClusterApi", lambda: Pods(ended("w-0", "Error", 137)))
-    refusals.endings(job)
+    monkeypatch.setattr(errors, "ClusterApi", lambda: Pods(ended("w-0", "Error", 137)))
+    errors.failed_pods(job)
     assert plans.kill_of("train", 1) is None
     both = Pods(ended("w-0", "Error", 1), ended("w-1", "OOMKilled", 137))
-    monkeypatch.setattr(refusals, "ClusterApi", lambda: both)
-    assert refusals.endings(job)[1] == "pod w-1 on node-a has failed: OOMKilled (exit code 137)"
+    monkeypatch.setattr(errors, "ClusterApi", lambda: both)
+    assert errors.failed_pods(job)[1] == "pod w-1 on node-a has failed: OOMKilled (exit code 137)"
     assert plans.kill_of("train", 1) == "pod w-1"
     assert plans.kill_of("train", 0) is None
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.kubernetes.fit import Fit, Least, fit, tolerated
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, Toleration
+from decorators.backends.interface import MinimumRequest, Toleration
+from decorators.backends.kubernetes.fit import Fit, fit, tolerated
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.tables import Room
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node, planned
 
-LEAST = Least(cpu=8, memory_bytes=500 * GIB)
+LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
 
 
 def _request(**changes: Any) -> Request:

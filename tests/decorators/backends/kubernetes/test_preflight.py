@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from decorators.backends.findings import Clock, Findings
-from decorators.backends.kubernetes.fit import Least
-from decorators.backends.kubernetes.nodes import Step
-from decorators.backends.kubernetes.preflight import look, look_beside
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ClusterFacts
+from decorators.backends.interface import ClusterFacts, MinimumRequest
+from decorators.backends.kubernetes.nodes import PodSettings
+from decorators.backends.kubernetes.preflight import inspect, inspect_beside
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data
 from decorators.backends.tables import Room
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 INFRA = Path(__file__).parents[4] / "infra/kubernetes/base"
 TWO = planned("llama-70b", "full", "H100", 2).request  # 2 x p5.48xlarge
-LEAST = Least(cpu=8, memory_bytes=500 * GIB)
+LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
 Asker = Callable[..., tuple[Findings, ClusterFacts]]
 
 
@@ -43,11 +43,11 @@ def ask(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyP
 
     def asked(user: str = "admin", asks: Request = TWO, options: Options | None = None, **step: Any) -> Any:
         monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(user)))
-        return look(
+        return inspect(
             asks,
             options=options or Options(),
-            step=Step(**{"namespace": namespace, "image": "127.0.0.1:9/finetune:1", **step}),
-            least=LEAST,
+            pods=PodSettings(**{"namespace": namespace, "image": "127.0.0.1:9/finetune:1", **step}),
+            minimum=LEAST,
             clock=Clock(overall_s=90),  # a machine that is busy with other tests
         )
 
@@ -151,8 +151,12 @@ def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
     assert ask()[0].impossible == []  # the run's largest step has its nodes
 
     def beside() -> Findings:
-        return look_beside(
-            "prepare", request, options=Options(), step=Step(namespace=namespace), clock=Clock(overall_s=90)
+        return inspect_beside(
+            "prepare",
+            request,
+            options=Options(),
+            pods=PodSettings(namespace=namespace),
+            clock=Clock(overall_s=90),
         )
 
     refused = beside()
@@ -349,7 +353,7 @@ def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(
         monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(**replaced)))
         began = time.monotonic()
         with pytest.raises(UserError) as caught:
-            look(TWO, options=Options(), step=Step())
+            inspect(TWO, options=Options(), pods=PodSettings())
         assert time.monotonic() - began < 30
         return caught.value
 
@@ -359,4 +363,4 @@ def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(
     assert "doesn't know who asks" in refused(token="expired").problem
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     with pytest.raises(UserError, match="no kubeconfig at /nowhere"):
-        look(TWO, options=Options(), step=Step())
+        inspect(TWO, options=Options(), pods=PodSettings())

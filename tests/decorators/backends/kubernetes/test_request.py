@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.kubernetes import request as kubernetes
-from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL, ClusterFacts, Toleration
+from decorators.backends.interface import ClusterFacts, StepRequest, StepValues, Toleration
+from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL, lowered, values_for
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data
 from decorators.backends.tables import Room
@@ -21,11 +21,19 @@ from tests.decorators.backends.plans import CASES, planned
 EFA = {"p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p4d.24xlarge": 4, "p4de.24xlarge": 4}
 
 
+def _values(request: Request, **fields: Any) -> StepValues:
+    return values_for(StepRequest(backend="kubernetes", request=request, **fields))
+
+
+def _lowered(request: Request, **fields: Any) -> tuple[Override, ...]:
+    return lowered(StepRequest(backend="kubernetes", request=request, **fields))
+
+
 @pytest.mark.parametrize(("model", "method", "gpu", "nodes"), CASES)
 def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, nodes: int) -> None:
     made = planned(model, method, gpu, nodes)
     request = made.request
-    asked = kubernetes.values(request)
+    asked = _values(request)
     machine = hardware.instance(request.instance_type or "")
     assert machine.vcpu is not None
     assert machine.ram_bytes is not None
@@ -40,33 +48,33 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     assert made.prediction.memory.host_bytes <= memory < 0.95 * machine.ram_bytes
     assert memory <= request.memory_mib * MIB + 10**6
 
-    assert {k: asked.kubernetes[k] for k in ("cpu", "memory", "disk")} == {
+    assert {k: asked.compute[k] for k in ("cpu", "memory", "disk")} == {
         k: asked.resources[k] for k in ("cpu", "memory", "disk")
     }
-    assert asked.kubernetes["node_selector"] == {INSTANCE_TYPE_LABEL: request.instance_type}
-    assert asked.kubernetes["tolerations"] == [
+    assert asked.compute["node_selector"] == {INSTANCE_TYPE_LABEL: request.instance_type}
+    assert asked.compute["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     ]
     interfaces = EFA.get(machine.name, 0) if nodes > 1 else 0
-    assert asked.kubernetes.get("extended_resources") == (
+    assert asked.compute.get("extended_resources") == (
         {"vpc.amazonaws.com/efa": str(interfaces)} if interfaces else None
     )
     assert asked.environment == ({"FI_PROVIDER": "efa"} if interfaces else {})
-    assert "labels" not in asked.kubernetes
+    assert "labels" not in asked.compute
 
 
 @pytest.mark.parametrize("gpu", ["A100-80GB", "H100", "H200"])
 def test_another_clouds_machine_gets_no_efa(gpu: str) -> None:
     cloud = "gcp" if gpu != "H200" else "azure"
     request = planned("llama-70b", "full", gpu, 4, cloud=cloud).request
-    asked = kubernetes.values(request)
-    assert "extended_resources" not in asked.kubernetes
+    asked = _values(request)
+    assert "extended_resources" not in asked.compute
     assert asked.environment == {}
 
 
 def test_part_of_a_machine_gets_none_of_its_interfaces() -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 4).request, gpus_per_node=4)
-    assert "extended_resources" not in kubernetes.values(request).kubernetes
+    assert "extended_resources" not in _values(request).compute
 
 
 def test_queue_priority_zone_and_the_requests_own_labels_are_passed_on() -> None:
@@ -76,7 +84,7 @@ def test_queue_priority_zone_and_the_requests_own_labels_are_passed_on() -> None
     options = Options(
         queues=(("H100", "h100-queue"), ("A10G", "other")), priority="research", zone="us-east-1b"
     )
-    asked = kubernetes.values(request, options=options).kubernetes
+    asked = _values(request, options=options).compute
     assert asked["labels"] == {
         "kueue.x-k8s.io/queue-name": "h100-queue",
         "kueue.x-k8s.io/priority-class": "research",
@@ -98,16 +106,16 @@ def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
         hugepages_bytes=10 * GIB,
         zone="rack-3",
     )
-    asked = kubernetes.values(request, facts=facts)
+    asked = _values(request, facts=facts)
     assert (asked.resources["cpu"], asked.resources["memory"]) == (100, 800 * GIB // 10**6)
-    assert asked.kubernetes["node_selector"] == {
+    assert asked.compute["node_selector"] == {
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
         ZONE_LABEL: "rack-3",
     }
-    assert asked.kubernetes["tolerations"] == [
+    assert asked.compute["tolerations"] == [
         {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
     ]
-    assert asked.kubernetes["extended_resources"] == {
+    assert asked.compute["extended_resources"] == {
         "vpc.amazonaws.com/efa": "8",
         "hugepages-2Mi": "5120Mi",
     }
@@ -118,7 +126,7 @@ def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
     taint = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
     facts = ClusterFacts(labels=((INSTANCE_TYPE_LABEL, "p5.48xlarge"),), tolerations=(taint,))
     data = for_data(planned("llama-70b", "full", "H100", 2)).request
-    asked = kubernetes.values(data, facts=facts).kubernetes
+    asked = _values(data, facts=facts).compute
     assert "node_selector" not in asked
     assert "tolerations" not in asked
 
@@ -126,7 +134,7 @@ def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
 @pytest.mark.parametrize(("nodes", "efa"), [(1, 0), (1, 32), (2, 0), (2, 32)])
 def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes: int, efa: int) -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes)
-    asked = kubernetes.values(request, facts=ClusterFacts(efa=efa))
+    asked = _values(request, facts=ClusterFacts(efa=efa))
     assert asked.environment == ({"FI_PROVIDER": "efa"} if nodes > 1 and efa else {})
 
 
@@ -134,19 +142,19 @@ def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
     request = planned("llama-70b", "full", "H100", 4).request
     room = Room(cpu=100.6, memory_bytes=800 * GIB)
     by = "what a node of this cluster leaves for pods"
-    assert kubernetes.lowered(request, ClusterFacts(room=room)) == (
+    assert _lowered(request, facts=ClusterFacts(room=room)) == (
         Override(name="cpu", planned=str(request.cpu), used="100", given_by=by),
         Override(name="memory_mib", planned=str(request.memory_mib), used=str(800 * 1024), given_by=by),
     )
-    assert kubernetes.lowered(request, ClusterFacts()) == ()
+    assert _lowered(request) == ()
     small = planned("llama-8b", "lora", "L40S", 1).request  # g6e.2xlarge: 64 GiB, of which the table keeps 10
-    [note] = kubernetes.lowered(small, ClusterFacts())
+    [note] = _lowered(small)
     assert (note.name, note.given_by) == ("memory_mib", "what such a machine leaves for pods")
 
 
 def test_nodes_without_efas_device_plugin_are_not_asked_for_it() -> None:
-    asked = kubernetes.values(planned("llama-70b", "full", "H100", 4).request, facts=ClusterFacts(efa=0))
-    assert "extended_resources" not in asked.kubernetes
+    asked = _values(planned("llama-70b", "full", "H100", 4).request, facts=ClusterFacts(efa=0))
+    assert "extended_resources" not in asked.compute
     assert asked.environment == {}
 
 
@@ -158,7 +166,7 @@ def test_what_is_configured_for_every_step_stays() -> None:
         "extended_resources": {"example.com/fpga": "1"},
     }
     request = planned("llama-70b", "full", "H100", 4).request
-    asked = kubernetes.values(request, configured=configured, options=Options(queue="q")).kubernetes
+    asked = _values(request, configured=configured, options=Options(queue="q")).compute
     assert asked["node_selector"]["team"] == "ml"
     assert {"key": "ours", "operator": "Exists"} in asked["tolerations"]
     assert len(asked["tolerations"]) == 2
@@ -177,8 +185,8 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
         disk_mib=1024,
         instance_type="n1-standard-8 + 1x T4",
     )
-    asked = kubernetes.values(request)
-    assert "node_selector" not in asked.kubernetes
+    asked = _values(request)
+    assert "node_selector" not in asked.compute
     assert asked.resources["shared_memory"] is None
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from decorators._metaflow import WaitedJob
-from decorators.backends.kubernetes import waiting as waiting_kubernetes
-from decorators.backends.waiting import State
+from decorators.backends.interface import WaitState
+from decorators.backends.kubernetes import waiting
 from tests.decorators.conftest import FLOWS
 from tests.kubernetes.cluster import NAMESPACE, Cluster
 from tests.kubernetes.conftest import cluster as cluster
@@ -43,14 +43,14 @@ def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.Monk
     return made
 
 
-def _state(job: WaitedJob, words: str) -> State:
+def _state(job: WaitedJob, words: str) -> WaitState:
     """The state, once it says so."""
 
-    def told() -> State | None:
-        state = waiting_kubernetes.look(job)
+    def told() -> WaitState | None:
+        state = waiting.wait_state(job)
         return state if words in state.reason else None
 
-    found: State = wait_for(told, 60, f"{words!r} is told: {waiting_kubernetes.look(job)}", every=0.5)
+    found: WaitState = wait_for(told, 60, f"{words!r} is told: {waiting.wait_state(job)}", every=0.5)
     return found
 
 
@@ -59,10 +59,10 @@ def test_the_schedulers_reason_is_told_and_the_end_leaves_nothing(
 ) -> None:
     job = submit("wants-gpus", {"nvidia.com/gpu": "8"})
     assert _state(job, "nodes").pending
-    waiting_kubernetes.end(job)
+    waiting.remove_job(job)
     pods = f"/api/v1/namespaces/{namespace}/pods"
     wait_for(lambda: not control_plane.api().items(pods), 60, "no pod is left")
-    waiting_kubernetes.end(job)  # once more does no harm
+    waiting.remove_job(job)  # once more does no harm
 
 
 def test_a_quota_that_is_used_up_is_the_reason(
@@ -86,11 +86,11 @@ def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
     job = submit("image", {"cpu": "1"})
     pods = f"/api/v1/namespaces/{namespace}/pods"
     pod: Json = wait_for(lambda: control_plane.api().items(pods), 60, "the pod is made")[0]
-    waiting = {"reason": "ErrImagePull", "message": "manifest unknown"}
+    pulling = {"reason": "ErrImagePull", "message": "manifest unknown"}
     status = {"name": "c", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
     control_plane.api().patch(
         f"{pods}/{pod['metadata']['name']}/status",
-        {"status": {"containerStatuses": [{**status, "state": {"waiting": waiting}}]}},
+        {"status": {"containerStatuses": [{**status, "state": {"waiting": pulling}}]}},
     )
     found = _state(job, "ErrImagePull")
     assert found.reason == "ErrImagePull (i): manifest unknown"
@@ -103,7 +103,7 @@ def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
 ) -> None:
     job = submit("unseen", {"cpu": "1"})
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(server="https://127.0.0.1:9")))
-    state = waiting_kubernetes.look(job)
+    state = waiting.wait_state(job)
     assert state.pending
     assert "doesn't tell" in state.reason
     assert state.hopeless is None

@@ -1,0 +1,16 @@
+"""AWS Batch, as the other parts of this package use it."""
+
+from __future__ import annotations
+
+from decorators.backends.batch import preflight, request, waiting, workarounds
+from decorators.backends.interface import ComputeBackend
+
+BATCH = ComputeBackend(
+    values_for=request.values_for,
+    preflight=preflight.check_queue,
+    wait_state=waiting.wait_state,
+    remove=waiting.terminate_job,
+    install=workarounds.install,
+    refuse=workarounds.refuse_local_metadata,
+    machine_follows_queue=True,
+)

@@ -1,0 +1,185 @@
+"""What a backend is: what it is asked (:class:`StepRequest`), what it answers, and the functions that do so.
+
+Kubernetes and AWS Batch are a folder each, whose ``backend.py`` fills in a :class:`ComputeBackend`;
+:mod:`decorators.backends.registry` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from decorators._metaflow import Backend, Given, WaitedJob
+from decorators.backends.options import Options
+from decorators.backends.tables import Room
+from estimator.errors import UserError
+from estimator.plan import Override, Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MinimumRequest:
+    """What one node of a run can't do without; what the plan asks for may be lowered to it."""
+
+    cpu: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toleration:
+    """A taint of nodes that a pod may stand on."""
+
+    key: str  # empty: any
+    effect: str  # "NoSchedule" or "NoExecute"; empty: any
+    value: str | None = None  # None: any
+
+    @classmethod
+    def of(cls, item: Mapping[str, str]) -> Toleration:
+        """From a pod's specification."""
+        value = None if item.get("operator") == "Exists" else item.get("value") or ""
+        return cls(key=item.get("key") or "", effect=item.get("effect") or "", value=value)
+
+    def covers(self, key: str, value: str, effect: str) -> bool:
+        """Whether it is about that taint."""
+        return self.key in ("", key) and self.effect in ("", effect) and self.value in (None, value)
+
+    def to_dict(self) -> dict[str, str]:
+        """As a pod's specification has it."""
+        toleration = {
+            "key": self.key,
+            "operator": "Exists" if self.value is None else "Equal",
+            "effect": self.effect,
+        }
+        return toleration if self.value is None else {**toleration, "value": self.value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterFacts:
+    """What a cluster's nodes have told of the machine that a plan asks for; as it is made, nothing."""
+
+    labels: tuple[tuple[str, str], ...] | None = None  # by which it is found there; None: not known
+    tolerations: tuple[Toleration, ...] = ()
+    room: Room | None = None  # for one pod, on the smallest of the nodes that fit
+    efa: int | None = None
+    hugepages_bytes: int | None = None
+    zone: str | None = None  # one that has all the nodes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRequest:
+    """All that decides on what one step asks of its backend."""
+
+    backend: Backend
+    request: Request
+    """What the plan asks for, for each node."""
+    options: Options = field(default_factory=Options)
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """The user's own values, of ``@resources`` and the compute decorator: they stand."""
+    configured: Mapping[str, Any] = field(default_factory=dict)
+    """All values of the compute decorator, the user's and Metaflow's own configuration's."""
+    minimum: MinimumRequest | None = None
+    """None: what is asked for."""
+    facts: ClusterFacts = field(default_factory=ClusterFacts)
+    step: str = ""
+    """The step's name, for messages."""
+
+    def with_given_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Sizes by the names of ``@resources``, with the user's own laid over. Raises UserError."""
+        own = {name: _whole(number_of(name, self.given[name])) for name in sizes if name in self.given}
+        return {**sizes, **own}
+
+    def sizes_in_mib(self) -> dict[str, Any]:
+        """``@resources`` with memory and disk in MiB, as Batch takes them. Raises UserError."""
+        request = self.request
+        return self.with_given_sizes(
+            {
+                "cpu": request.cpu,
+                "memory": request.memory_mib,
+                "disk": request.disk_mib,
+                "shared_memory": request.shared_memory_mib or None,
+                "gpu": request.gpus_per_node or None,
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepValues:
+    """What goes into a step's decorators and into its container's environment."""
+
+    resources: dict[str, Any]
+    """Of ``@resources``."""
+    compute: dict[str, Any] = field(default_factory=dict)
+    """Of ``@kubernetes`` or ``@batch``."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hopeless:
+    """Why a job can't start, where waiting alone doesn't cure that."""
+
+    kind: str
+    grace_s: float  # so long it may last, as it may pass by itself all the same
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitState:
+    """Whether a job still waits for its nodes, and for what; ``reason`` is empty where nobody tells."""
+
+    pending: bool
+    reason: str = ""
+    hopeless: Hopeless | None = None
+
+
+STARTED = WaitState(pending=False)
+
+
+def _nothing_to_refuse(request: Request) -> None:
+    """A backend that takes a step on any number of nodes."""
+
+
+def _nothing_lowered(asked: StepRequest) -> tuple[Override, ...]:  # noqa: ARG001
+    return ()
+
+
+def _all_alike(asked: StepRequest) -> None:
+    """A backend whose preflight of the largest step says it all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeBackend:
+    """One backend, as functions; all of them raise UserError, where they raise."""
+
+    values_for: Callable[[StepRequest], StepValues]
+    """What a step's decorators get. Asks nobody."""
+    preflight: Callable[[StepRequest], ClusterFacts]
+    """Asks the cluster or queue whether it could ever take the run's largest step; raises if not."""
+    wait_state: Callable[[WaitedJob], WaitState]
+    """Why a job has not started."""
+    remove: Callable[[WaitedJob], None]
+    """Takes a job away that has not started, or that nobody waits for any longer."""
+    install: Callable[[Callable[[list[str]], None]], None]
+    """For the process that waits for a step: refusals in words. Is given who hears how the step failed."""
+    refuse: Callable[[Request], None] = _nothing_to_refuse
+    """Raises for what could not work there however large the cluster. Asks nobody."""
+    lowered: Callable[[StepRequest], tuple[Override, ...]] = _nothing_lowered
+    """What the room on its nodes takes off the plan's sizes."""
+    preflight_beside: Callable[[StepRequest], None] = _all_alike
+    """The preflight of another step of a run whose largest has passed."""
+    machine_follows_queue: bool = False
+    """Whether another machine is had by another queue only."""
+
+
+def number_of(name: str, given: Given) -> float:
+    """A size that the user has written. Raises UserError where it is no number."""
+    try:
+        return float(given.value)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{given.by.rstrip('=')}: {name} {given.value!r} is not a number.",
+            f"Write {name}=8, for example.",
+        ) from None
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if number.is_integer() else number

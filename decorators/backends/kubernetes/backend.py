@@ -1,0 +1,16 @@
+"""Kubernetes, as the other parts of this package use it."""
+
+from __future__ import annotations
+
+from decorators.backends.interface import ComputeBackend
+from decorators.backends.kubernetes import errors, preflight, request, waiting
+
+KUBERNETES = ComputeBackend(
+    values_for=request.values_for,
+    lowered=request.lowered,
+    preflight=preflight.check_cluster,
+    preflight_beside=preflight.check_cluster_beside,
+    wait_state=waiting.wait_state,
+    remove=waiting.remove_job,
+    install=errors.install,
+)

@@ -1,0 +1,10 @@
+"""The backends that a flow's steps may run on, beside the machine itself."""
+
+from __future__ import annotations
+
+from decorators._metaflow import Backend
+from decorators.backends.batch.backend import BATCH
+from decorators.backends.interface import ComputeBackend
+from decorators.backends.kubernetes.backend import KUBERNETES
+
+BACKENDS: dict[Backend, ComputeBackend] = {"kubernetes": KUBERNETES, "batch": BATCH}

@@ -1,0 +1,151 @@
+"""What the mutators of steps do alike: decide at the launch, and hand that on to the processes after it.
+
+Metaflow calls a mutator in every process that loads the flow: where the run is launched, in the process that
+waits for a remote step, in the step's task. Only at the launch is anything decided. From there it travels in
+environment variables: local tasks inherit them, containers get them through ``@environment``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
+
+from decorators import _metaflow
+from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
+from decorators.backends.interface import MinimumRequest, StepRequest
+from decorators.backends.options import Options
+from decorators.backends.overrides import merge_given
+from decorators.backends.placing import add_variables, carry_on
+from estimator.errors import UserError
+from estimator.plan import Request
+
+_SINGLE = {"step-functions": "Step Functions", "airflow": "Airflow"}  # that Metaflow compiles no gang for
+T = TypeVar("T")
+
+
+class LaunchMixin:
+    """For a ``StepMutator``: its ``mutate`` calls :meth:`launch_or_carry`."""
+
+    carried: ClassVar[tuple[str, ...]]
+    """Environment variables that the step's containers are to have, too."""
+
+    def at_launch(self, step: StepView) -> None:
+        """Decide, and write what is decided into the step. Raises FinetuneError."""
+        raise NotImplementedError
+
+    def is_launched(self) -> bool:
+        """Whether the launch has left anything to carry on with; asked in the process that waits."""
+        return True
+
+    def keep_endings(self, lines: list[str]) -> None:
+        """Takes a line for each pod of the step that has failed, in the process that waits."""
+
+    def launch_or_carry(self, step: StepView) -> bool:
+        """Decide at the launch, carry on in the process that waits; False in all other processes."""
+        kind = _metaflow.command()
+        if kind in ("run", "resume", "deploy"):
+            _metaflow.ensure_python()
+            self.at_launch(step)
+        elif kind == "trampoline" and self.is_launched():
+            carry_on(step, self.keep_endings)
+        else:
+            return False
+        if step.backend() != "local":
+            step.add_environment({name: os.environ[name] for name in self.carried if name in os.environ})
+            add_variables(step, _metaflow.datastore_variables())
+        return True
+
+
+@contextmanager
+def refused_in_words() -> Iterator[None]:
+    """At the launch: a UserError as Metaflow shows it."""
+    try:
+        yield
+    except UserError as error:
+        raise FinetuneError(error.problem, error.advice) from None
+
+
+def first_step(step: StepView, mutator: type[Any], decides: Callable[[Any], bool]) -> StepView:
+    """The flow's first step whose mutator decides for all of them; this one, where none does."""
+    for other in step.steps():
+        for each in other.mutators(mutator):
+            each.external_init()
+            if decides(each):
+                return other
+    return step
+
+
+def given_values(step: StepView) -> dict[str, Given]:
+    """What the user has written into ``@resources`` and the compute decorator, or behind ``--with``."""
+    backend = step.backend()
+    compute = step.given(backend) if backend != "local" else {}
+    return merge_given(step.given("resources"), compute, backend)
+
+
+def step_request(
+    step: StepView, request: Request, options: Options, minimum: MinimumRequest | None = None
+) -> StepRequest:
+    """What a step asks of its backend, with its decorators' values as they are now."""
+    backend = step.backend()
+    return StepRequest(
+        step=step.name,
+        backend=backend,
+        request=request,
+        options=options,
+        given=given_values(step),
+        configured=step.values(backend) if backend != "local" else {},
+        minimum=minimum,
+    )
+
+
+class Once:
+    """Calls a function of the flow's parameters once for each process, however many steps ask."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(
+        self, ask: Callable[..., T], parameters: Mapping[str, Any], backend: Backend, *more: Any
+    ) -> T:
+        key = (ask, backend, *more, repr(sorted(parameters.items())))
+        if key not in self._answers:
+            self._answers[key] = ask(parameters, backend, *more)
+        answer: T = self._answers[key]
+        return answer
+
+
+def check_deployable(step: StepView) -> None:
+    """Raise FinetuneError where the flow's scheduler has no ``@parallel``, or AWS is to be asked nowhere."""
+    name = deployer()
+    gangs = [other.name for other in step.steps() if other.has("parallel")]
+    if name in _SINGLE and gangs:
+        raise FinetuneError(
+            f"{_SINGLE[name]} can't run step {gangs[0]}: Metaflow has no @parallel there.",
+            "Deploy to Argo Workflows (argo-workflows create), or deploy a flow for one node: "
+            "flows/finetune_linear_flow.py; for the checklist, see docs/checklist.md.",
+        )
+    if name == "step-functions" and not _has_region():
+        raise FinetuneError(
+            "Step Functions and AWS Batch need an AWS region, and none is configured here.",
+            "Set AWS_DEFAULT_REGION, or a region in the profile: aws configure set region us-east-1.",
+        )
+
+
+def check_nodes(step: StepView, request: Request) -> None:
+    """Raise FinetuneError where the plan has more nodes than the flow has a step for."""
+    if request.nodes > 1 and not any(other.has("parallel") for other in step.steps()):
+        raise FinetuneError(
+            f"The plan is for {request.nodes} nodes, and no step of this flow is @parallel.",
+            "Ask for one node (--nodes 1), or use a flow with such a step, as flows/finetune_flow.py.",
+        )
+
+
+def _has_region() -> bool:
+    """Whether boto3 finds one; yes where boto3 is missing, which Metaflow names itself."""
+    try:
+        import boto3
+    except ImportError:
+        return True
+    return bool(boto3.session.Session().region_name)

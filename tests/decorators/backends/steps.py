@@ -1,0 +1,44 @@
+"""A step as a mutator sees it, without a flow around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decorators._metaflow import Backend, Given
+
+
+class RecordedStep:
+    """What a mutator sees of a step, kept in a dict."""
+
+    def __init__(
+        self, backend: Backend, *, parallel: bool = True, written: tuple[str, ...] = (), **values: Any
+    ) -> None:
+        self.name = "train"
+        self._given = {name: Given(value=values[name], by="@kubernetes in the flow") for name in written}
+        self._backend = backend
+        self.set: dict[str, dict[str, Any]] = {backend: values, **({"parallel": {}} if parallel else {})}
+
+    def backend(self) -> Backend:
+        return self._backend
+
+    def values(self, decorator: str) -> dict[str, Any]:
+        return self.set.get(decorator, {})
+
+    def given(self, decorator: str) -> dict[str, Given]:
+        return self._given if decorator == self._backend else {}
+
+    def has(self, decorator: str) -> bool:
+        return decorator in self.set
+
+    def set_values(self, decorator: str, values: dict[str, Any]) -> None:
+        self.set.setdefault(decorator, {}).update(values)
+
+    def add_environment(self, variables: dict[str, str]) -> None:
+        own = self.values("environment").get("vars") or {}
+        self.set_values("environment", {"vars": {**own, **variables}})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Without what is Metaflow's."""
+        own = self.values("environment").get("vars") or {}
+        return {name: value for name, value in own.items() if not name.startswith("METAFLOW_")}
