@@ -19,7 +19,7 @@ from typing import Literal
 from checklist.outputs import cloudwatch, prometheus, taint, webhook
 from checklist.result import Result
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes
+from estimator.hardware import cluster_api
 
 STANDARD_OUTPUT = "-"
 Output = Literal["prometheus", "cloudwatch", "nodes", "webhook"]
@@ -96,7 +96,7 @@ def _check_folder(option: str, file: Path) -> None:
 
 def _check_nodes(outputs: Outputs) -> str | None:
     taint.check_installed()
-    cluster_nodes.access(outputs.context)
+    cluster_api.access(outputs.context)
     problem = _problem(lambda: taint.check(outputs.context, apply=outputs.apply))
     return f"Nodes could not be marked now. {problem}" if problem else None
 

@@ -20,7 +20,7 @@ from checklist.measurements import record
 from checklist.result import Result, Standing
 from checklist.verdict import still_open
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes
+from estimator.hardware import cluster_api
 
 KEY = "training-checklist/unfit"  # of the taint and the annotation
 LABEL = "training-checklist/fit"
@@ -239,7 +239,7 @@ class Cluster:
         check_installed()
         from kubernetes import client
 
-        _, configuration = cluster_nodes.access(context)
+        _, configuration = cluster_api.access(context)
         configuration.retries = False
         self._host = configuration.host
         connection = client.ApiClient(configuration)

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, StepView
-from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, UnreachableError
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes
+from estimator.hardware import cluster_api
+from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, UnreachableError
 
 CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
 TIMEOUT_S = 5.0  # of a question to the cluster
@@ -85,7 +85,7 @@ def lowest_priority_class() -> str | None:
 
 def _api_server() -> str:
     try:
-        _, configuration = cluster_nodes.access(None)
+        _, configuration = cluster_api.access(None)
     except (UserError, ImportError):
         return UNKNOWN
     return urlsplit(str(configuration.host)).netloc or UNKNOWN

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.hardware.cluster_api import access, plain
 
 TIMEOUT_S = 10
 PAGE = 500  # nodes in one answer, as kubectl asks for
-IN_CLUSTER = "in-cluster"
 RULE = 'apiGroups: [""], resources: ["nodes"], verbs: ["list"], in a ClusterRole'
 # Taints that Kubernetes sets by itself for what is told by conditions already
 LIFECYCLE = "node.kubernetes.io/"
@@ -65,7 +62,7 @@ def fetch(context: str | None = None) -> tuple[str, list[Node]]:
             except HTTPError as error:
                 raise UserError(
                     f"The Kubernetes API of context {name!r} ({configuration.host}) can't be reached: "
-                    f"{_plain(error)}.",
+                    f"{plain(error)}.",
                     "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
                 ) from None
             except (ValueError, AttributeError):
@@ -77,61 +74,6 @@ def fetch(context: str | None = None) -> tuple[str, list[Node]]:
             token = page.get("metadata", {}).get("continue")
             if not token:
                 return name, found
-
-
-def access(context: str | None) -> tuple[str, Any]:
-    """(name, client configuration) of a kubeconfig's context, or of the cluster that this pod runs in.
-
-    Reads KUBECONFIG each time; the client library does so only when it is imported. Raises UserError.
-    """
-    from kubernetes import client, config
-    from yaml import YAMLError
-
-    configuration = client.Configuration()
-    files = [Path(part).expanduser() for part in _kubeconfig().split(os.pathsep) if part]
-    if not any(file.is_file() for file in files):
-        if context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            try:
-                config.load_incluster_config(client_configuration=configuration)
-            except config.ConfigException as error:
-                raise UserError(
-                    f"This pod's access to its cluster can't be read: {error}", "Give it a service account."
-                ) from None
-            return IN_CLUSTER, configuration
-        raise UserError(
-            f"There is no kubeconfig at {os.pathsep.join(map(str, files))}.",
-            "Set KUBECONFIG, or write one with your cloud's command, such as `aws eks update-kubeconfig`.",
-        )
-    try:
-        merged = config.kube_config.KubeConfigMerger(_kubeconfig()).config
-        value: Mapping[str, Any] = merged.value if merged is not None else {}
-        names = [item["name"] for item in value.get("contexts") or []]
-        name = context or value.get("current-context") or ""
-        if name in names:
-            config.load_kube_config(_kubeconfig(), context=name, client_configuration=configuration)
-    except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"The kubeconfig {_kubeconfig()} can't be used: {_plain(error)}",
-            "`kubectl config view` shows what is in it.",
-        ) from None
-    if not name:
-        raise UserError(
-            f"The kubeconfig {_kubeconfig()} has no current context.",
-            f"Choose one: --context NAME ({', '.join(names[:5])})."
-            if names
-            else "It has no contexts at all.",
-        )
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:5]
-        raise UserError(
-            f"There is no context {name!r} in the kubeconfig {_kubeconfig()}.",
-            f"Did you mean {', '.join(near)}?" if near else "It has no contexts at all.",
-        )
-    return name, configuration
-
-
-def _kubeconfig() -> str:
-    return os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
 
 
 def _refused(name: str, host: str, error: Any) -> UserError:
@@ -150,18 +92,13 @@ def _refused(name: str, host: str, error: Any) -> UserError:
         )
     if not error.status:  # no answer at all: a certificate that nobody vouches for
         return UserError(
-            f"The Kubernetes API of context {name!r} ({host}) can't be reached: {_plain(error.reason)}.",
+            f"The Kubernetes API of context {name!r} ({host}) can't be reached: {plain(error.reason)}.",
             "Look at `server:` and `certificate-authority-data:` in the kubeconfig.",
         )
     return UserError(
         f"The Kubernetes API of context {name!r} ({host}) answers with status {error.status}.",
         "Try `kubectl get nodes`.",
     )
-
-
-def _plain(error: object) -> str:
-    """An error's last clause, on one line: urllib3 and the client nest theirs."""
-    return " ".join(str(error).rsplit(">: ", 1)[-1].split())
 
 
 def node_of(item: Any) -> Node:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decorators.backends.kubernetes.api import Json, found_at
 from decorators.backends.kubernetes.request import machine_of
 from decorators.backends.tables import labels_of
 from estimator.hardware import Instance
+from estimator.hardware.cluster_api import Json, found_at
 from estimator.plan import Request
 
 KARPENTER = "karpenter.sh"

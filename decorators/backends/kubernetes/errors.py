@@ -8,9 +8,9 @@ from collections.abc import Callable
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
-from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError
 from decorators.backends.kubernetes.waiting import pods_of
 from estimator.errors import UserError
+from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
 
 _OF_METAFLOW = "[save_logs]"  # its own lines in a pod's log
 _ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher needs."

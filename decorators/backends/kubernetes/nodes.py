@@ -10,12 +10,12 @@ from decorators.backends import tables
 from decorators.backends.findings import Clock, Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest, Toleration
 from decorators.backends.kubernetes import daemon_pods
-from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 from decorators.backends.kubernetes.autoscalers import could_grow
 from decorators.backends.kubernetes.fit import Fit, fit, is_of_table
 from decorators.backends.kubernetes.request import machine_of
 from decorators.backends.options import Options
 from decorators.backends.tables import Room
+from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 from estimator.hardware.cluster_nodes import PAGE, RULE, Node, node_of
 from estimator.plan import GIB, Request
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import STARTED, Hopeless, WaitState
-from decorators.backends.kubernetes.api import ApiRefusedError, ClusterApi, Json, UnreachableError
 from estimator.errors import UserError
+from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
 
 CALL_S = 5.0
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"

@@ -16,12 +16,12 @@ from decorators.backends.batch.preflight import _clients
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, StepRequest, Toleration
 from decorators.backends.kubernetes import preflight
-from decorators.backends.kubernetes.api import ClusterApi
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data
 from decorators.launch import step_request
 from estimator.errors import UserError
+from estimator.hardware.cluster_api import ClusterApi
 from estimator.plan import MIB, Request
 from tests.decorators.backends.plans import planned
 from tests.decorators.backends.steps import RecordedStep

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes
 
 Json = dict[str, Any]
+IN_CLUSTER = "in-cluster"
 
 
 class ApiRefusedError(Exception):
@@ -50,7 +53,7 @@ class ClusterApi:
                 "Running on Kubernetes needs the kubernetes library, which is not installed.",
                 "pip install 'metaflow-finetune[kubernetes]'",
             ) from None
-        self.context, self._configuration = cluster_nodes.access(context)
+        self.context, self._configuration = access(context)
         self._client = client.ApiClient(self._configuration)
 
     @property
@@ -107,3 +110,63 @@ class ClusterApi:
         if not isinstance(read, dict) or not read:
             raise UnreachableError("it doesn't answer as a Kubernetes API does")
         return read
+
+
+def access(context: str | None) -> tuple[str, Any]:
+    """(name, client configuration) of a kubeconfig's context, or of the cluster that this pod runs in.
+
+    Reads KUBECONFIG each time; the client library does so only when it is imported. Raises UserError.
+    """
+    from kubernetes import client, config
+    from yaml import YAMLError
+
+    configuration = client.Configuration()
+    files = [Path(part).expanduser() for part in _kubeconfig().split(os.pathsep) if part]
+    if not any(file.is_file() for file in files):
+        if context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            try:
+                config.load_incluster_config(client_configuration=configuration)
+            except config.ConfigException as error:
+                raise UserError(
+                    f"This pod's access to its cluster can't be read: {error}", "Give it a service account."
+                ) from None
+            return IN_CLUSTER, configuration
+        raise UserError(
+            f"There is no kubeconfig at {os.pathsep.join(map(str, files))}.",
+            "Set KUBECONFIG, or write one with your cloud's command, such as `aws eks update-kubeconfig`.",
+        )
+    try:
+        merged = config.kube_config.KubeConfigMerger(_kubeconfig()).config
+        value: Mapping[str, Any] = merged.value if merged is not None else {}
+        names = [item["name"] for item in value.get("contexts") or []]
+        name = context or value.get("current-context") or ""
+        if name in names:
+            config.load_kube_config(_kubeconfig(), context=name, client_configuration=configuration)
+    except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"The kubeconfig {_kubeconfig()} can't be used: {plain(error)}",
+            "`kubectl config view` shows what is in it.",
+        ) from None
+    if not name:
+        raise UserError(
+            f"The kubeconfig {_kubeconfig()} has no current context.",
+            f"Choose one: --context NAME ({', '.join(names[:5])})."
+            if names
+            else "It has no contexts at all.",
+        )
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:5]
+        raise UserError(
+            f"There is no context {name!r} in the kubeconfig {_kubeconfig()}.",
+            f"Did you mean {', '.join(near)}?" if near else "It has no contexts at all.",
+        )
+    return name, configuration
+
+
+def _kubeconfig() -> str:
+    return os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+
+
+def plain(error: object) -> str:
+    """An error's last clause, on one line: urllib3 and the client nest theirs."""
+    return " ".join(str(error).rsplit(">: ", 1)[-1].split())
