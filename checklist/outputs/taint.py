@@ -12,25 +12,32 @@ import dataclasses
 import importlib.util
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from checklist.measurements import record
 from checklist.result import Result, Standing
 from checklist.verdict import still_open
 from estimator.errors import UserError
-from estimator.hardware import cluster_api
+from estimator.hardware.cluster_api import (
+    ApiRefusedError,
+    ClusterApi,
+    Json,
+    NoKubernetesError,
+    UnreachableError,
+)
+from estimator.hardware.cluster_nodes import list_nodes
 
 KEY = "training-checklist/unfit"  # of the taint and the annotation
 LABEL = "training-checklist/fit"
 EFFECT = "NoSchedule"  # what runs there may end
 MOST_SHARE = 0.25  # of the cluster's nodes; more bad ones than that are rather the network's fault, or ours
 TIMEOUT_S = 10.0
-PAGE = 500
 ATTEMPTS = 3  # at one node, which others write to as well
 RULE = 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account'
 How = Literal["taint", "label"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,67 +243,44 @@ class Cluster:
     """The nodes of one Kubernetes cluster: of that kubeconfig's context, or the one that this pod runs in."""
 
     def __init__(self, context: str | None = None) -> None:
-        check_installed()
-        from kubernetes import client
-
-        _, configuration = cluster_api.access(context)
-        configuration.retries = False
-        self._host = configuration.host
-        connection = client.ApiClient(configuration)
-        self._api = client.CoreV1Api(connection)
-        self._authorization = client.AuthorizationV1Api(connection)
+        self._api = ClusterApi(context, purpose="Marking nodes")
 
     def nodes(self) -> tuple[Node, ...]:
         """All of them. Raises UserError."""
-        nodes: list[Node] = []
-        token: str | None = None
-        while True:
-            page = self._ask("list", self._api.list_node, limit=PAGE, _continue=token)
-            nodes += [_node(item) for item in page.get("items") or []]
-            token = (page.get("metadata") or {}).get("continue")
-            if not token:
-                return tuple(nodes)
+        return tuple(map(_node, self._ask("list", list_nodes, self._get)))
 
     def node(self, name: str) -> Node:
         """One of them, as it is now. Raises UserError."""
-        return _node(self._ask("get", self._api.read_node, name))
+        return _node(self._ask("get", self._get, f"/api/v1/nodes/{name}"))
 
     def patch(self, change: Change, how: How) -> None:
         """Marks or unmarks one node. Raises UserError; NodeError where another node may well be changed."""
-        self._ask("patch", self._api.patch_node, change.node.name, patch_of(change, how))
+        path = f"/api/v1/nodes/{change.node.name}"
+        self._ask("patch", self._api.patch, path, patch_of(change, how), TIMEOUT_S)
 
     def ask_leave(self, verb: str) -> None:
         """Ask whether this account may do that with nodes. Raises UserError where it may not."""
-        from kubernetes import client
+        if not self._ask(verb, self._api.may, verb, "nodes", TIMEOUT_S):
+            raise _not_allowed(verb)
 
-        asked = {"spec": {"resourceAttributes": {"verb": verb, "resource": "nodes"}}}
-        review = self._authorization.create_self_subject_access_review
-        if not (self._ask(verb, review, asked).get("status") or {}).get("allowed"):
-            raise _refused(verb, self._host, client.ApiException(status=403))
+    def _get(self, path: str, **query: str) -> Json:
+        return self._api.get(path, TIMEOUT_S, **query)
 
-    def _ask(self, verb: str, call: Any, *values: Any, **named: Any) -> dict[str, Any]:
-        from kubernetes import client
-        from urllib3.exceptions import HTTPError
-
+    def _ask(self, verb: str, call: Callable[..., T], *values: Any) -> T:
         try:
-            answer = call(*values, **named, _request_timeout=TIMEOUT_S, _preload_content=False)
-            read = json.loads(answer.data)
-        except client.ApiException as error:
-            raise _refused(verb, self._host, error) from None
-        except HTTPError as error:
-            reason = " ".join(str(error).rsplit(">: ", 1)[-1].split())
+            return call(*values)
+        except ApiRefusedError as error:
+            raise _refused(verb, self._api.host, error) from None
+        except NoKubernetesError:
             raise UserError(
-                f"The Kubernetes API ({self._host}) can't be reached: {reason}.",
+                f"{self._api.host} doesn't answer as a Kubernetes API does.",
+                "Look at `server:` in the kubeconfig.",
+            ) from None
+        except UnreachableError as error:
+            raise UserError(
+                f"The Kubernetes API ({self._api.host}) can't be reached: {error}.",
                 "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
             ) from None
-        except ValueError:
-            read = None
-        if not isinstance(read, dict):
-            raise UserError(
-                f"{self._host} doesn't answer as a Kubernetes API does.",
-                "Look at `server:` in the kubeconfig.",
-            )
-        return read
 
 
 def patch_of(change: Change, how: How) -> dict[str, Any]:
@@ -334,9 +318,13 @@ def _reasons(text: str | None) -> tuple[Standing, ...]:
         return ()
 
 
-def _refused(verb: str, host: str, error: Any) -> UserError:
+def _not_allowed(verb: str) -> UserError:
+    return UserError(f"This account may not {verb} the nodes of the cluster.", f"It needs {RULE}.")
+
+
+def _refused(verb: str, host: str, error: ApiRefusedError) -> UserError:
     if error.status == 403:
-        return UserError(f"This account may not {verb} the nodes of the cluster.", f"It needs {RULE}.")
+        return _not_allowed(verb)
     if error.status == 401:
         return UserError(
             "The Kubernetes API doesn't know who asks (401).", "Log in again; try `kubectl get nodes`."
@@ -345,5 +333,6 @@ def _refused(verb: str, host: str, error: Any) -> UserError:
         return NodeChangedError("The node was changed by somebody else meanwhile.", "Run it again.")
     if error.status == 404:
         return NodeError("The node is gone from the cluster.", "Nothing is to be done.")
-    how = f"answers with status {error.status}" if error.status else f"can't be reached: {error.reason}"
-    return UserError(f"The Kubernetes API ({host}) {how}.", "Try `kubectl get nodes`.")
+    return UserError(
+        f"The Kubernetes API ({host}) answers with status {error.status}.", "Try `kubectl get nodes`."
+    )

@@ -1,4 +1,8 @@
-"""A Kubernetes API server asked in plain JSON, with the login of the kubeconfig, and a limit on each call."""
+"""The one client of a Kubernetes API server: plain JSON, a login like kubectl's, a limit on each call.
+
+The kubernetes library reads the kubeconfig (or the pod's own access), signs in and checks certificates; what
+is asked goes by its path, as JobSet, Kueue and Karpenter have no classes there.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,27 @@ IN_CLUSTER = "in-cluster"
 
 
 class ApiRefusedError(Exception):
-    """The server's answer with an error status, in its own words."""
+    """The server's answer with an error status; ``words`` are its own, empty where it has none."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words or f"status {status}")
         self.status = status
+        self.words = words
 
 
 class UnreachableError(Exception):
-    """No answer at all."""
+    """No answer, or none of a Kubernetes API."""
+
+
+class UntrustedError(UnreachableError):
+    """Nobody vouches for the server's certificate."""
+
+
+class NoKubernetesError(UnreachableError):
+    """Something else answers at that address."""
+
+    def __init__(self) -> None:
+        super().__init__("it doesn't answer as a Kubernetes API does")
 
 
 def found_at(get: Callable[..., Json], path: str) -> Json | None:
@@ -42,15 +58,15 @@ def found_at(get: Callable[..., Json], path: str) -> Json | None:
 class ClusterApi:
     """The cluster of the current context, or the one that this pod runs in. Use it in a ``with``.
 
-    Raises UserError where the kubernetes library or an access is missing.
+    Raises UserError where the kubernetes library or an access is missing; ``purpose`` is what needs it.
     """
 
-    def __init__(self, context: str | None = None) -> None:
+    def __init__(self, context: str | None = None, *, purpose: str = "Running on Kubernetes") -> None:
         try:
             from kubernetes import client
         except ImportError:
             raise UserError(
-                "Running on Kubernetes needs the kubernetes library, which is not installed.",
+                f"{purpose} needs the kubernetes library, which is not installed.",
                 "pip install 'metaflow-finetune[kubernetes]'",
             ) from None
         self.context, self._configuration = access(context)
@@ -80,12 +96,34 @@ class ClusterApi:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         return self._ask("DELETE", path, timeout_s, body)
 
-    def _ask(self, method: str, path: str, timeout_s: float, body: Json | None = None) -> Json:
-        from urllib3.exceptions import HTTPError
+    def patch(self, path: str, body: Json, timeout_s: float) -> Json:
+        """Lay values over an object's; None takes one away, a list of plain values or taints is replaced."""
+        return self._ask("PATCH", path, timeout_s, body, "application/strategic-merge-patch+json")
+
+    def may(self, verb: str, resource: str, timeout_s: float, **attributes: str) -> bool:
+        """Whether this login may do that; what is left out of ``group``, ``namespace``, ``name`` is any."""
+        attributes = {"verb": verb, "resource": resource, **attributes}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool((self.post(path, review, timeout_s).get("status") or {}).get("allowed"))
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        body: Json | None = None,
+        kind: str = "application/json",
+    ) -> Json:
+        from urllib3.exceptions import HTTPError, SSLError
 
         if timeout_s <= 0:
             raise UnreachableError("the time for asking is over")
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers = {"Accept": "application/json", "Content-Type": kind}
         for login in self._configuration.auth_settings().values():
             if login.get("value"):
                 headers[login["key"]] = login["value"]
@@ -98,18 +136,20 @@ class ClusterApi:
                 timeout=timeout_s,
                 retries=False,
             )
+        except SSLError as error:
+            raise UntrustedError(plain(error)) from None
         except HTTPError as error:
-            raise UnreachableError(" ".join(str(error).rsplit(">: ", 1)[-1].split())) from None
+            raise UnreachableError(plain(error)) from None
         try:
-            read = json.loads(answer.data)
+            content = json.loads(answer.data)
         except ValueError:
-            read = {}
+            content = {}
         if answer.status >= 400:
-            said = read.get("message") if isinstance(read, dict) else None
-            raise ApiRefusedError(answer.status, said or f"status {answer.status}")
-        if not isinstance(read, dict) or not read:
-            raise UnreachableError("it doesn't answer as a Kubernetes API does")
-        return read
+            words = content.get("message") if isinstance(content, dict) else None
+            raise ApiRefusedError(answer.status, str(words or ""))
+        if not isinstance(content, dict) or not content:
+            raise NoKubernetesError
+        return content
 
 
 def access(context: str | None) -> tuple[str, Any]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import access, plain
+from estimator.hardware.cluster_api import (
+    ApiRefusedError,
+    ClusterApi,
+    Json,
+    NoKubernetesError,
+    UnreachableError,
+    UntrustedError,
+)
 
 TIMEOUT_S = 10
 PAGE = 500  # nodes in one answer, as kubectl asks for
@@ -33,70 +39,54 @@ class Node:
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
     """The context's name and the cluster's nodes; UserError where they can't be had, within about 10 s."""
-    try:
-        import kubernetes  # noqa: F401 - heavy, and not everybody's
-        from urllib3.exceptions import HTTPError
-    except ImportError:
-        raise UserError(
-            "--from-cluster needs the kubernetes library, which is not installed.",
-            "pip install 'metaflow-finetune[kubernetes]'",
-        ) from None
-    from kubernetes import client
-
-    name, configuration = access(context)
-    configuration.retries = False
-    found: list[Node] = []
-    token: str | None = None
-    with client.ApiClient(configuration) as connection:
-        api = client.CoreV1Api(connection)
-        while True:
-            try:
-                answer = api.list_node(
-                    limit=PAGE, _continue=token, _request_timeout=TIMEOUT_S, _preload_content=False
-                )
-                page = json.loads(answer.data)
-                if page.get("kind") != "NodeList":
-                    raise ValueError("no NodeList")
-            except client.ApiException as error:
-                raise _refused(name, configuration.host, error) from None
-            except HTTPError as error:
-                raise UserError(
-                    f"The Kubernetes API of context {name!r} ({configuration.host}) can't be reached: "
-                    f"{plain(error)}.",
-                    "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
-                ) from None
-            except (ValueError, AttributeError):
-                raise UserError(
-                    f"{configuration.host} (context {name!r}) doesn't answer as a Kubernetes API does.",
-                    "Look at `server:` in the kubeconfig.",
-                ) from None
-            found += [node_of(item) for item in page.get("items") or []]
-            token = page.get("metadata", {}).get("continue")
-            if not token:
-                return name, found
+    with ClusterApi(context, purpose="--from-cluster") as api:
+        try:
+            items = list_nodes(lambda path, **query: api.get(path, TIMEOUT_S, **query))
+            return api.context, [node_of(item) for item in items]
+        except ApiRefusedError as error:
+            raise _refused(api, error) from None
+        except NoKubernetesError:
+            raise UserError(
+                f"{api.host} (context {api.context!r}) doesn't answer as a Kubernetes API does.",
+                "Look at `server:` in the kubeconfig.",
+            ) from None
+        except UnreachableError as error:
+            raise UserError(
+                f"The Kubernetes API of context {api.context!r} ({api.host}) can't be reached: {error}.",
+                "Look at `server:` and `certificate-authority-data:` in the kubeconfig."
+                if isinstance(error, UntrustedError)
+                else "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
+            ) from None
 
 
-def _refused(name: str, host: str, error: Any) -> UserError:
+def list_nodes(get: Callable[..., Json]) -> list[Json]:
+    """All nodes as the API server tells them, asked page by page. Raises what ``get`` raises."""
+    nodes: list[Json] = []
+    page = {"limit": str(PAGE)}
+    while True:
+        answer = get("/api/v1/nodes", **page)
+        if answer.get("kind") != "NodeList":
+            raise NoKubernetesError
+        nodes += answer.get("items") or []
+        token = (answer.get("metadata") or {}).get("continue")
+        if not token:
+            return nodes
+        page["continue"] = token
+
+
+def _refused(api: ClusterApi, error: ApiRefusedError) -> UserError:
     if error.status == 401:
         return UserError(
-            f"The Kubernetes API of context {name!r} doesn't know who asks (401).",
+            f"The Kubernetes API of context {api.context!r} doesn't know who asks (401).",
             "The login may be over: log in again, and try `kubectl get nodes`.",
         )
     if error.status == 403:
-        try:
-            said = json.loads(error.body)["message"]
-        except (ValueError, KeyError, TypeError):
-            said = "forbidden"
         return UserError(
-            f"Listing the nodes of context {name!r} is not allowed: {said}.", f"It needs {RULE}."
-        )
-    if not error.status:  # no answer at all: a certificate that nobody vouches for
-        return UserError(
-            f"The Kubernetes API of context {name!r} ({host}) can't be reached: {plain(error.reason)}.",
-            "Look at `server:` and `certificate-authority-data:` in the kubeconfig.",
+            f"Listing the nodes of context {api.context!r} is not allowed: {error.words or 'forbidden'}.",
+            f"It needs {RULE}.",
         )
     return UserError(
-        f"The Kubernetes API of context {name!r} ({host}) answers with status {error.status}.",
+        f"The Kubernetes API of context {api.context!r} ({api.host}) answers with status {error.status}.",
         "Try `kubectl get nodes`.",
     )
 

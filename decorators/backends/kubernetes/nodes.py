@@ -16,7 +16,7 @@ from decorators.backends.kubernetes.request import machine_of
 from decorators.backends.options import Options
 from decorators.backends.tables import Room
 from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
-from estimator.hardware.cluster_nodes import PAGE, RULE, Node, node_of
+from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
 from estimator.plan import GIB, Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -80,14 +80,8 @@ class Preflight:
 
     def may(self, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = "") -> bool:
         """Whether this login may, so that nothing is asked that is refused; no namespace: in all of them."""
-        wanted = {"verb": verb, "resource": resource, "group": group, "namespace": namespace, "name": name}
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {key: value for key, value in wanted.items() if value}},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        return bool(self.api.post(path, body, self.clock.left()).get("status", {}).get("allowed"))
+        attributes = {"group": group, "namespace": namespace, "name": name}
+        return self.api.may(verb, resource, self.clock.left(), **attributes)
 
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
@@ -97,7 +91,7 @@ class Preflight:
 def check_nodes(preflight: Preflight) -> ClusterFacts:
     """The rows on nodes, GPUs and fabric; facts of what fits."""
     try:
-        nodes = _listed(preflight)
+        nodes = [node_of(item) for item in list_nodes(preflight.get)]
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
@@ -133,18 +127,6 @@ def _daemons(preflight: Preflight, found: Fit) -> tuple[Room | None, str]:
     kept = told or tables.daemons()
     left = f"{kept.cpu:g} CPUs and {kept.memory_bytes / GIB:.1f} GiB are left to daemon pods"
     return told, left + ("" if told else assumed)
-
-
-def _listed(preflight: Preflight) -> list[Node]:
-    nodes: list[Node] = []
-    page: dict[str, str] = {"limit": str(PAGE)}
-    while True:
-        answer = preflight.get("/api/v1/nodes", **page)
-        nodes += [node_of(item) for item in answer.get("items") or []]
-        token = (answer.get("metadata") or {}).get("continue")
-        if not token:
-            return nodes
-        page["continue"] = token
 
 
 def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
