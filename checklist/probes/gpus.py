@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from checklist.measurements import GpuHealth, to_dict
 from checklist.probes import xids
 from checklist.probes.context import Worker
+from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
 
 T = TypeVar("T")
 _THROTTLES = {  # nvml.h, nvmlClocksEventReason*; idle (0x1) and application clocks (0x2) are nobody's fault
@@ -141,21 +142,9 @@ def _nvml() -> Iterator[Any]:
 
 def _visible(nvml: Any) -> list[Any]:
     """Handles in the order that CUDA gives them in this process."""
-    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return every
-    by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in every}
-    handles = []
-    for name in (part.strip() for part in chosen.split(",")):
-        if name.isdigit() and int(name) < len(every):
-            handles.append(every[int(name)])
-        else:
-            match = [handle for uuid, handle in by_uuid.items() if name and uuid.startswith(name)]
-            if not match:
-                break  # CUDA too stops at the first name that it doesn't know
-            handles.append(match[0])
-    return handles
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return [handles[place] for place in whole_gpus(os.environ.get(VARIABLE), uuids)]
 
 
 def _others(nvml: Any, handle: Any) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from decorators.profile.process_tree import ProcessTree
+from estimator.hardware.visible_gpus import VARIABLE, visible_gpus
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 OWN_CPU_BUDGET = 0.004  # of the step's time, for one core
@@ -67,7 +68,7 @@ class Gpus:
 
             self._nvml = pynvml
             pynvml.nvmlInit()
-            for handle in _visible(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
+            for handle in _visible(pynvml):
                 self._add(handle)
             if not self.infos:
                 self.note = "No GPU is visible to this step: only host memory is measured."
@@ -82,7 +83,7 @@ class Gpus:
         self.infos.append(
             GpuInfo(
                 index=len(self.infos),
-                name=name.decode() if isinstance(name, bytes) else str(name),
+                name=_text(name),
                 total_bytes=int(self._memory(handle).total),
             )
         )
@@ -113,19 +114,18 @@ class Gpus:
             return None
 
 
-def _visible(nvml: Any, chosen: str | None) -> list[Any]:
-    """Handles of the devices that CUDA_VISIBLE_DEVICES leaves; numbers are taken as NVML's order."""
-    if chosen is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    handles = []
-    for word in (word.strip() for word in chosen.split(",")):
-        if word.startswith(("GPU-", "MIG-")):
-            handles.append(nvml.nvmlDeviceGetHandleByUUID(word))
-        elif word.isdigit() and int(word) < nvml.nvmlDeviceGetCount():
-            handles.append(nvml.nvmlDeviceGetHandleByIndex(int(word)))
-        else:
-            break  # as CUDA does: what follows a wrong entry is not visible
-    return handles
+def _visible(nvml: Any) -> list[Any]:
+    """Handles of the devices that CUDA_VISIBLE_DEVICES leaves, slices of GPUs among them."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return [
+        handles[name] if isinstance(name, int) else nvml.nvmlDeviceGetHandleByUUID(name)
+        for name in visible_gpus(os.environ.get(VARIABLE), uuids)
+    ]
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _words(error: Exception) -> str:

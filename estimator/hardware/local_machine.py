@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
 from estimator.job import Machine
 
 
@@ -45,24 +46,8 @@ def _gpus() -> tuple[tuple[str, int], ...]:
         return ()
     finally:
         pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        found = _visible(found, visible)
-    return tuple((name, size) for name, size, _ in found)
-
-
-def _visible(found: list[tuple[str, int, str]], visible: str) -> list[tuple[str, int, str]]:
-    """CUDA's rule: indices or UUID prefixes; the first that names no GPU ends the list."""
-    chosen = []
-    for item in (part.strip() for part in visible.split(",")):
-        if item.isdigit() and int(item) < len(found):
-            chosen.append(found[int(item)])
-            continue
-        match = [gpu for gpu in found if item and gpu[2].startswith(item)]
-        if len(match) != 1:
-            break
-        chosen.append(match[0])
-    return chosen
+    visible = whole_gpus(os.environ.get(VARIABLE), [uuid for _, _, uuid in found])
+    return tuple(found[place][:2] for place in visible)
 
 
 def _memory_limit() -> int | None:

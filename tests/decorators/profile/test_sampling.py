@@ -174,7 +174,8 @@ def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "seen"), [("2,0", [2, 0]), ("", []), ("-1", []), ("1,9,0", [1]), ("GPU-abc", [7])]
+    ("visible", "seen"),
+    [("2,0", [2, 0]), ("", []), ("-1", []), ("1,9,0", [1]), ("GPU-2", [2]), ("MIG-abc", [7])],
 )
 def test_only_the_visible_gpus_are_measured(
     monkeypatch: pytest.MonkeyPatch, visible: str, seen: list[int]
@@ -208,7 +209,8 @@ def _nvml(count: int) -> Any:
     nvml.nvmlInit = lambda: None
     nvml.nvmlDeviceGetCount = lambda: count
     nvml.nvmlDeviceGetHandleByIndex = lambda index: index
-    nvml.nvmlDeviceGetHandleByUUID = lambda _: 7
+    nvml.nvmlDeviceGetHandleByUUID = lambda _: 7  # a slice
+    nvml.nvmlDeviceGetUUID = lambda index: f"GPU-{index}".encode()
     nvml.nvmlDeviceGetName = lambda _: b"Test GPU"
     nvml.nvmlDeviceGetMemoryInfo = lambda handle, **_: types.SimpleNamespace(
         total=100 * MIB, used=handle * MIB

@@ -1,0 +1,34 @@
+"""CUDA_VISIBLE_DEVICES is read as CUDA does."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator.hardware.visible_gpus import visible_gpus, whole_gpus
+
+UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "visible"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("2,0", [2, 0]),
+        (" 1 , GPU-cc33", [1, 2]),
+        ("GPU-ab", [1]),
+        ("GPU-a", []),  # of two
+        ("0,GPU-a,2", [0]),
+        ("0,7,1", [0]),
+        ("1,-1,2", [1]),
+        ("MIG-77", ["MIG-77"]),
+        ("0,MIG-77,1", [0, "MIG-77", 1]),
+    ],
+)
+def test_the_first_name_that_means_no_gpu_ends_the_list(chosen: str | None, visible: list[int | str]) -> None:
+    assert visible_gpus(chosen, UUIDS) == visible
+
+
+def test_a_slice_ends_the_whole_gpus() -> None:
+    assert whole_gpus("0,MIG-77,1", UUIDS) == [0]
+    assert whole_gpus(None, UUIDS) == [0, 1, 2]
