@@ -1,15 +1,21 @@
-"""The memory bars as a drawing (SVG) and as a page (HTML): no network, no script, for light and dark.
+"""The memory bars of ``finetune explain`` and ``estimate``: in a terminal, and as a drawing (SVG).
 
 A chart library's SVG has fixed colours; a page with its renderer weighs megabytes. Stacked bars need neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
 
-from estimator.plan import GIB
+from estimator.plan import GIB, gib
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 # Okabe and Ito 2008, Color Universal Design: colours that people with any colour vision tell apart. Their
 # black is left to the text, and a grey that keeps its distance from the purple takes its place. A second
@@ -34,6 +40,9 @@ ORDER = (  # categories that stand beside each other take colours that are far a
 )
 FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
 
+_BLOCKS = {"solid": "█", "hatched": "▒", "dotted": "░"}
+_FINE = ("256", "truecolor")  # terminals with fewer colours would show some of them as one
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 960, 150, 24, 30, 16, 44
 
 
@@ -66,6 +75,18 @@ class Chart:
         """All categories that some bar has, in the order in which they are drawn."""
         return ordered(name for bar in self.bars for name, _ in bar.parts)
 
+    @property
+    def longest_bytes(self) -> int:
+        """What the longest bar reaches to."""
+        return max(max(bar.upper_bytes, bar.likely_bytes) for bar in self.bars)
+
+    @property
+    def shown_capacity_bytes(self) -> int | None:
+        """The capacity, where the bars can still be read beside it."""
+        capacity = self.capacity_bytes
+        near = capacity is not None and capacity <= FARTHEST_CAPACITY * self.longest_bytes
+        return capacity if near else None
+
 
 def ordered(names: object) -> tuple[str, ...]:
     """Known categories in their order, then the others as they come; each once."""
@@ -73,7 +94,7 @@ def ordered(names: object) -> tuple[str, ...]:
     return tuple(name for name in ORDER if name in found) + tuple(n for n in found if n not in ORDER)
 
 
-def look(category: str, categories: Sequence[str] = ()) -> tuple[str, str]:
+def appearance(category: str, categories: Sequence[str] = ()) -> tuple[str, str]:
     """(colour, pattern) of a category: a known one's never changes, another's follows from its place."""
     if category in ORDER:
         place = ORDER.index(category)
@@ -84,10 +105,8 @@ def look(category: str, categories: Sequence[str] = ()) -> tuple[str, str]:
 
 def svg(chart: Chart) -> str:
     """A drawing that stands alone; its texts and lines follow the reader's light or dark."""
-    longest = max(max(bar.upper_bytes, bar.likely_bytes) for bar in chart.bars)
-    capacity = chart.capacity_bytes
-    shown = capacity if capacity is not None and capacity <= FARTHEST_CAPACITY * longest else None
-    end = 1.04 * max(longest, shown or 0)
+    shown = chart.shown_capacity_bytes
+    end = 1.04 * max(chart.longest_bytes, shown or 0)
     scale = (_WIDTH - _LEFT - _RIGHT) / end
     bottom = _TOP + len(chart.bars) * (_BAR + _GAP)
     legend, legend_height = _legend(chart.categories, bottom + 44)
@@ -108,36 +127,6 @@ def svg(chart: Chart) -> str:
     return "\n".join([*parts, *legend, "</svg>"]) + "\n"
 
 
-def html(chart: Chart) -> str:
-    """A page: the drawing, and its numbers as a table."""
-    notes = "".join(f"<p>{escape(note)}</p>" for note in chart.notes)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(chart.title)}</title>
-{_PAGE_STYLE}
-</head>
-<body>
-<main>
-<h1>{escape(chart.title)}</h1>
-<p>{escape(chart.subtitle)}</p>
-<figure>{svg(chart)}</figure>
-{notes}
-<div class="wide" role="region" aria-label="Numbers" tabindex="0">
-<table>
-<caption>Memory of one process, GiB</caption>
-{_table(chart)}
-</table>
-</div>
-</main>
-</body>
-</html>
-"""
-
-
 def describe(chart: Chart) -> str:
     """The drawing in words."""
     bars = "; ".join(
@@ -151,7 +140,92 @@ def describe(chart: Chart) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Parts of the drawing
+# In a terminal
+
+
+def bar_of(category: str, size: int, largest: int, width: int) -> Text:
+    """One category's bar in its colour."""
+    from rich.text import Text
+
+    colour, pattern = appearance(category, (category,))
+    length = max(round(width * size / largest), 1) if size else 0
+    return Text(_BLOCKS[pattern] * length, style=colour)
+
+
+def stacked(chart: Chart, console: Console) -> Iterator[Text]:
+    """The chart's lines: capacity, a stacked bar for each configuration, the legend."""
+    from rich.text import Text
+
+    colours = console.color_system in _FINE
+    names = max(len(bar.name) for bar in chart.bars)
+    endings = [_ending(bar, chart.capacity_bytes) for bar in chart.bars]
+    width = max(console.width - names - 3 - max(len(ending) for ending in endings), 20)
+    shown = chart.shown_capacity_bytes
+    end = max(chart.longest_bytes, shown or 0)
+    if shown is not None:
+        label = f"{chart.capacity_name} {gib(shown)}"
+        column = names + 2 + round((width - 1) * shown / end)
+        yield Text(f"{label:>{column - 1}} ▼" if len(label) < column else f"{'':{column}}▼ {label}")
+    for bar, ending in zip(chart.bars, endings, strict=True):
+        line = Text(f"{bar.name:>{names}}  ")
+        line.append_text(_cells(bar, chart.categories, width, end, shown, colours))
+        line.append(f" {ending}")
+        yield line
+    yield Text("")
+    yield from _legend_lines(chart.categories, console.width, colours)
+
+
+def _ending(bar: Bar, capacity: int | None) -> str:
+    """What stands behind a bar."""
+    text = f"{gib(bar.likely_bytes)}, up to {gib(bar.upper_bytes)}"
+    return text + (", too much" if capacity is not None and bar.upper_bytes > capacity else "")
+
+
+def _cells(
+    bar: Bar, categories: Sequence[str], width: int, end: int, capacity: int | None, colours: bool
+) -> Text:
+    """One bar: each category's share of the columns, a line up to the upper bound, the capacity."""
+    from rich.text import Text
+
+    marks: list[tuple[str, str]] = []
+    sizes, total = dict(bar.parts), 0
+    for number, name in enumerate(categories):
+        total += sizes.get(name, 0)
+        until = round((width - 1) * total / end)
+        colour, pattern = appearance(name, categories)
+        mark = _BLOCKS[pattern] if colours else _LETTERS[number % len(_LETTERS)]
+        marks += [(mark, colour)] * (until - len(marks))
+    upper = round((width - 1) * bar.upper_bytes / end)
+    marks += [("─", "")] * (upper - len(marks))
+    marks += [(" ", "")] * (width - len(marks))
+    marks[min(upper, width - 1)] = ("┤", "")
+    if capacity is not None:
+        marks[round((width - 1) * capacity / end)] = ("┃", "bold")
+    text = Text()
+    for (mark, style), run in groupby(marks):
+        text.append(mark * len(list(run)), style=style if colours else "")
+    return text
+
+
+def _legend_lines(categories: Sequence[str], width: int, colours: bool) -> Iterator[Text]:
+    from rich.text import Text
+
+    column = max(len(name) for name in categories) + 4
+    across = max(width // column, 1)
+    line = Text()
+    for number, name in enumerate(categories):
+        colour, pattern = appearance(name, categories)
+        mark = _BLOCKS[pattern] * 2 if colours else _LETTERS[number % len(_LETTERS)] + " "
+        line.append(mark, style=colour if colours else "")
+        line.append(f" {name}".ljust(column - 2))
+        if number % across == across - 1 or number == len(categories) - 1:
+            line.rstrip()
+            yield line
+            line = Text()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Parts of the SVG drawing
 
 _STYLE = """<style>
   text { font: 13px system-ui, sans-serif; fill: #1f2328; }
@@ -169,26 +243,12 @@ _STYLE = """<style>
   }
 </style>"""
 
-_PAGE_STYLE = """<style>
-  :root { color-scheme: light dark; --text: #1f2328; --back: #ffffff; --line: #d1d9e0; }
-  @media (prefers-color-scheme: dark) { :root { --text: #f0f6fc; --back: #0d1117; --line: #3d444d; } }
-  body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 2rem; }
-  main { max-width: 62rem; margin: auto; }
-  figure { margin: 1rem 0; overflow-x: auto; }
-  svg { max-width: 100%; height: auto; }
-  .wide { overflow-x: auto; }
-  table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-  caption { text-align: left; font-weight: 600; padding: 0.5rem 0; }
-  th, td { border-bottom: 1px solid var(--line); padding: 0.25rem 0.75rem; text-align: right; }
-  tbody th { text-align: left; font-weight: normal; }
-</style>"""
-
 
 def _definitions(categories: Sequence[str]) -> str:
     """Fills: each category's colour, with lines or dots in it for the second and third round of colours."""
     found = []
     for number, name in enumerate(categories):
-        colour, pattern = look(name, categories)
+        colour, pattern = appearance(name, categories)
         if pattern == "hatched":
             mark = '<path d="M0 8L8 0" stroke="#000" stroke-width="1.6"/>'
         elif pattern == "dotted":
@@ -203,7 +263,7 @@ def _definitions(categories: Sequence[str]) -> str:
 
 
 def _fill(name: str, categories: Sequence[str]) -> str:
-    colour, pattern = look(name, categories)
+    colour, pattern = appearance(name, categories)
     return colour if pattern == "solid" else f"url(#fill{categories.index(name)})"
 
 
@@ -273,18 +333,3 @@ def _legend(categories: Sequence[str], top: int) -> tuple[list[str], int]:
             f'<text x="{x + 24}" y="{y + 13}">{escape(name)}</text>'
         )
     return lines, 24 * -(-len(categories) // 4) + 8
-
-
-def _table(chart: Chart) -> str:
-    """A column for each bar, a row for each category and for the sums."""
-    lines = [(name, [dict(bar.parts).get(name, 0) for bar in chart.bars]) for name in chart.categories]
-    lines.append(("likely", [bar.likely_bytes for bar in chart.bars]))
-    lines.append(("upper bound", [bar.upper_bytes for bar in chart.bars]))
-    if chart.capacity_bytes is not None:
-        lines.append((f"capacity: {chart.capacity_name}", [chart.capacity_bytes] * len(chart.bars)))
-    head = "".join(f'<th scope="col">{escape(bar.name)}</th>' for bar in chart.bars)
-    rows = [f"<thead><tr><td></td>{head}</tr></thead>", "<tbody>"]
-    for name, sizes in lines:
-        cells = "".join(f"<td>{size / GIB:.2f}</td>" for size in sizes)
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    return "\n".join([*rows, "</tbody>"])

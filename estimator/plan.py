@@ -28,6 +28,13 @@ LAUNCHED_OPTIMIZERS = ("adamw", "sgd")
 LAUNCHED_TASKS = ("sft",)
 
 
+def gib(size: float) -> str:
+    """Bytes as people read them: MiB below 0.1 GiB."""
+    if size < 0.1 * GIB:
+        return f"{size / MIB:.0f} MiB"
+    return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:,.1f} GiB"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
     """Peak memory of one process (one GPU; on a CPU, one process's host memory), in bytes.

@@ -7,9 +7,9 @@ from typing import Any
 from estimator import hardware
 from estimator.cli import output
 from estimator.cli.options import PlaceOptions, SetupOptions
-from estimator.cli.output import gib
 from estimator.errors import UserError
 from estimator.models.diffusion import DTYPE_BYTES, DiffusionSpec, unet_activation_bytes
+from estimator.plan import gib
 
 PRECISIONS = ("fp32", "bf16")  # of weights and activations alike; what autocast keeps is not known
 MOMENTS = {"adamw": 2, "sgd": 1}  # copies of the trained weights that the optimizer keeps

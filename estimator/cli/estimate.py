@@ -11,9 +11,9 @@ from estimator.cli import diffusion_answer, output
 from estimator.cli.answer import Answer, answer, catalogue
 from estimator.cli.defaults import defaults
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
-from estimator.cli.output import gib
 from estimator.errors import UserError
 from estimator.models.diffusion import DiffusionSpec
+from estimator.plan import gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -185,7 +185,7 @@ def _by_default(made: Answer, wanted: SetupOptions) -> list[str]:
 def _print_memory(console: Console, made: Answer, traced: ExactEstimate | None) -> None:
     from rich.table import Table
 
-    from estimator.cli.drawing import bar_of
+    from estimator.charts import bar_of
 
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", show_header=traced is not None)
     table.add_column("category")

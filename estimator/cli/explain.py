@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from estimator import charts, models
+from estimator import chart_page, charts, models
 from estimator.charts import Bar, Chart
 from estimator.cli import output
 from estimator.cli.answer import Answer, answer, catalogue
 from estimator.cli.options import METHODS, PlaceOptions, SetupOptions, expanded
-from estimator.cli.output import gib
 from estimator.errors import UserError
+from estimator.plan import gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ def explain(
     if svg is not None:
         output.write_text(svg, charts.svg(chart))
     if html is not None:
-        output.write_text(html, charts.html(chart))
+        output.write_text(html, chart_page.html(chart))
     if as_json:
         bars = [{"value": name} | made.to_dict() for name, made in answers.items()]
         output.print_json({"over": over, "bars": bars, "impossible": failed})
@@ -182,12 +182,10 @@ def chart_of(answers: dict[str, Answer], wanted: SetupOptions, over: str | None)
 def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
     from rich.table import Table
 
-    from estimator.cli.drawing import stacked
-
     console.print(chart.title, style="bold")
     console.print(chart.subtitle)
     console.print()
-    for line in stacked(chart, console):
+    for line in charts.stacked(chart, console):
         console.print(line)
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
-from estimator.plan import GIB, MIB
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,13 +57,6 @@ def write_text(path: Path, text: str) -> None:
         raise UserError(
             f"{path} can't be written: {error.strerror or error}.", "Name another file."
         ) from None
-
-
-def gib(size: float) -> str:
-    """Bytes as people read them: MiB below 0.1 GiB."""
-    if size < 0.1 * GIB:
-        return f"{size / MIB:.0f} MiB"
-    return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:,.1f} GiB"
 
 
 def hours(value: float) -> str:

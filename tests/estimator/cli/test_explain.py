@@ -16,9 +16,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from estimator import charts, memory
-from estimator.charts import OKABE_ITO, ORDER, Bar, Chart, look
+from estimator.chart_page import html
+from estimator.charts import OKABE_ITO, ORDER, Bar, Chart, appearance, stacked
 from estimator.cli.app import app
-from estimator.cli.drawing import stacked
 from estimator.cli.explain import OVER, WHAT_IT_IS
 from tests.browser import browse, needs_browser
 
@@ -73,7 +73,7 @@ def test_the_capacity_is_drawn_where_it_can_be_seen_and_left_out_where_it_is_far
     assert 'class="capacity"' not in charts.svg(chart(capacity_bytes=None))
 
 
-@pytest.mark.parametrize("made", [charts.svg(chart()), charts.html(chart())], ids=["svg", "html"])
+@pytest.mark.parametrize("made", [charts.svg(chart()), html(chart())], ids=["svg", "html"])
 def test_nothing_is_fetched_and_nothing_is_run(made: str) -> None:
     assert re.findall(r'(?:src|href)="', made) == []
     assert "@import" not in made
@@ -81,7 +81,7 @@ def test_nothing_is_fetched_and_nothing_is_run(made: str) -> None:
     assert set(re.findall(r"https?://[^\s\"<]+", made)) <= {"http://www.w3.org/2000/svg"}
 
 
-@pytest.mark.parametrize("made", [charts.svg(chart()), charts.html(chart())], ids=["svg", "html"])
+@pytest.mark.parametrize("made", [charts.svg(chart()), html(chart())], ids=["svg", "html"])
 def test_it_follows_the_readers_light_or_dark(made: str) -> None:
     assert "prefers-color-scheme: dark" in made
 
@@ -114,9 +114,7 @@ class _Cells(HTMLParser):
 
 def test_the_pages_table_holds_every_number() -> None:
     parser = _Cells()
-    parser.feed(
-        charts.html(chart()).partition("<table>")[2].partition("</table>")[0].partition("</caption>")[2]
-    )
+    parser.feed(html(chart()).partition("<table>")[2].partition("</table>")[0].partition("</caption>")[2])
     assert parser.rows == [
         ["tp 1", "tp 2"],
         ["weights", "10.00", "5.00"],
@@ -129,13 +127,13 @@ def test_the_pages_table_holds_every_number() -> None:
 
 
 def test_text_that_looks_like_markup_stays_text() -> None:
-    assert "lora, &lt;8&gt; GPU(s) &amp; more" in charts.html(chart())
+    assert "lora, &lt;8&gt; GPU(s) &amp; more" in html(chart())
 
 
 @needs_browser
 def test_a_browser_shows_the_page_without_a_network(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(charts.html(chart()))
+    page.write_text(html(chart()))
     shown = browse(page, "--dump-dom")
     assert shown.count('class="part"') >= 4
     assert "upper bound" in shown
@@ -189,11 +187,11 @@ def test_colours_of_one_pattern_are_told_apart_with_any_colour_vision(vision: st
 
 def test_no_two_categories_look_the_same() -> None:
     names = (*ORDER, "something new", "another")
-    assert len({look(name, names) for name in names}) == len(names)
+    assert len({appearance(name, names) for name in names}) == len(names)
 
 
 def test_a_category_keeps_its_look_whatever_stands_beside_it() -> None:
-    assert look("activations", ("activations",)) == look("activations", ORDER)
+    assert appearance("activations", ("activations",)) == appearance("activations", ORDER)
 
 
 def test_every_category_of_the_estimator_has_a_place_and_an_explanation() -> None:
