@@ -139,29 +139,6 @@ def test_a_long_run_makes_a_card_of_the_same_size() -> None:
     assert sizes[1] < 500_000
 
 
-def test_no_line_has_more_than_500_points_and_the_last_is_kept() -> None:
-    assert charts.thin(range(10_000))[-1] == 9_999
-    assert charts.thin(range(10_000))[0] == 0
-    assert len(charts.thin(range(10_000))) == 500
-    assert charts.thin([1, 2]) == [1, 2]
-
-
-def test_charts_name_no_data_that_must_be_fetched() -> None:
-    text = json.dumps(_charts(draw(make_state())))
-    assert '"url"' not in text
-
-
 def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:
     assert '"MFU"' in json.dumps(_charts(draw(make_state())))
     assert '"MFU"' not in json.dumps(_charts(draw(make_state(on_gpus=False))))
-
-
-def test_the_parts_of_a_step_add_up_to_its_time() -> None:
-    spec = charts.step_times([(1, 0.3, 0.5, 1.0), (2, None, None, 1.0)])
-    values = spec["data"]["values"]
-    assert {v["part"]: v["seconds"] for v in values if v["step"] == 1} == {
-        "forward": 0.3,
-        "backward": 0.5,
-        "rest": 0.2,
-    }
-    assert [v["part"] for v in values if v["step"] == 2] == ["rest"]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from decorators.profile import finished_runs
 from decorators.profile.calibration import finished, keep, process_peak
 from decorators.profile.measured import Measured
 from estimator.calibration import VARIABLE, Finished, Store, formulas
@@ -35,26 +32,6 @@ def record(plan: Plan, measured: Measured) -> Finished | None:
 def with_memory(plan: Plan, **changes: Any) -> Plan:
     memory = dataclasses.replace(plan.prediction.memory, **changes)
     return dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, memory=memory))
-
-
-class OfAnotherVersion:
-    """A task's artifact whose class is there no more."""
-
-    def __init__(self, name: str) -> None:
-        self.id = name
-
-    @property
-    def data(self) -> Any:
-        return pickle.loads(b"cdecorators.measured\nNoSuchClass\n.")  # noqa: S301
-
-
-def test_a_run_of_a_version_with_other_classes_is_left_out() -> None:
-    class Task(dict[str, OfAnotherVersion]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter(self.values())
-
-    task = Task({name: OfAnotherVersion(name) for name in ("plan", "measured")})
-    assert finished_runs._of_task(task) is None
 
 
 def test_a_gpus_process_is_what_nvml_saw_beyond_what_was_there_before() -> None:
@@ -187,28 +164,6 @@ def test_a_step_that_ends_well_leaves_its_record_and_one_that_fails_leaves_none(
     assert len(Store(home.path / "calibration.jsonl").read().finished) == 1
 
 
-@pytest.mark.slow
-def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = home.run("profiled.py", "run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    here = Store(home.path / "calibration.jsonl")
-    (local,) = here.read().finished
-    here.path.unlink()
-    for words in ("1 new run", "0 new run"):
-        read = home.python("-m", "decorators.profile.finished_runs", "ProfiledFlow")
-        assert read.returncode == 0, read.stderr
-        assert words in read.stdout
-    (collected,) = here.read().finished
-    assert dataclasses.replace(collected, date=local.date) == local
-
-
-def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
-    read = home.python("-m", "decorators.profile.finished_runs", "NoSuchFlow")
-    assert read.returncode == 1
-    assert read.stderr.startswith("There is no flow NoSuchFlow")
-    assert "Traceback" not in read.stderr
-
-
 def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:
     first = make_plan({}, "local")
     plan = with_memory(first, formulas="abc", uncorrected=first.prediction.memory)
@@ -216,8 +171,3 @@ def test_a_plan_carries_the_note_of_its_formulas_through_json() -> None:
     assert again == plan
     assert isinstance(again.prediction.memory, MemoryEstimate)
     assert again.prediction.memory.uncorrected == first.prediction.memory
-
-
-def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
-    with pytest.raises(SystemExit, match=r"usage: python -m decorators\.profile\.finished_runs FLOW"):
-        finished_runs.main([])

@@ -14,7 +14,6 @@ from decorators.backends.options import Options
 from decorators.backends.overrides import for_data
 from decorators.backends.tables import Room
 from estimator import hardware
-from estimator.errors import UserError
 from estimator.plan import GIB, MIB, Override, Request
 from tests.decorators.backends.plans import CASES, planned
 
@@ -188,31 +187,3 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
     asked = _values(request)
     assert "node_selector" not in asked.compute
     assert asked.resources["shared_memory"] is None
-
-
-def test_queues_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FINETUNE_QUEUES", "H100=a, A10G=b")
-    options = Options.from_values({"settings": {"resources": {"queues": {"A10G": "c"}}, "other": 1}})
-    assert (options.queue_for("H100 SXM"), options.queue_for("A10G"), options.queue_for("L4")) == (
-        "a",
-        "c",
-        None,
-    )
-    assert Options.from_values({"queue": "d"}).queue_for("H100") == "d"
-    monkeypatch.setenv("FINETUNE_QUEUES", "H100")
-    with pytest.raises(UserError, match="'H100' names no queue"):
-        Options.from_values({})
-    with pytest.raises(UserError, match="no GPU 'H1000'"):
-        Options(queues=(("H1000", "a"),))
-
-
-def test_flags_and_set_reach_the_options() -> None:
-    values: dict[str, Any] = {
-        "zone": "z",
-        "pending_timeout": 5.0,
-        "no_preflight": True,
-        "set": ("resources.priority=high", "optimizer.lr=1e-4"),
-    }
-    assert Options.from_values(values) == Options(
-        zone="z", pending_timeout=5.0, preflight=False, priority="high"
-    )

@@ -1,0 +1,64 @@
+"""An API server that is gone for a while is asked on, one that refuses is not."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kubernetes.client import ApiException
+from urllib3.exceptions import MaxRetryError
+
+from decorators._metaflow import patience
+from tests.decorators.backends.kubernetes.test_errors import answer
+
+FORBIDDEN = 'jobs.batch is forbidden: User "ann" cannot create resource "jobs" in API group "batch"'
+GONE = MaxRetryError(None, "/apis")  # type: ignore[arg-type]
+
+
+class Asked:
+    """Stands where Metaflow's RunningJobSet does: each question is answered by the next of these."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self._client, self.renewed = list(answers), self, 0
+
+    def _refresh_client(self) -> None:
+        self.renewed += 1
+
+    def fetch(self) -> Any:
+        found = self.answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def test_a_server_that_goes_comes_back_and_takes_a_while_to_know_its_users_is_asked_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
+    asked = Asked("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
+    patient = patience.with_patience(Asked.fetch)
+    assert patient(asked) == "first"
+    assert patient(asked) == "second"
+    said = capsys.readouterr().err
+    assert said.count("The Kubernetes API doesn't answer; asking on for 5 minutes.") == 1
+
+
+def test_a_login_is_read_anew_while_the_server_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
+    asked = Asked(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
+    assert patience.with_patience(Asked.fetch)(asked) == "then"
+    assert asked.renewed == 2
+
+
+@pytest.mark.parametrize("error", [answer(403, FORBIDDEN), answer(404, "not found")])
+def test_what_is_refused_at_once_is_not_asked_again(error: ApiException) -> None:
+    with pytest.raises(ApiException):
+        patience.with_patience(Asked.fetch)(Asked(error))
+
+
+def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_patience_s", 0.0)
+    with pytest.raises(MaxRetryError):
+        patience.with_patience(Asked.fetch)(Asked(GONE))

@@ -1,0 +1,86 @@
+"""A container that is ended as a whole for want of memory is noted for the next attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decorators import _metaflow
+from decorators._metaflow import WaitedJob
+from decorators.backends import oom_kills
+from decorators.backends.kubernetes import errors
+from launchers.replanning import Replanning, plans_of
+from launchers.store.bundles import LocalStorage
+from tests.decorators.backends.kubernetes.test_errors import Pods, pod
+
+KILLED = "OutOfMemoryError: Container killed due to memory usage"
+
+
+@pytest.fixture
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
+    """What the attempts of run 7 leave; this process waits for its step train's attempt 1."""
+    storage = LocalStorage(tmp_path)
+    monkeypatch.setattr(oom_kills, "datastore", lambda: storage)
+    monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))
+    return Replanning(storage=storage, prefix=plans_of("7"))
+
+
+def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_next_attempt(
+    plans: Replanning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(name: str, reason: str, code: int) -> dict[str, Any]:
+        state = {"terminated": {"reason": reason, "exitCode": code}}
+        return pod(name, phase="Failed", containerStatuses=[{"state": state}])
+
+    job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
+    monkeypatch.setattr(errors, "ClusterApi", lambda: Pods(ended("w-0", "Error", 137)))
+    errors.failed_pods(job)
+    assert plans.kill_of("train", 1) is None
+    both = Pods(ended("w-0", "Error", 1), ended("w-1", "OOMKilled", 137))
+    monkeypatch.setattr(errors, "ClusterApi", lambda: both)
+    assert errors.failed_pods(job)[1] == "pod w-1 on node-a has failed: OOMKilled (exit code 137)"
+    assert plans.kill_of("train", 1) == "pod w-1"
+    assert plans.kill_of("train", 0) is None
+
+
+class Jobs:
+    """Stands where boto3's Batch client does."""
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = reasons
+
+    def describe_jobs(self, jobs: list[str]) -> dict[str, Any]:
+        records = zip(jobs, self.reasons, strict=True)
+        return {"jobs": [{"jobId": name, "container": {"reason": reason}} for name, reason in records]}
+
+
+@pytest.mark.parametrize(
+    ("info", "client", "what"),
+    [
+        ({"container": {"reason": KILLED}}, Jobs(), "batch job b-1"),
+        ({"container": {"exitCode": 1}, "attempts": [{"container": {"exitCode": 1}}]}, Jobs(), None),
+        ({"attempts": [{"container": {"reason": KILLED}}]}, Jobs(), "batch job b-1"),
+        ({"nodeProperties": {"numNodes": 2}}, Jobs("", KILLED), "batch job b-1#1"),
+        ({"nodeProperties": {"numNodes": 2}}, Jobs("", ""), None),
+    ],
+)
+def test_a_container_of_batch_that_is_killed_for_want_of_memory_is_found_on_any_node(
+    info: dict[str, Any], client: Jobs, what: str | None
+) -> None:
+    job = WaitedJob(
+        backend="batch", kind="batch job", name="b-1", client=client, info={"jobId": "b-1", **info}
+    )
+    assert oom_kills.in_batch_job(job) == what
+
+
+def test_a_note_that_cannot_be_kept_hides_nothing(
+    plans: Replanning, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise OSError("no datastore")
+
+    monkeypatch.setattr(oom_kills, "datastore", broken)
+    oom_kills.note("pod w-1")
+    assert "pod w-1 ran out of memory" in capsys.readouterr().err

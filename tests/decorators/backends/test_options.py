@@ -1,0 +1,38 @@
+"""What a user says of where a run goes: by flags, settings and the environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from decorators.backends.options import Options
+from estimator.errors import UserError
+
+
+def test_queues_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FINETUNE_QUEUES", "H100=a, A10G=b")
+    options = Options.from_values({"settings": {"resources": {"queues": {"A10G": "c"}}, "other": 1}})
+    assert (options.queue_for("H100 SXM"), options.queue_for("A10G"), options.queue_for("L4")) == (
+        "a",
+        "c",
+        None,
+    )
+    assert Options.from_values({"queue": "d"}).queue_for("H100") == "d"
+    monkeypatch.setenv("FINETUNE_QUEUES", "H100")
+    with pytest.raises(UserError, match="'H100' names no queue"):
+        Options.from_values({})
+    with pytest.raises(UserError, match="no GPU 'H1000'"):
+        Options(queues=(("H1000", "a"),))
+
+
+def test_flags_and_set_reach_the_options() -> None:
+    values: dict[str, Any] = {
+        "zone": "z",
+        "pending_timeout": 5.0,
+        "no_preflight": True,
+        "set": ("resources.priority=high", "optimizer.lr=1e-4"),
+    }
+    assert Options.from_values(values) == Options(
+        zone="z", pending_timeout=5.0, preflight=False, priority="high"
+    )

@@ -1,0 +1,61 @@
+"""Records of earlier runs are made of their artifacts."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from decorators.profile import finished_runs
+from estimator.calibration import Store
+from tests.decorators.conftest import Home
+
+
+class OfAnotherVersion:
+    """A task's artifact whose class is there no more."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+
+    @property
+    def data(self) -> Any:
+        return pickle.loads(b"cdecorators.measured\nNoSuchClass\n.")  # noqa: S301
+
+
+def test_a_run_of_a_version_with_other_classes_is_left_out() -> None:
+    class Task(dict[str, OfAnotherVersion]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.values())
+
+    task = Task({name: OfAnotherVersion(name) for name in ("plan", "measured")})
+    assert finished_runs._of_task(task) is None
+
+
+@pytest.mark.slow
+def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = home.run("profiled.py", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    here = Store(home.path / "calibration.jsonl")
+    (local,) = here.read().finished
+    here.path.unlink()
+    for words in ("1 new run", "0 new run"):
+        read = home.python("-m", "decorators.profile.finished_runs", "ProfiledFlow")
+        assert read.returncode == 0, read.stderr
+        assert words in read.stdout
+    (collected,) = here.read().finished
+    assert dataclasses.replace(collected, date=local.date) == local
+
+
+def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
+    read = home.python("-m", "decorators.profile.finished_runs", "NoSuchFlow")
+    assert read.returncode == 1
+    assert read.stderr.startswith("There is no flow NoSuchFlow")
+    assert "Traceback" not in read.stderr
+
+
+def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
+    with pytest.raises(SystemExit, match=r"usage: python -m decorators\.profile\.finished_runs FLOW"):
+        finished_runs.main([])
