@@ -20,6 +20,7 @@ from decorators.gpu_profile import gpu_profile
 from flows import finetune_launch
 from flows.finetune_node import choose_ports
 from flows.finetune_steps import FinetuneSteps
+from launchers.cluster.channel import Secret
 
 
 class FinetuneFlow(FinetuneSteps):
@@ -35,8 +36,9 @@ class FinetuneFlow(FinetuneSteps):
 
     @step
     def fan_out(self) -> None:
-        """Agree on the ports where the nodes will meet, and start them."""
+        """Agree on the ports where the nodes will meet and on what only they know, and start them."""
         self.ports = choose_ports(local=not in_container())
+        self.secret = Secret.make()
         self.next(self.train_nodes, num_parallel=self.plan.layout.nodes)
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters)
@@ -46,7 +48,13 @@ class FinetuneFlow(FinetuneSteps):
     def train_nodes(self) -> None:
         """Train on several nodes: each of these tasks is one."""
         where = current.parallel
-        self._train(node=where.node_index, nodes=where.num_nodes, main_host=where.main_ip, ports=self.ports)
+        self._train(
+            node=where.node_index,
+            nodes=where.num_nodes,
+            main_host=where.main_ip,
+            ports=self.ports,
+            secret=self.secret,
+        )
         self.next(self.gather)
 
     @step

@@ -15,7 +15,7 @@ from decorators.gpu_profile import current_plan, gpu_profile
 from decorators.storage import datastore, origin_run_ids
 from flows import finetune_artifacts, finetune_launch
 from flows.finetune_node import Inputs, train_on_node
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.channel import NodeAddress, Secret
 from launchers.dataset import prepare as preparation
 from launchers.dataset import render, rows
 from launchers.dataset.prepared import Prepared
@@ -131,7 +131,7 @@ class FinetuneSteps(FlowSpec):
     @step
     def train(self) -> None:
         """Train on one node."""
-        self._train(node=0, nodes=1, main_host="127.0.0.1", ports=())
+        self._train(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""))
         self.next(self.evaluate)
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
@@ -200,7 +200,9 @@ class FinetuneSteps(FlowSpec):
             mode="json"
         )
 
-    def _train(self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...]) -> None:
+    def _train(
+        self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
+    ) -> None:
         self.node = node
         with work_folder(current.run_id, "train", current.task_id) as work:
             self.outcome = train_on_node(
@@ -218,7 +220,8 @@ class FinetuneSteps(FlowSpec):
                     nodes=nodes,
                     main_host=main_host,
                     ports=ports,
-                    token=f"{current.run_id}/{current.step_name}/{current.retry_count}",
+                    secret=secret,
+                    run=f"{current.run_id}/{current.step_name}/{current.retry_count}",
                 ),
                 datastore(),
                 work,

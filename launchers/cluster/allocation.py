@@ -14,7 +14,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.plan import MIB
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.channel import NodeAddress, Secret
 
 FIRST_PORT = 29_400
 PORTS = 8  # candidates for the control channel; another job of the same host takes another one
@@ -37,14 +37,15 @@ class Allocation:
     ports: tuple[int, ...]
     memory_bytes: int | None = None  # of a node, that the job may use; None: the scheduler doesn't say
 
-    def address(self, secret: str, purpose: str) -> NodeAddress:
-        """Where the nodes meet for ``purpose``; ``secret`` keeps other users' processes out."""
+    def address(self, secret: Secret, purpose: str) -> NodeAddress:
+        """Where the nodes meet for ``purpose``; ``secret`` is the run's."""
         return NodeAddress(
             node=self.node,
             nodes=self.nodes,
             main_host=self.main_host,
             ports=self.ports,
-            token=f"{secret}/{self.job}/{self.attempt}/{purpose}",
+            secret=secret,
+            run=f"{self.job}/{self.attempt}/{purpose}",
         )
 
 

@@ -1,38 +1,90 @@
-"""The control channel between the nodes' tasks: who is there, who has failed and why, when all are done.
+"""What the nodes' tasks tell each other: who is there, who has failed and why, when all are done.
 
-It is not the training's own network: plain TCP with one JSON object a line, so that it still works when
-a collective hangs. Node 0 (:class:`Hub`) listens, the others (:class:`Member`) connect::
+Over a channel (launchers.cluster.channel) that still works when a collective hangs. Node 0 (:class:`Hub`)
+listens, the others (:class:`Member`) connect and claim to be a node::
 
-    hub -> member   challenge {nonce}
-    member -> hub   hello {node, nodes, host, start_step, nonce, proof}
-                    proof: HMAC-SHA256 of the other's nonce, with the token as its key
-    hub -> member   welcome {proof} | refused {why} | verdict {failure}
     hub -> member   go {port}                             all nodes are there; torch's port
     both            beat                                  each second
     member -> hub   failed {failure} | part {step} | done | bye
     hub -> member   verdict {failure or null}             the end, the same on every node
+
+A member that is cut off is lost, and the run ends on all nodes: its collectives could not go on without it.
+So one that comes back is refused, in one line; the step's next attempt takes it in.
 
 ``Hub`` and ``Member`` are used alike (:class:`Control`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import hmac
-import json
-import socket
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Protocol
 
+from pydantic import Field, TypeAdapter
+
+from launchers.cluster.channel import BadMessage, Message
 from launchers.gang.failures import Failure
 
-Message = dict[str, Any]
-HANDSHAKE_S = 5.0
-_LONGEST_LINE = 1 << 20
+_LONGEST_TRACEBACK = 1 << 18  # characters of it, its end, that are told to other nodes
+
+
+class Claim(Message):
+    """Which node a caller is."""
+
+    node: int = Field(ge=0)
+    nodes: int = Field(ge=1)
+    host: str
+    start_step: int = Field(ge=0)
+
+
+class Beat(Message):
+    """Still there."""
+
+    kind: Literal["beat"] = "beat"
+
+
+class Go(Message):
+    """All nodes are there."""
+
+    kind: Literal["go"] = "go"
+    port: int = Field(ge=1, le=65_535)  # of torch's store on node 0
+
+
+class Failed(Message):
+    """What has gone wrong on the node that says so."""
+
+    kind: Literal["failed"] = "failed"
+    failure: Failure
+
+
+class PartStored(Message):
+    """The node's part of a checkpoint is in the store."""
+
+    kind: Literal["part"] = "part"
+    step: int = Field(ge=0)
+
+
+class Done(Message):
+    """The node's ranks have finished, and its checkpoints are stored."""
+
+    kind: Literal["done"] = "done"
+
+
+class Bye(Message):
+    """The node leaves, and is not lost."""
+
+    kind: Literal["bye"] = "bye"
+
+
+class End(Message):
+    """How the gang has ended."""
+
+    kind: Literal["verdict"] = "verdict"
+    failure: Failure | None
+
+
+GangMessage = Beat | Go | Failed | PartStored | Done | Bye | End
+MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[GangMessage, Field(discriminator="kind")])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,66 +140,9 @@ class Control(Protocol):
         """Say goodbye. The others don't count this node as lost."""
 
 
-def proof(token: str, who: str, nonce: str) -> str:
-    return hmac.new(token.encode(), f"{who}:{nonce}".encode(), hashlib.sha256).hexdigest()
-
-
-class Line:
-    """One connection: JSON lines both ways. A peer that is silent for ``lost_after`` s counts as lost."""
-
-    def __init__(self, connection: socket.socket, lost_after: float) -> None:
-        connection.settimeout(lost_after)
-        self._socket = connection
-        self._buffer = b""
-        self._send_lock = threading.Lock()
-
-    def send(self, message: Message) -> bool:
-        """False when the peer can't be reached; its reader finds out too."""
-        try:
-            with self._send_lock:
-                self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            return False
-        return True
-
-    def receive(self) -> Message:
-        """The next message. OSError (TimeoutError when silent) or ValueError when the peer is lost."""
-        while b"\n" not in self._buffer:
-            data = self._socket.recv(65_536)
-            if not data:
-                raise ConnectionError("connection closed")
-            self._buffer += data
-            if len(self._buffer) > _LONGEST_LINE:
-                raise ValueError("not a control channel")
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise ValueError("not a control channel")
-        return message
-
-    def patience(self, seconds: float) -> None:
-        self._socket.settimeout(seconds)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
-class Heart:
-    """Calls ``beat`` each second from a thread of its own until stopped."""
-
-    def __init__(self, beat: Callable[[], None]) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(beat,), name="gang-heart", daemon=True)
-        self._thread.start()
-
-    def _run(self, beat: Callable[[], None]) -> None:
-        while not self._stop.wait(1.0):
-            beat()
-
-    def stop(self) -> None:
-        self._stop.set()
+def short(failure: Failure) -> Failure:
+    """The same with no more of the traceback than other nodes need."""
+    return replace(failure, traceback=failure.traceback[-_LONGEST_TRACEBACK:])
 
 
 def lost(node: int, host: str, why: str) -> Failure:
@@ -163,4 +158,6 @@ def lost(node: int, host: str, why: str) -> Failure:
 def why_lost(error: Exception, lost_after: float) -> str:
     if isinstance(error, TimeoutError):
         return f"it has said nothing for {lost_after:g} s"
+    if isinstance(error, BadMessage):
+        return f"what it sends is {error}"
     return "its connection broke without a goodbye (its task was killed, or the machine went away)"

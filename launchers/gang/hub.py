@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import secrets
 import socket
 import threading
@@ -11,9 +10,24 @@ import time
 from collections import defaultdict
 
 from estimator.errors import UserError
-from launchers.cluster.channel import NodeAddress
-from launchers.cluster.processes import is_loopback
-from launchers.gang.control import HANDSHAKE_S, Heart, Line, Message, Timeouts, Verdict, lost, proof, why_lost
+from launchers.cluster.channel import Connection, Guest, Heartbeat, Listener, NodeAddress, bind
+from launchers.gang.control import (
+    MESSAGES,
+    Beat,
+    Bye,
+    Claim,
+    Done,
+    End,
+    Failed,
+    GangMessage,
+    Go,
+    PartStored,
+    Timeouts,
+    Verdict,
+    lost,
+    short,
+    why_lost,
+)
 from launchers.gang.failures import Failure, root_cause
 
 
@@ -26,7 +40,7 @@ class Hub:
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._joined = threading.Condition(self._lock)
-        self._members: dict[int, Line] = {}
+        self._members: dict[int, Connection[GangMessage]] = {}
         self._hosts: dict[int, str] = {0: socket.gethostname()}
         self._left: set[int] = set()
         self._failures: list[Failure] = []
@@ -35,11 +49,11 @@ class Hub:
         self._parts: dict[int, set[int]] = defaultdict(set)
         self._verdict: Verdict | None = None
         self._closed = False
-        self._listener = listen(address) if address.nodes > 1 else None
-        self._heart: Heart | None = None
-        if self._listener is not None:
-            threading.Thread(target=self._accept, name="gang-accept", daemon=True).start()
-            self._heart = Heart(self._beat)
+        self._listener: Listener[Claim] | None = None
+        self._heartbeat: Heartbeat | None = None
+        if address.nodes > 1:
+            self._listener = Listener(address.endpoint, Claim, self._serve, callers=address.nodes)
+            self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
 
     # -- Control ---------------------------------------------------------------------------------------
 
@@ -53,10 +67,10 @@ class Hub:
             failure = root_cause(self._failures) if self._failures else None
             self._verdict = Verdict(failure) if failure else None
         if failure is not None:
-            self._tell({"kind": "verdict", "failure": failure.to_dict()})
+            self._tell(End(failure=short(failure)))
             raise failure.error()
         port = free_port(self._address)
-        self._tell({"kind": "go", "port": port})
+        self._tell(Go(port=port))
         return port
 
     def fail(self, failure: Failure) -> None:
@@ -86,8 +100,7 @@ class Hub:
                 self._verdict = Verdict(None)
             verdict = self._verdict
         if verdict is not None:
-            failure = verdict.failure
-            self._tell({"kind": "verdict", "failure": failure.to_dict() if failure else None})
+            self._tell(End(failure=short(verdict.failure) if verdict.failure else None))
         return verdict
 
     def whole_steps(self) -> list[int]:
@@ -110,79 +123,69 @@ class Hub:
         with self._lock:
             self._closed = True
             members = list(self._members.values())
-        if self._heart is not None:
-            self._heart.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         for member in members:
-            member.send({"kind": "bye"})
+            member.send(Bye())
             member.close()
         if self._listener is not None:
-            # close() alone would leave the thread in accept(), and with it the port.
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
 
     # -- threads ---------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()  # type: ignore[union-attr]
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._serve, args=(connection,), name="gang-peer", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        line = Line(connection, HANDSHAKE_S)
-        try:
-            node = self._greet(line)
-        except (OSError, ValueError, KeyError, TypeError):
-            node = None
-        if node is None:
-            line.close()
+    def _serve(self, guest: Guest[Claim]) -> None:
+        """Hear one node out, in a thread of its own."""
+        node = guest.claim.node
+        member = self._take_in(guest)
+        if member is None:
             return
-        line.patience(self._timeouts.lost_after)
         try:
-            while (message := line.receive())["kind"] != "bye":
-                self._heard(node, message)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            while not isinstance(message := member.receive(), Bye):
+                self._note_message(node, message)
+        except (OSError, ValueError) as error:
             with self._lock:
                 if not self._closed:
                     self._note(lost(node, self._hosts[node], why_lost(error, self._timeouts.lost_after)))
         with self._lock:
             self._left.add(node)
-        line.close()
+        member.close()
 
-    def _greet(self, line: Line) -> int | None:
-        """Take a node in; None when it is not one of ours."""
-        hello = challenge(line, self._address.token)
-        if hello is None:
-            return None
-        node, nodes = int(hello["node"]), int(hello["nodes"])
+    def _take_in(self, guest: Guest[Claim]) -> Connection[GangMessage] | None:
+        """Take a node in; None when it is not expected."""
+        claim = guest.claim
+        node, nodes = claim.node, self._address.nodes
         with self._joined:
-            if nodes != self._address.nodes or not 0 < node < nodes or node in self._hosts:
-                line.send({"kind": "refused", "why": f"node {node} of {nodes} is not expected (any more)"})
+            if claim.nodes != nodes or not 0 < node < nodes or node in self._hosts:
+                guest.refuse(f"node {node} of {claim.nodes} is not expected (any more)")
                 return None
-            if hello["start_step"] != self._start_step:  # they restored different checkpoints
-                self._note(self._disagree(node, str(hello["host"]), hello["start_step"]))
-                line.send({"kind": "verdict", "failure": self._failures[-1].to_dict()})
+            try:
+                member = guest.accept(MESSAGES, silence_s=self._timeouts.lost_after)
+            except OSError:  # it has gone, and tries again
                 return None
-            self._hosts[node] = str(hello["host"])
-            self._members[node] = line
-            line.send({"kind": "welcome", "proof": proof(self._address.token, "hub", hello["nonce"])})
-            self._joined.notify_all()
-        return node
+            agrees = claim.start_step == self._start_step
+            if agrees:
+                self._hosts[node] = claim.host
+                self._members[node] = member
+                self._joined.notify_all()
+            else:  # they restored different checkpoints
+                self._note(self._disagree(node, claim.host, claim.start_step))
+                member.send(End(failure=self._failures[-1]))
+        if agrees:
+            return member
+        member.finish()
+        with contextlib.suppress(OSError, ValueError), contextlib.closing(member):
+            while not isinstance(member.receive(), Bye):
+                continue  # until it has read why
+        return None
 
-    def _heard(self, node: int, message: Message) -> None:
+    def _note_message(self, node: int, message: GangMessage) -> None:
         with self._lock:
-            if message["kind"] == "failed":
-                self._note(Failure.from_dict(message["failure"]))
-            elif message["kind"] == "part":
-                self._parts[int(message["step"])].add(node)
-            elif message["kind"] == "done":
+            if isinstance(message, Failed):
+                self._note(message.failure)
+            elif isinstance(message, PartStored):
+                self._parts[message.step].add(node)
+            elif isinstance(message, Done):
                 self._done.add(node)
-
-    def _beat(self) -> None:
-        self._tell({"kind": "beat"})
 
     # -- shared ----------------------------------------------------------------------------------------
 
@@ -192,9 +195,9 @@ class Hub:
         self._first_failure = self._first_failure or time.monotonic()
         self._joined.notify_all()
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: GangMessage) -> None:
         with self._lock:
-            members = [line for node, line in self._members.items() if node not in self._left]
+            members = [member for node, member in self._members.items() if node not in self._left]
         for member in members:
             member.send(message)
 
@@ -219,73 +222,14 @@ class Hub:
         )
 
 
-def challenge(line: Line, token: str) -> Message | None:
-    """What a node says of itself, once it has proved that it knows the token; None: refused."""
-    nonce = secrets.token_hex(16)
-    line.send({"kind": "challenge", "nonce": nonce})
-    hello = line.receive()
-    node, nodes = int(hello["node"]), int(hello["nodes"])
-    if hmac_equal(str(hello["proof"]), proof(token, f"member {node} of {nodes}", nonce)):
-        return hello
-    line.send({"kind": "refused", "why": "token"})
-    return None
-
-
-def hmac_equal(given: str, expected: str) -> bool:
-    return secrets.compare_digest(given.encode(), expected.encode())
-
-
 def free_port(address: NodeAddress) -> int:
     """A port for torch's store, below the range from which the kernel gives ports to anybody."""
     for _ in range(200):
         port = 20_000 + secrets.randbelow(12_000)
         if port not in address.ports:
             try:
-                _bind(address, port).close()
+                bind(address.main_host, port).close()
             except OSError:
                 continue
             return port
     raise UserError("No free port between 20000 and 31999 on this machine.", "End what holds them.")
-
-
-def listen(address: NodeAddress) -> socket.socket:
-    """Node 0's end, on the first of its ports that is free; UserError where none is."""
-    problems = []
-    for port in address.ports:
-        try:
-            listener = _bind(address, port)
-        except OSError as error:
-            problems.append(f"{port}: {error.strerror}")
-            continue
-        listener.listen(1024)
-        return listener
-    raise UserError(
-        f"Node 0 can't listen on any of its control ports ({'; '.join(problems)}).",
-        "End what holds them, or give other ports.",
-    )
-
-
-def _bind(address: NodeAddress, port: int) -> socket.socket:
-    if is_loopback(address.main_host):
-        family = socket.AF_INET6 if ":" in address.main_host else socket.AF_INET
-        return _bound(family, address.main_host, port)
-    if socket.has_dualstack_ipv6():
-        try:
-            return _bound(socket.AF_INET6, "", port)
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):  # IPv4 alone would not help
-                raise
-    return _bound(socket.AF_INET, "", port)
-
-
-def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and not host:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind((host, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock

@@ -1,58 +1,111 @@
 """Where the nodes of a job meet before they train: each says what it has, node 0 says what is to be done.
 
-Over the control channel's own lines and handshake (launchers.gang.control). Both ends are used alike:
-what one says the other hears; what has failed on one node is raised on all.
+Over a channel of their own (launchers.cluster.channel). Both ends are used alike: what one sends the other
+receives; what has failed on one node is raised on all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import re
+import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
 
 from estimator.errors import UserError
-from launchers.cluster.channel import NodeAddress
-from launchers.gang.control import HANDSHAKE_S, Heart, Line, Message, lost, proof, why_lost
+from launchers.cluster.allocation import Allocation
+from launchers.cluster.channel import (
+    Connection,
+    Guest,
+    Heartbeat,
+    Listener,
+    Message,
+    NodeAddress,
+    Refused,
+    Secret,
+    Unreachable,
+    connect,
+)
+from launchers.gang.control import Beat, lost, why_lost
 from launchers.gang.failures import Failure, GangFailed
-from launchers.gang.hub import challenge, listen
-from launchers.gang.member import find_main_node
 
 COME_S = 300.0  # for all nodes to be there
 LOST_AFTER_S = 60.0  # of silence; node 0 may be busy with tokenising
 
 
-class Peer:
-    """The other end of one line, heard by a thread of its own."""
+Values = dict[str, Any]
 
-    def __init__(self, line: Line, node: int, host: str) -> None:
+
+class Claim(Message):
+    """Which node a caller is."""
+
+    node: int = Field(ge=0)
+    nodes: int = Field(ge=1)
+    host: str
+
+
+class Said(Message):
+    """What one end tells the other."""
+
+    kind: Literal["said"] = "said"
+    values: Values
+
+
+class Mistake(Message):
+    """A user's mistake that a node has found."""
+
+    kind: Literal["mistake"] = "mistake"
+    problem: str
+    advice: str
+
+
+class Lost(Message):
+    """A node that the others can't go on without."""
+
+    kind: Literal["lost"] = "lost"
+    failure: Failure
+
+
+MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[Beat | Said | Mistake | Lost, Field(discriminator="kind")])
+
+
+class Peer:
+    """The other end of one connection, received from by a thread of its own."""
+
+    def __init__(self, connection: Connection[Any], node: int, host: str) -> None:
         self.node, self.host = node, host
-        self._line = line
-        self._heard: queue.Queue[Message | Exception] = queue.Queue()
+        self._connection = connection
+        self._received: queue.Queue[Said | Mistake | Lost | Exception] = queue.Queue()
         self._parent = os.getppid()
-        line.patience(LOST_AFTER_S)
-        self._heart = Heart(lambda: self._send({"kind": "beat"}))
+        self._heartbeat = Heartbeat(lambda: self._send(Beat()))
         threading.Thread(target=self._listen, name="meeting", daemon=True).start()
 
-    def say(self, values: Message) -> None:
-        """Tell the other end."""
-        self._send({"kind": "say", "values": values})
+    def send(self, values: Values) -> None:
+        """Tell the other end these values, which its :meth:`receive` returns."""
+        self._send(Said(values=values))
 
     def fail(self, error: UserError | GangFailed) -> None:
-        """Tell it what has failed, which it raises too."""
+        """Tell the other end what has failed, which it raises too."""
         if isinstance(error, GangFailed):
-            self._send({"kind": "lost", "failure": error.failure.to_dict()})
+            self._send(Lost(failure=error.failure))
         else:
-            self._send({"kind": "failed", "problem": error.problem, "advice": error.advice})
+            self._send(Mistake(problem=error.problem, advice=error.advice))
 
-    def hear(self, limit_s: float) -> Message:
+    def receive(self, limit_s: float) -> Values:
         """What the other end says next. Raises what has failed there, NodeLost when it is gone or silent."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
-                found = self._heard.get(timeout=0.5)
+                message = self._received.get(timeout=0.5)
             except queue.Empty:
                 if os.getppid() != self._parent:
                     raise SystemExit("the end of the process that had started it") from None
@@ -61,31 +114,112 @@ class Peer:
                         self.node, self.host, f"it did not answer within {limit_s:g} s"
                     ).error() from None
                 continue
-            if isinstance(found, Exception):
-                raise found
-            if found["kind"] == "failed":
-                raise ElsewhereError(found["problem"], found["advice"])
-            if found["kind"] == "lost":
-                raise Failure.from_dict(found["failure"]).error()
-            values: Message = found["values"]
-            return values
+            if isinstance(message, Exception):
+                raise message
+            if isinstance(message, Mistake):
+                raise ElsewhereError(message.problem, message.advice)
+            if isinstance(message, Lost):
+                raise message.failure.error()
+            return message.values
 
     def close(self) -> None:
-        """End the line."""
-        self._heart.stop()
-        self._line.close()
+        """End the connection."""
+        self._heartbeat.stop()
+        self._connection.close()
 
-    def _send(self, message: Message) -> None:
-        self._line.send(message)  # where that fails, the listening thread finds out too
+    def _send(self, message: Beat | Said | Mistake | Lost) -> None:
+        self._connection.send(message)  # where that fails, the listening thread finds out too
 
     def _listen(self) -> None:
         try:
             while True:
-                message = self._line.receive()
-                if message["kind"] != "beat":
-                    self._heard.put(message)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._heard.put(lost(self.node, self.host, why_lost(error, LOST_AFTER_S)).error())
+                message = self._connection.receive()
+                if not isinstance(message, Beat):
+                    self._received.put(message)
+        except (OSError, ValueError) as error:
+            self._received.put(lost(self.node, self.host, why_lost(error, LOST_AFTER_S)).error())
+
+
+class SecretFile:
+    """The secret of a meeting, as a file of node 0's in the folder that all nodes share.
+
+    Other users can't read it, as far as the file system keeps permissions.
+    """
+
+    def __init__(self, folder: Path, place: Allocation) -> None:
+        name = re.sub(r"[^\w.-]", "_", f"meeting-{place.job}.{place.attempt}")
+        self.path = folder / name
+
+    def write(self) -> Secret:
+        """Make a new one, on node 0."""
+        secret = Secret.make()
+        new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret.text)
+        new.replace(self.path)
+        return secret
+
+    def read(self) -> Secret | None:
+        """What node 0 has made; None where it is not to be seen yet. UserError where it is another user's."""
+        with contextlib.suppress(OSError):
+            list(self.path.parent.iterdir())  # makes NFS look anew
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._suspect(error.strerror or str(error)) from None
+        with os.fdopen(descriptor) as file:
+            owner = os.fstat(descriptor).st_uid
+            # Of this user, or of whom a file server makes of it, as of the folder
+            if owner not in (os.getuid(), self.path.parent.stat().st_uid):
+                raise self._suspect(f"it belongs to user {owner}")
+            return Secret(file.read(256)) or None
+
+    def wait(self, limit_s: float) -> Secret:
+        """:meth:`read`, once it is there. UserError where it is not to be seen within the limit."""
+        deadline = time.monotonic() + limit_s
+        parent = os.getppid()
+        while (secret := self.read()) is None:
+            if os.getppid() != parent:
+                raise SystemExit("the end of the process that had started it")
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{socket.gethostname()} does not see {self.path}, which node 0 of the job has.",
+                    "Give --output on a file system that all nodes share; node 0's log says whether it ran.",
+                )
+            time.sleep(0.5)
+        return secret
+
+    def remove(self) -> None:
+        """The meeting is over."""
+        self.path.unlink(missing_ok=True)
+
+    def _suspect(self, why: str) -> UserError:
+        return UserError(f"{self.path} can't be used: {why}.", "Remove it, or give another --output.")
+
+
+@contextlib.contextmanager
+def meet(place: Allocation, folder: Path, come_s: float = COME_S) -> Iterator[Meeting]:
+    """The meeting of a job's nodes; ``folder`` is one that all of them see.
+
+    Raises UserError where this node does not see what node 0 has put there, NodeLost as :class:`Meeting`.
+    """
+    if place.nodes == 1:
+        with Meeting(place.address(Secret(""), "meeting")) as meeting:
+            yield meeting
+        return
+    file = SecretFile(folder, place)
+    if place.node > 0:
+        with Meeting(place.address(file.wait(come_s), "meeting"), come_s, file.read) as meeting:
+            yield meeting
+        return
+    try:
+        with Meeting(place.address(file.write(), "meeting"), come_s) as meeting:
+            yield meeting
+    finally:
+        file.remove()
 
 
 class ElsewhereError(UserError):
@@ -96,9 +230,12 @@ class Meeting:
     """The nodes of one job. On node 0 all others are peers; on the others node 0 is the only one.
 
     Raises NodeLost where not all nodes are there within ``come_s``. With one node there is nobody to meet.
+    ``renew`` gives the secret anew, which an earlier start of the job may have left.
     """
 
-    def __init__(self, address: NodeAddress, come_s: float = COME_S) -> None:
+    def __init__(
+        self, address: NodeAddress, come_s: float = COME_S, renew: Callable[[], Secret | None] = lambda: None
+    ) -> None:
         self._address = address
         self._peers: dict[int, Peer] = {}
         if address.nodes == 1:
@@ -106,23 +243,22 @@ class Meeting:
         if address.node == 0:
             self._peers = _come_in(address, come_s)
         else:
-            line = find_main_node(address, come_s, {})
-            self._peers = {0: Peer(line, 0, address.main_host)}
+            self._peers = {0: Peer(_call(address, come_s, renew), 0, address.main_host)}
 
-    def gather(self, own: Message, limit_s: float) -> list[Message]:
+    def gather(self, own: Values, limit_s: float) -> list[Values]:
         """On node 0: what each node says, by node; ``own`` is node 0's."""
         deadline = time.monotonic() + limit_s
-        heard = [peer.hear(max(1.0, deadline - time.monotonic())) for _, peer in sorted(self._peers.items())]
-        return [own, *heard]
+        others = [peer for _, peer in sorted(self._peers.items())]
+        return [own, *(peer.receive(max(1.0, deadline - time.monotonic())) for peer in others)]
 
-    def say(self, values: Message) -> None:
+    def send(self, values: Values) -> None:
         """From node 0 to all; from another to node 0."""
         for peer in self._peers.values():
-            peer.say(values)
+            peer.send(values)
 
-    def hear(self, limit_s: float) -> Message:
+    def receive(self, limit_s: float) -> Values:
         """On other nodes: what node 0 says next."""
-        return self._peers[0].hear(limit_s)
+        return self._peers[0].receive(limit_s)
 
     def __enter__(self) -> Meeting:
         return self
@@ -155,39 +291,46 @@ def _come_in(address: NodeAddress, limit_s: float) -> dict[int, Peer]:
 def _take_in(address: NodeAddress, limit_s: float, peers: dict[int, Peer]) -> None:
     deadline = time.monotonic() + limit_s
     parent = os.getppid()
-    with listen(address) as listener:
-        listener.settimeout(0.5)
+    came: queue.Queue[Peer] = queue.Queue()
+    taken: set[int] = set()
+    lock = threading.Lock()
+
+    def welcome(guest: Guest[Claim]) -> None:
+        claim = guest.claim
+        with lock:
+            if not 0 < claim.node < address.nodes == claim.nodes or claim.node in taken:
+                guest.refuse(f"node {claim.node} of {claim.nodes} is not expected (any more)")
+                return
+            try:
+                connection = guest.accept(MESSAGES, silence_s=LOST_AFTER_S)
+            except OSError:  # it has gone, and tries again
+                return
+            taken.add(claim.node)
+        came.put(Peer(connection, claim.node, claim.host))
+
+    with contextlib.closing(Listener(address.endpoint, Claim, welcome, callers=address.nodes)):
         while len(peers) < address.nodes - 1:
             if os.getppid() != parent:
                 raise SystemExit("the end of the process that had started it")
             if time.monotonic() > deadline:
                 raise _missing(address, peers, limit_s)
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            peer = _greet(address, connection)
-            if peer is None:
-                continue
-            if peer.node in peers:  # two that say they are the same node
-                peer.close()
-            else:
+            with contextlib.suppress(queue.Empty):
+                peer = came.get(timeout=0.5)
                 peers[peer.node] = peer
 
 
-def _greet(address: NodeAddress, connection: socket.socket) -> Peer | None:
-    """Take a node in; None when it is not one of ours."""
-    line = Line(connection, HANDSHAKE_S)
+def _call(address: NodeAddress, limit_s: float, renew: Callable[[], Secret | None]) -> Connection[Any]:
+    """Find node 0. Raises NodeLost where it can't be reached, UserError where it refuses this node."""
+    claim = Claim(node=address.node, nodes=address.nodes, host=socket.gethostname())
     try:
-        hello = challenge(line, address.token)
-        if hello is not None and 0 < int(hello["node"]) < address.nodes == hello["nodes"]:
-            line.send({"kind": "welcome", "proof": proof(address.token, "hub", str(hello["nonce"]))})
-            return Peer(line, int(hello["node"]), str(hello["host"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        line.close()
-        return None
-    line.close()
-    return None
+        return connect(
+            address.endpoint, claim, MESSAGES, limit_s=limit_s, silence_s=LOST_AFTER_S, renew=renew
+        )
+    except Refused as error:
+        raise UserError(f"Node 0 refused this node: {error}.") from None
+    except Unreachable as error:
+        why = f"it could not be reached within {limit_s:g} s ({error})"
+        raise lost(0, address.main_host, why).error() from None
 
 
 def _missing(address: NodeAddress, peers: dict[int, Peer], limit_s: float) -> GangFailed:

@@ -24,13 +24,14 @@ from estimator.errors import UserError
 from estimator.hardware import local_machine
 from launchers import engines, full_disk, pipeline
 from launchers.cluster.allocation import Allocation
+from launchers.cluster.channel import Secret
 from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.model_card import Facts, closing_facts, write_records
 from launchers.replanning import plans_of
 from launchers.report.metrics import summarise
 from launchers.scheduler.hosts import Host, Start, prepared
-from launchers.scheduler.meeting import Meeting
+from launchers.scheduler.meeting import meet
 from launchers.scheduler.ownership import Ownership
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
@@ -92,35 +93,35 @@ def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack
 
     From here until ``owned`` is closed, the output folder is this job's.
     """
-    with Meeting(place.address("", "meeting")) as meeting, full_disk.said(asked.folder, GO_ON):
-        _make(asked.folder, "--output")
+    _make(asked.folder, "--output")
+    with full_disk.said(asked.folder, GO_ON), meet(place, asked.folder) as meeting:
         if asked.cache is not None:
             _make(asked.cache, "--cache")
         facts = meeting.gather(_host(place, work).to_dict(), SEEN_S)
         owned.enter_context(Ownership(asked.folder, place.job))
         if _is_finished(asked, place):
-            meeting.say({"start": ""})
+            meeting.send({"start": ""})
             return None
         hosts = [Host.from_dict(values) for values in facts]
         start = prepared(asked.settings, hosts, asked.folder, cache=asked.cache, calibrated=asked.calibrated)
         name = f"start-{secrets.token_hex(8)}.json"
         (asked.folder / name).touch(mode=0o600)
         (asked.folder / name).write_text(start.to_json())
-        meeting.say({"start": name})
+        meeting.send({"start": name})
         try:
             meeting.gather({}, SEEN_S + 60)
         finally:
             (asked.folder / name).unlink()
-        meeting.say({"go": True})
+        meeting.send({"go": True})
     return start
 
 
 def _follow(asked: Run, place: Allocation, work: Path) -> Start | None:
     """Another node: say what there is, wait for node 0, and look whether its files are to be seen here."""
-    with Meeting(place.address("", "meeting")) as meeting:
-        _make(asked.folder, "--output")
-        meeting.say(_host(place, work).to_dict())
-        name = str(meeting.hear(asked.prepare_limit_s)["start"])
+    _make(asked.folder, "--output")
+    with meet(place, asked.folder) as meeting:
+        meeting.send(_host(place, work).to_dict())
+        name = str(meeting.receive(asked.prepare_limit_s)["start"])
         if not name:
             return None
         file = asked.folder / Path(name).name
@@ -129,8 +130,8 @@ def _follow(asked: Run, place: Allocation, work: Path) -> Start | None:
         _see(start.model_dir / "config.json")
         _see(start.data_dir / "info.json")
         pipeline.check_installed(start.plan.engine)
-        meeting.say({"ready": True})
-        meeting.hear(SEEN_S + 60)
+        meeting.send({"ready": True})
+        meeting.receive(SEEN_S + 60)
     return start
 
 
@@ -147,7 +148,7 @@ def _train(asked: Run, place: Allocation, start: Start, work: Path) -> Trained:
         plans=plans_of(start.key),
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
     )
-    return train(inputs, place.address(start.secret, "gang"), LocalStorage(asked.folder), work)
+    return train(inputs, place.address(Secret(start.secret), "gang"), LocalStorage(asked.folder), work)
 
 
 def _hand_over(asked: Run, place: Allocation, start: Start, trained: Trained, work: Path) -> None:

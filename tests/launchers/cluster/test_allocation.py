@@ -12,6 +12,7 @@ import pytest
 from estimator.errors import UserError
 from launchers.cluster import allocation
 from launchers.cluster.allocation import FIRST_PORT, expand_hosts, node_address
+from launchers.cluster.channel import Secret
 
 # srun --ntasks-per-node=1 on the third of four nodes, from sbatch --mem=480G --nodes=4, started again once
 SLURM = {
@@ -115,11 +116,11 @@ def test_a_task_of_srun_knows_its_place_and_what_memory_it_has() -> None:
 def test_all_tasks_of_a_job_agree_on_where_to_meet_and_other_jobs_differ() -> None:
     first, other = node_address({**SLURM, "SLURM_NODEID": "0"}), node_address(SLURM)
     assert first.ports == other.ports
-    assert first.address("s", "gang").token == other.address("s", "gang").token
-    assert first.address("s", "gang").token != other.address("s", "meeting").token
-    assert first.address("s", "gang").token != other.address("t", "gang").token
+    assert first.address(Secret("s"), "gang").run == other.address(Secret("s"), "gang").run
+    assert first.address(Secret("s"), "gang").run != other.address(Secret("s"), "meeting").run
+    assert first.address(Secret("s"), "gang").secret != other.address(Secret("t"), "gang").secret
     requeued = node_address({**SLURM, "SLURM_RESTART_COUNT": "2"})
-    assert first.address("s", "gang").token != requeued.address("s", "gang").token
+    assert first.address(Secret("s"), "gang").run != requeued.address(Secret("s"), "gang").run
     assert not set(first.ports) & set(node_address({**SLURM, "SLURM_JOB_ID": "81235"}).ports)
     assert min(first.ports) >= FIRST_PORT
 

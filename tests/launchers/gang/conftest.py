@@ -24,7 +24,8 @@ from launchers.settings import build
 ROOT = Path(__file__).resolve().parents[3]
 ENGINES = "tests.launchers.gang.engines"
 MARK = "FINETUNE_TEST_GANG"
-TOKEN = "run/train/0"
+RUN = "run/train/0"
+SECRET = "of this test's gangs"
 
 
 def make_plan(nodes: int, processes: int) -> Plan:
@@ -96,11 +97,12 @@ class Gang:
     engine: str = "Stepper"
     store: bool = False
     start_steps: dict[int, int] = field(default_factory=dict)
+    main_host: str = "127.0.0.1"
     ports: list[int] = field(default_factory=free_ports)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     tasks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, node: int, token: str = TOKEN, through: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def start(self, node: int, run: str = RUN, through: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         work_dir = self.folder / f"node-{node}"
         job = make_job(work_dir, nodes=self.nodes, processes=self.processes, **self.orders)
         job = dataclasses.replace(job, start_step=self.start_steps.get(node, 0))
@@ -111,9 +113,10 @@ class Gang:
                     "address": {
                         "node": node,
                         "nodes": self.nodes,
-                        "main_host": "127.0.0.1",
+                        "main_host": self.main_host,
                         "ports": self.ports,
-                        "token": token,
+                        "secret": SECRET,
+                        "run": run,
                     },
                     "job": str(job.save()),
                     "engine": f"{ENGINES}:{self.engine}",

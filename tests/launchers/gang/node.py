@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.channel import NodeAddress, Secret
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import Timeouts, run_node
@@ -18,7 +18,8 @@ from launchers.store.checkpoints import CheckpointStore
 def main() -> None:
     path = Path(sys.argv[1])
     order = json.loads(path.read_text())
-    address = NodeAddress(**{**order["address"], "ports": tuple(order["address"]["ports"])})
+    values = order["address"]
+    address = NodeAddress(**{**values, "ports": tuple(values["ports"]), "secret": Secret(values["secret"])})
     store = order.get("store") and CheckpointStore(LocalStorage(Path(order["store"])), "run/train")
     events = path.with_suffix(".events").open("a", buffering=1)
     end: dict[str, object] = {}

@@ -184,22 +184,22 @@ def test_strangers_on_the_first_ports_are_passed_by(gang: NewGang) -> None:
 def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
     first = gang(nodes=2, orders={"steps": 2})
     second = gang(nodes=2, orders={"steps": 2}, ports=first.ports)
-    for each, token in ((first, "run 1"), (second, "run 2")):
+    for each, run in ((first, "run 1"), (second, "run 2")):
         for node in (0, 1):
-            each.start(node, token=token)
+            each.start(node, run=run)
     for each in (first, second):
         for end in ends(each, 0, 1, within=90):
             assert "error" not in end, each.logs()
 
 
-def test_a_node_with_another_token_is_not_taken_in(gang: NewGang) -> None:
+def test_a_node_of_another_attempt_is_not_taken_in(gang: NewGang) -> None:
     two = gang(nodes=2, timeouts={"rendezvous": 5.0})
-    two.start(0, token="run 1")
-    two.start(1, token="run 2")
+    two.start(0, run="run 1")
+    two.start(1, run="run 2")
     main, other = ends(two, 0, 1)
     assert main["error"] == other["error"] == "NodeLost"
     assert "node 1 did not come within 5 s" in main["message"]
-    assert "another gang listens there" in other["message"]
+    assert "another run listens there, or one with another secret" in other["message"]
 
 
 def test_a_node_that_dies_while_others_are_awaited_ends_the_wait(gang: NewGang) -> None:

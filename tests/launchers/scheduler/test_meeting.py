@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimator.errors import UserError
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.allocation import Allocation
+from launchers.cluster.channel import NodeAddress, Secret
 from launchers.gang.failures import GangFailed, NodeLost
-from launchers.scheduler.meeting import ElsewhereError, Meeting
+from launchers.scheduler.meeting import ElsewhereError, Meeting, SecretFile, meet
+from tests.launchers.cluster.strangers import common, greets, storm
 
 Part = Callable[[], Any]
 
 
-def address(node: int, nodes: int, port: int, token: str = "t") -> NodeAddress:  # noqa: S107
-    return NodeAddress(node=node, nodes=nodes, main_host="127.0.0.1", ports=(port,), token=token)
+def address(node: int, nodes: int, port: int, secret: str = "s") -> NodeAddress:  # noqa: S107
+    return NodeAddress(
+        node=node, nodes=nodes, main_host="127.0.0.1", ports=(port,), secret=Secret(secret), run="r"
+    )
 
 
 @pytest.fixture
@@ -51,15 +57,15 @@ def test_node_0_hears_all_and_all_hear_node_0(port: int) -> None:
     def lead() -> Any:
         with Meeting(address(0, 3, port)) as meeting:
             heard = meeting.gather({"from": 0}, 30)
-            meeting.say({"answer": 42})
+            meeting.send({"answer": 42})
             meeting.gather({}, 30)
         return heard
 
     def follow(node: int) -> Any:
         with Meeting(address(node, 3, port)) as meeting:
-            meeting.say({"from": node})
-            heard = meeting.hear(30)
-            meeting.say({})
+            meeting.send({"from": node})
+            heard = meeting.receive(30)
+            meeting.send({})
             time.sleep(0.2)
         return heard
 
@@ -76,8 +82,8 @@ def test_a_mistake_found_by_one_node_is_raised_on_all(port: int) -> None:
         with Meeting(address(node, 3, port)) as meeting:
             if node == 1:
                 raise UserError("h1 does not see the folder.", "Share it.")
-            meeting.say({})
-            meeting.hear(30)
+            meeting.send({})
+            meeting.receive(30)
 
     first, second, third = together(lead, lambda: follow(1), lambda: follow(2))
     assert type(second) is UserError
@@ -96,7 +102,7 @@ def test_a_node_that_does_not_come_is_named(port: int) -> None:
 def test_all_that_are_there_hear_which_node_did_not_come(port: int) -> None:
     def follow() -> None:
         with Meeting(address(1, 3, port)) as meeting:
-            meeting.hear(60)
+            meeting.receive(60)
 
     first, second = together(lambda: Meeting(address(0, 3, port), come_s=3.0), follow)
     for error in (first, second):
@@ -115,7 +121,7 @@ def test_all_hear_which_node_was_lost(port: int) -> None:
 
     def follow() -> None:
         with Meeting(address(2, 3, port)) as meeting:
-            meeting.hear(60)
+            meeting.receive(60)
 
     first, _, third = together(lead, leave, follow)
     for error in (first, third):
@@ -130,7 +136,7 @@ def test_a_node_0_that_goes_away_is_noticed_at_once(port: int) -> None:
 
     def follow() -> None:
         with Meeting(address(1, 2, port)) as meeting:
-            meeting.hear(60)
+            meeting.receive(60)
 
     began = time.monotonic()
     _, error = together(lead, follow)
@@ -144,12 +150,12 @@ def test_a_stranger_is_not_taken_in(port: int) -> None:
             return meeting.gather({}, 30)
 
     def stranger() -> None:
-        Meeting(address(1, 2, port, token="other"), come_s=2)
+        Meeting(address(1, 2, port, secret="other"), come_s=2)
 
     def member() -> None:
         time.sleep(3)
         with Meeting(address(1, 2, port)) as meeting:
-            meeting.say({"from": "member"})
+            meeting.send({"from": "member"})
             time.sleep(0.5)
 
     heard, refused, _ = together(lead, stranger, member)
@@ -172,7 +178,93 @@ def test_silence_has_a_limit(port: int) -> None:
 
 
 def test_one_node_meets_nobody() -> None:
-    alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), token="t")
+    alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="r")
     with Meeting(alone) as meeting:
-        meeting.say({})
+        meeting.send({})
         assert meeting.gather({"own": 1}, 1.0) == [{"own": 1}]
+
+
+def place(node: int, port: int, nodes: int = 2) -> Allocation:
+    return Allocation(
+        scheduler="pbs",
+        job="4711[1].pbs",
+        attempt="0",
+        node=node,
+        nodes=nodes,
+        main_host="127.0.0.1",
+        ports=(port,),
+    )
+
+
+def meet_with(node: int, port: int, folder: Path, *, after_s: float = 0.0) -> Any:
+    time.sleep(after_s)
+    with meet(place(node, port), folder, 20) as meeting:
+        if node > 0:
+            meeting.send({"from": node})
+            return meeting.receive(20)
+        heard = meeting.gather({"from": 0}, 20)
+        file = next(folder.glob("meeting-*"))
+        meeting.send({"mode": file.stat().st_mode & 0o777})
+        time.sleep(0.5)
+        return heard
+
+
+def test_the_nodes_of_a_job_meet_by_a_secret_in_a_file_that_only_their_user_can_read(
+    port: int, tmp_path: Path
+) -> None:
+    heard, told = together(
+        lambda: meet_with(0, port, tmp_path, after_s=1.0), lambda: meet_with(1, port, tmp_path)
+    )
+    assert heard == [{"from": 0}, {"from": 1}]
+    assert told == {"mode": 0o600}
+    assert list(tmp_path.iterdir()) == [], "it goes with the meeting"
+
+
+def test_a_secret_that_an_earlier_start_has_left_is_renewed(port: int, tmp_path: Path) -> None:
+    SecretFile(tmp_path, place(0, port)).write()
+    heard, _ = together(
+        lambda: meet_with(0, port, tmp_path, after_s=2.0), lambda: meet_with(1, port, tmp_path)
+    )
+    assert heard == [{"from": 0}, {"from": 1}]
+
+
+def test_a_node_that_does_not_see_the_folder_of_node_0_says_so(port: int, tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"does not see .*meeting-4711_1_.pbs.0, which node 0 of the job has"),
+        meet(place(1, port), tmp_path, 1.0),
+    ):
+        pass
+
+
+def test_a_secret_that_another_user_has_put_there_is_not_used(port: int, tmp_path: Path) -> None:
+    file = SecretFile(tmp_path, place(1, port))
+    (tmp_path / "other").write_text("known")
+    file.path.symlink_to(tmp_path / "other")
+    with pytest.raises(UserError, match="can't be used"):
+        file.read()
+    file.path.unlink()
+    if os.getuid() == 0:
+        file.path.write_text("known")
+        os.chown(file.path, 12345, -1)
+        with pytest.raises(UserError, match="it belongs to user 12345"):
+            file.read()
+
+
+def test_strangers_do_not_hold_the_meeting_up(port: int) -> None:
+    def lead() -> Any:
+        with Meeting(address(0, 2, port), come_s=30) as meeting:
+            return meeting.gather({}, 30)
+
+    def follow() -> None:
+        time.sleep(2)
+        with Meeting(address(1, 2, port), come_s=30) as meeting:
+            meeting.send({"from": 1})
+            time.sleep(0.5)
+
+    claim = b'{"node":1,"nodes":2,"host":"stranger"}'
+    said = b'{"kind":"mistake","problem":"a stranger says so","advice":""}'
+    begin = time.monotonic()
+    with storm([port], [*common(), greets("r", "", claim, said)]):
+        heard, _ = together(lead, follow)
+    assert heard == [{}, {"from": 1}]
+    print(f"met after {time.monotonic() - begin:.1f} s")

@@ -1,0 +1,146 @@
+"""Strangers who know where a run's processes meet, but not its secret: everything that they can do there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from launchers.cluster.channel import _MAGIC, Endpoint, Secret
+
+HALF_OPEN = 300  # more than are greeted at once
+TRICKLES = 20
+_CHALLENGE = len(_MAGIC) + 32
+
+Attack = Callable[[socket.socket], None]
+
+
+def says(data: bytes) -> Attack:
+    """Says that at once, and waits for what comes."""
+
+    def attack(sock: socket.socket) -> None:
+        sock.sendall(data)
+        while sock.recv(65_536):
+            continue
+
+    return attack
+
+
+def greets(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
+    """Goes through the whole greeting as a member would, and goes on with a message."""
+
+    def attack(sock: socket.socket) -> None:
+        challenge = sock.recv(_CHALLENGE)[len(_MAGIC) :]
+        where = Endpoint(host="", ports=(), secret=Secret(secret), run=run)
+        proof = where.prove("caller", challenge, b"n" * 32, claim)
+        sock.sendall(_MAGIC + b"n" * 32 + len(claim).to_bytes(4, "big") + claim + proof)
+        sock.sendall(len(message).to_bytes(4, "big") + message)
+        while sock.recv(65_536):
+            continue
+
+    return attack
+
+
+def trickles(sock: socket.socket) -> None:
+    """One byte every 0.2 s, for ever."""
+    for byte in iter(lambda: _MAGIC[:1], b""):
+        sock.sendall(byte)
+        time.sleep(0.2)
+
+
+def common() -> list[Attack]:
+    """What can be said without knowing what the run says."""
+    return [
+        says(b'{"node":Infinity,"nodes":2,"proof":"x"}\n'),
+        says(b"[" * 100_000),
+        says(b"GET / HTTP/1.1\r\n\r\n"),
+        says(_MAGIC + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1_000_000),
+        says(_MAGIC + b"n" * 32 + (10).to_bytes(4, "big") + b'{"node":1}' + b"p" * 32),
+    ]
+
+
+@contextlib.contextmanager
+def storm(
+    ports: Sequence[int], attacks: Sequence[Attack], host: str = "127.0.0.1"
+) -> Iterator[Callable[[], int]]:
+    """All of it again and again beside half-open connections; yields how often something was tried."""
+    over = threading.Event()
+    tried = [0]
+    idle: list[socket.socket] = []
+
+    def call(port: int) -> socket.socket:
+        sock = socket.create_connection((host, port), timeout=2)
+        tried[0] += 1
+        return sock
+
+    def one(attack: Attack) -> None:
+        while not over.is_set():
+            for port in ports:
+                with contextlib.suppress(OSError), contextlib.closing(call(port)) as sock:
+                    attack(sock)
+            over.wait(0.1)
+
+    def half_open() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                while len(idle) < HALF_OPEN and not over.is_set():
+                    idle.append(call(ports[0]))
+            over.wait(0.5)
+
+    threads = [threading.Thread(target=one, args=(each,), daemon=True) for each in attacks]
+    threads += [threading.Thread(target=one, args=(trickles,), daemon=True) for _ in range(TRICKLES)]
+    threads.append(threading.Thread(target=half_open, daemon=True))
+    for thread in threads:
+        thread.start()
+    try:
+        yield lambda: tried[0]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(5)
+        for sock in idle:
+            sock.close()
+
+
+@contextlib.contextmanager
+def through(port: int) -> Iterator[tuple[int, Callable[[], None]]]:
+    """A port that leads to another one, and what cuts off all that go through it at this moment."""
+    pairs: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def carry(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65_536):
+                    target.sendall(data)
+            for sock in (source, target):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    near, _ = server.accept()
+                    try:
+                        far = socket.create_connection(("127.0.0.1", port), timeout=5)
+                    except OSError:
+                        near.close()
+                        continue
+                    far.settimeout(None)
+                    pairs.extend((near, far))
+                    for ends in ((near, far), (far, near)):
+                        threading.Thread(target=carry, args=ends, daemon=True).start()
+
+        def cut() -> None:
+            for sock in pairs:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield int(server.getsockname()[1]), cut
+        finally:
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            cut()

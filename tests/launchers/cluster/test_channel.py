@@ -1,0 +1,413 @@
+"""The channel between the processes of a run: those that know the secret meet, strangers do no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import TypeAdapter
+
+from launchers.cluster import channel
+from launchers.cluster.channel import (
+    BadMessage,
+    Connection,
+    Endpoint,
+    Guest,
+    Listener,
+    Message,
+    NodeAddress,
+    Refused,
+    Secret,
+    Unreachable,
+    connect,
+)
+
+ROOT = Path(__file__).parents[3]
+MAGIC = channel._MAGIC
+CHALLENGE = len(MAGIC) + 32  # bytes that a listener sends to whoever calls
+
+
+class Claim(Message):
+    name: int
+
+
+class Text(Message):
+    kind: Literal["text"] = "text"
+    number: float
+
+
+TEXTS: TypeAdapter[Any] = TypeAdapter(Text)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def endpoint(port: int | None = None, **changes: Any) -> Endpoint:
+    values: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "ports": (port or free_port(),),
+        "secret": Secret("s"),
+        "run": "r",
+    }
+    return Endpoint(**{**values, **changes})
+
+
+class Main:
+    """A listener that takes in whoever knows the secret, unless its name is negative."""
+
+    def __init__(self, where: Endpoint) -> None:
+        self.where = where
+        self.members: queue.Queue[tuple[int, Connection[Any]]] = queue.Queue()
+        self.listener = Listener(where, Claim, self.welcome, callers=2048)
+
+    def welcome(self, guest: Guest[Claim]) -> None:
+        if guest.claim.name < 0:
+            guest.refuse("negative")
+        else:
+            self.members.put((guest.claim.name, guest.accept(TEXTS, silence_s=10.0)))
+
+    def close(self) -> None:
+        self.listener.close()
+        while not self.members.empty():
+            self.members.get()[1].close()
+
+
+@pytest.fixture
+def main() -> Iterator[Main]:
+    with contextlib.closing(Main(endpoint())) as made:
+        yield made
+
+
+def call(where: Endpoint, name: int = 1, limit_s: float = 10.0) -> Connection[Any]:
+    return connect(where, Claim(name=name), TEXTS, limit_s=limit_s, silence_s=10.0)
+
+
+def stranger(main: Main) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", main.where.ports[0]), timeout=10)
+
+
+def ended(sock: socket.socket, within_s: float = 10.0) -> float:
+    """Seconds until the other end has closed."""
+    begin = time.monotonic()
+    sock.settimeout(within_s)
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(65_536):
+            continue
+    return time.monotonic() - begin
+
+
+def takes_part(main: Main, name: int = 1) -> float:
+    """Seconds until a caller that knows the secret has exchanged messages both ways."""
+    begin = time.monotonic()
+    mine = call(main.where, name)
+    who, theirs = main.members.get(timeout=10)
+    assert who == name
+    for sender, receiver in ((mine, theirs), (theirs, mine)):
+        assert sender.send(Text(number=2.5))
+        assert receiver.receive() == Text(number=2.5)
+    mine.close()
+    with pytest.raises(ConnectionError):
+        theirs.receive()
+    theirs.close()
+    return time.monotonic() - begin
+
+
+def greeting(where: Endpoint, challenge: bytes, claim: bytes, *, role: str = "caller") -> bytes:
+    """What a caller says that knows the secret."""
+    nonce = b"n" * 32
+    proof = where.prove(role, challenge[len(MAGIC) :], nonce, claim)
+    return MAGIC + nonce + len(claim).to_bytes(4, "big") + claim + proof
+
+
+def test_who_knows_the_secret_is_taken_in_and_messages_go_both_ways(main: Main) -> None:
+    assert takes_part(main) < 5
+
+
+@pytest.mark.parametrize("differs", [{"secret": Secret("other")}, {"secret": Secret("")}, {"run": "r/1"}])
+def test_who_has_another_secret_or_is_of_another_run_is_not_taken_in(
+    main: Main, differs: dict[str, Any]
+) -> None:
+    with pytest.raises(Unreachable, match="another run listens there, or one with another secret"):
+        call(endpoint(main.where.ports[0], **differs), limit_s=0.5)
+    assert main.members.empty()
+    takes_part(main)
+
+
+def test_a_caller_is_not_fooled_by_a_listener_that_does_not_know_the_secret() -> None:
+    """It sends the caller's own proof back, which was made for the other role."""
+    where = endpoint()
+    with socket.create_server(("127.0.0.1", where.ports[0])) as listener:
+
+        def mirror() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.sendall(MAGIC + b"c" * 32)
+                said = sock.recv(4096)
+                claim = said[len(MAGIC) + 36 : -32]
+                sock.sendall(said[-32:] + len(claim).to_bytes(4, "big") + claim)
+                ended(sock)
+
+        threading.Thread(target=mirror, daemon=True).start()
+        with pytest.raises(Unreachable, match="does not know the secret"):
+            call(where, limit_s=0.0)
+
+
+def test_a_greeting_that_was_recorded_proves_nothing(main: Main) -> None:
+    with stranger(main) as first:
+        recorded = greeting(main.where, first.recv(CHALLENGE), b'{"name":7}')
+        first.sendall(recorded)
+        assert first.recv(4096), "the first time it is taken in"
+        assert main.members.get(timeout=5)[0] == 7
+    with stranger(main) as again:
+        again.recv(CHALLENGE)
+        again.sendall(recorded)
+        assert ended(again) < 2
+    assert main.members.empty()
+
+
+def test_the_name_that_is_claimed_is_part_of_what_is_proven(main: Main) -> None:
+    with stranger(main) as sock:
+        said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
+        sock.sendall(said.replace(b'{"name":7}', b'{"name":8}'))
+        assert ended(sock) < 2
+    assert main.members.empty()
+
+
+BEFORE_THE_PROOF = {
+    "infinity": b'{"node":Infinity,"nodes":2,"proof":"x"}\n',
+    "nested": b"[" * 100_000,
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "nothing and gone": b"",
+    "long": MAGIC + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1_000_000,
+    "wrong proof": MAGIC + b"n" * 32 + (10).to_bytes(4, "big") + b'{"name":7}' + b"p" * 32,
+    "a pickle": MAGIC + b"n" * 32 + (20).to_bytes(4, "big") + b"cos\nsystem\n(S'true'\n" + b"p" * 32,
+}
+
+
+@pytest.mark.parametrize("said", BEFORE_THE_PROOF.values(), ids=BEFORE_THE_PROOF)
+def test_what_strangers_say_is_neither_read_nor_answered(main: Main, said: bytes) -> None:
+    with stranger(main) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+        assert ended(sock) < 2
+    assert main.members.empty()
+    assert takes_part(main) < 5
+
+
+def test_a_greeting_byte_by_byte_ends_at_the_limit_and_holds_nobody_up(
+    main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "GREETING_S", 1.5)
+    with stranger(main) as sock:
+        said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
+        begin = time.monotonic()
+        assert takes_part(main) < 1.5, "others are greeted beside it"
+        with contextlib.suppress(OSError):
+            for byte in said:
+                sock.sendall(bytes([byte]))
+                time.sleep(0.1)
+        assert 1.0 < time.monotonic() - begin < 4.0
+    assert main.members.empty()
+
+
+AFTER_THE_PROOF = {
+    "infinity": b'{"kind":"text","number":Infinity}',
+    "nested": b"[" * 100_000,
+    "missing": b'{"kind":"text"}',
+    "type": b'{"kind":"text","number":"1"}',
+    "unknown": b'{"kind":"text","number":1,"more":1}',
+    "no JSON": b"\xff\xfe",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("said", AFTER_THE_PROOF.values(), ids=AFTER_THE_PROOF)
+def test_what_is_no_message_is_one_line_also_from_who_knows_the_secret(main: Main, said: bytes) -> None:
+    with stranger(main) as sock:
+        sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
+        _, member = main.members.get(timeout=5)
+        sock.sendall(len(said).to_bytes(4, "big") + said)
+        with pytest.raises(BadMessage, match="no message of ours") as caught:
+            member.receive()
+        assert "\n" not in str(caught.value)
+        member.close()
+
+
+@pytest.mark.parametrize("claim", [b'{"name":Infinity}', b"[" * 3000, b'{"name":"7"}', b"{}", b"\xff"])
+def test_a_claim_that_makes_no_sense_is_refused_in_one_line(main: Main, claim: bytes) -> None:
+    with stranger(main) as sock:
+        sock.sendall(greeting(main.where, sock.recv(CHALLENGE), claim))
+        answer = sock.recv(4096)
+        assert b'"refused":"no message of ours' in answer
+        assert ended(sock) < 2
+    assert takes_part(main) < 5
+
+
+def test_a_message_that_is_too_long_is_not_read(main: Main) -> None:
+    with stranger(main) as sock:
+        sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
+        _, member = main.members.get(timeout=5)
+        sock.sendall((1 << 31).to_bytes(4, "big"))
+        with pytest.raises(BadMessage, match="2,147,483,648 bytes"):
+            member.receive()
+        member.close()
+
+
+def test_a_caller_that_is_refused_is_told_why(main: Main) -> None:
+    with pytest.raises(Refused, match="negative"):
+        call(main.where, -1)
+
+
+def test_a_caller_that_has_gone_before_its_turn_is_not_taken_in(main: Main) -> None:
+    with stranger(main) as sock:
+        sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
+        sock.close()
+    time.sleep(0.5)
+    while not main.members.empty():  # its answer may have been on the way; then its end is seen at once
+        _, member = main.members.get()
+        with pytest.raises(OSError, match=r"closed|reset"):
+            member.receive()
+    takes_part(main)
+
+
+def test_a_member_that_is_cut_off_may_join_again(main: Main) -> None:
+    for _ in range(3):
+        takes_part(main, name=5)
+
+
+def test_ports_that_others_hold_are_passed_by() -> None:
+    ports = (free_port(), free_port(), free_port())
+    with (
+        socket.create_server(("127.0.0.1", ports[0])),  # takes calls and says nothing
+        contextlib.closing(Main(endpoint(ports[1], secret=Secret("other")))),
+        contextlib.closing(Main(endpoint(ports=ports))) as mine,
+    ):
+        assert mine.listener._socket.getsockname()[1] == ports[2]
+        assert takes_part(mine) < channel.GREETING_S + 3
+
+
+def test_ipv6_and_loopback_alone() -> None:
+    where = endpoint(free_port("::1"), host="::1")
+    with contextlib.closing(Main(where)) as main:
+        assert main.listener._socket.getsockname()[0] == "::1"
+        assert takes_part(main) < 5
+
+
+def test_on_a_loopback_host_no_other_address_answers(main: Main) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", main.where.ports[0]), timeout=2)
+    port = free_port()
+    everywhere = endpoint(port, host="0.0.0.0")  # noqa: S104 - a host name's place is taken
+    with contextlib.closing(Main(everywhere)):
+        for host in ("127.0.0.2", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.2",):
+            socket.create_connection((host, port), timeout=2).close()
+
+
+def serve(port: int) -> None:
+    """A process that greets until it is killed."""
+    main = Main(endpoint(port))
+    print("listens", flush=True)
+    kept = []
+    while True:
+        kept.append(main.members.get()[1])
+        kept[-1].send(Text(number=1))
+
+
+@pytest.mark.parametrize(("descriptors", "connections"), [(1024, 1500), (100, 300)])
+def test_it_accepts_again_after_more_half_open_connections_than_descriptors(
+    descriptors: int, connections: int, tmp_path: Path
+) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= hard < 3000:
+        pytest.skip(f"only {hard} open files are allowed here")
+    channel._allow_descriptors(3000)
+    where = endpoint()
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                *("prlimit", f"--nofile={descriptors}:{descriptors}"),
+                *(sys.executable, "-c", f"from {__name__} import serve; serve({where.ports[0]})"),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    half_open = []
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listens\n"
+        for _ in range(connections):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", where.ports[0]))
+            half_open.append(sock)
+        time.sleep(1)
+        begin = time.monotonic()
+        member = call(where, limit_s=60)
+        assert member.receive() == Text(number=1)
+        waited = time.monotonic() - begin
+        for sock in half_open:
+            sock.close()
+        begin = time.monotonic()
+        other = call(where, 2, limit_s=60)
+        assert other.receive() == Text(number=1)
+        after = time.monotonic() - begin
+        print(
+            f"{descriptors} descriptors: among {connections:,} half-open {waited:.1f} s, then {after:.2f} s"
+        )
+        assert waited < 45
+        assert after < 10
+        member.close()
+        other.close()
+    finally:
+        for sock in half_open:
+            sock.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_1024_members_join_within_seconds(main: Main) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= hard < 3000:
+        pytest.skip(f"only {hard} open files are allowed here")
+    channel._allow_descriptors(3000)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(64) as pool:
+        members = list(pool.map(lambda name: call(main.where, name), range(1024)))
+    names = {main.members.get(timeout=5)[0] for _ in range(1024)}
+    seconds = time.monotonic() - begin
+    print(f"1,024 members: {seconds:.2f} s")
+    for member in members:
+        member.close()
+    assert names == set(range(1024))
+    assert seconds < 20  # about 2 on an idle machine with two cores
+
+
+def test_the_secret_is_random_and_shows_nowhere() -> None:
+    secret = Secret.make()
+    assert len(bytes.fromhex(secret.text)) == 32
+    assert secret != Secret.make()
+    address = NodeAddress(node=0, nodes=2, main_host="h", ports=(1,), secret=secret, run="r")
+    for text in (repr(secret), str(secret), repr(address), repr(address.endpoint)):
+        assert secret.text not in text
+    assert pickle.loads(pickle.dumps(secret)) == secret  # noqa: S301 - our own
+    with pytest.raises(ValueError, match="more than one node must have one"):
+        NodeAddress(node=0, nodes=2, main_host="h", ports=(1,), secret=Secret(""), run="r")

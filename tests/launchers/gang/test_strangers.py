@@ -1,0 +1,86 @@
+"""A run of two nodes among strangers ends as if nobody had called; who comes back is told why not."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.cluster.channel import NodeAddress, Secret
+from launchers.gang.control import Timeouts
+from launchers.gang.member import Member
+from tests.launchers.cluster.strangers import common, greets, storm, through
+from tests.launchers.gang.conftest import RUN, SECRET, Gang
+from tests.launchers.gang.test_faults import ends
+
+NewGang = Callable[..., Gang]
+CLAIM = b'{"node":1,"nodes":2,"host":"stranger","start_step":0}'
+FAILURE = b'{"kind":"user","node":1,"host":"stranger","at":0,"message":"a stranger says so"}'
+FAILED = b'{"kind":"failed","failure":' + FAILURE + b"}"
+
+
+def test_a_run_among_strangers_ends_as_if_nobody_had_called(gang: NewGang) -> None:
+    two = gang(nodes=2, orders={"steps": 20, "every": 5}, store=True)
+    forged = [
+        greets(RUN, "", CLAIM, FAILED),  # the run's name alone, which is to be read in ps
+        greets(RUN, "guessed", CLAIM, b'{"kind":"part","step":5}'),
+        greets(RUN, "guessed", CLAIM, b'{"kind":"done"}'),
+    ]
+    with storm(two.ports, [*common(), *forged]) as tried:
+        two.start(0)
+        time.sleep(2)  # the strangers are there first
+        begin = time.monotonic()
+        two.start(1)
+        found = [two.end(node, within=120) for node in (0, 1)]
+        seconds = time.monotonic() - begin
+        assert tried() > 300
+    assert [end.get("error") for end in found] == [None, None], two.logs()
+    assert found[0]["stored"] == found[1]["stored"] == [5, 10, 15, 20]
+    log = two.logs()
+    assert "Traceback" not in log
+    assert "a stranger says" not in log
+    print(f"strangers called {tried():,} times; the run took {seconds:.1f} s")
+
+
+def test_a_member_that_is_cut_off_is_lost_and_one_that_comes_again_is_refused_in_one_line(
+    gang: NewGang,
+) -> None:
+    two = gang(nodes=2, orders={"steps": 3000})
+    two.start(0)
+    ports = two.ports
+    with through(ports[0]) as (port, cut):
+        two.ports = [port]
+        two.start(1)
+        two.wait_for_step(3, rank=1)
+        again = Member(
+            NodeAddress(
+                node=1,
+                nodes=2,
+                main_host="127.0.0.1",
+                ports=tuple(ports),
+                secret=Secret(SECRET),
+                run=RUN,
+            ),
+            Timeouts(rendezvous=10.0),
+        )
+        with pytest.raises(UserError) as caught:
+            again.join()
+        assert str(caught.value) == "Node 0 refused this node: node 1 of 2 is not expected (any more)."
+        two.wait_for_step(8, rank=1)  # the run goes on
+        begin = time.monotonic()
+        cut()
+        for end in ends(two, 0, 1):
+            assert end["error"] == "NodeLost"
+            assert "connection broke without a goodbye" in end["message"]
+        print(f"both nodes ended {time.monotonic() - begin:.1f} s after the cut")
+
+
+def test_two_nodes_meet_over_ipv6(gang: NewGang) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        port = int(probe.getsockname()[1])
+    two = gang(nodes=2, orders={"steps": 3}, main_host="::1", ports=[port]).start_all()
+    assert [end.get("error") for end in ends(two, 0, 1, within=90)] == [None, None], two.logs()
