@@ -19,7 +19,7 @@ import typer
 from checklist.measurements import PHASES
 from checklist.options import Options, names
 from checklist.outputs.taint import MOST_SHARE
-from checklist.run.rendezvous import Rendezvous, from_environment
+from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def checklist(
     try:
         place = from_environment()
         leads = place is None or place.leads
+        if place is not None and leads and not place.secret:
+            _say(NO_SECRET)
         options = Options(
             profile=profile,  # type: ignore[arg-type]
             nodes=nodes if nodes is not None else place.nodes if place else 2,

@@ -24,8 +24,8 @@ from decorators.node_request import endings, node_request
 from decorators.storage import datastore_root
 from flows import checklist_launch, checklist_steps
 from flows.checklist_card import draw
-from flows.checklist_steps import Node
 from flows.finetune_node import choose_ports
+from launchers.cluster.channel import NodeAddress, Secret
 from launchers.workdir import work_folder
 
 CARD_ID = "checklist"
@@ -104,8 +104,9 @@ class ChecklistFlow(FlowSpec):
     @node_request(asks=checklist_launch.ask, role="small")
     @step
     def fan_out(self) -> None:
-        """Agree on the ports where the nodes will meet, and start them."""
+        """Agree on the ports where the nodes will meet and on what only they know, and start them."""
         self.ports = choose_ports(local=not in_container())
+        self.secret = Secret.make()
         self.next(self.check_nodes, num_parallel=self.run_config.options.nodes)
 
     @outlived("lost")
@@ -114,7 +115,7 @@ class ChecklistFlow(FlowSpec):
     def check(self) -> None:
         """Test one node."""
         ports = choose_ports(local=not in_container())
-        self._check(node=0, nodes=1, main_host="127.0.0.1", ports=ports)
+        self._check(node=0, nodes=1, main_host="127.0.0.1", ports=ports, secret=Secret.make())
         self.parts = [(self.node, self.part, self.problem)]
         self.next(self.verdict)
 
@@ -125,7 +126,13 @@ class ChecklistFlow(FlowSpec):
     def check_nodes(self) -> None:
         """Test several nodes: each of these tasks is one."""
         where = current.parallel
-        self._check(node=where.node_index, nodes=where.num_nodes, main_host=where.main_ip, ports=self.ports)
+        self._check(
+            node=where.node_index,
+            nodes=where.num_nodes,
+            main_host=where.main_ip,
+            ports=self.ports,
+            secret=self.secret,
+        )
         self.next(self.gather)
 
     @node_request(asks=checklist_launch.ask, role="small")
@@ -173,17 +180,20 @@ class ChecklistFlow(FlowSpec):
         if refusal is not None:
             raise final(refusal, NotFit)
 
-    def _check(self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...]) -> None:
+    def _check(
+        self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
+    ) -> None:
         self.node = node
         with work_folder(current.run_id, "check", current.task_id) as work:
             self.part, self.problem = checklist_steps.check_node(
                 self.run_config,
-                Node(
+                NodeAddress(
                     node=node,
                     nodes=nodes,
                     main_host=main_host,
                     ports=ports,
-                    token=f"{current.run_id}/{current.step_name}/{current.retry_count}",
+                    secret=secret,
+                    run=f"{current.run_id}/{current.step_name}/{current.retry_count}",
                 ),
                 work,
                 self.key,

@@ -30,6 +30,7 @@ from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
 from flows.checklist_launch import RunConfig, table_of
+from launchers.cluster.channel import NodeAddress
 from launchers.gang.rank import die_with_parent
 
 MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
@@ -37,19 +38,8 @@ HISTORY_S = 60.0  # for reading them
 FAILURES = ("FAIL", "NO-VERDICT")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """One node's place in the step."""
-
-    node: int
-    nodes: int
-    main_host: str
-    ports: tuple[int, ...]
-    token: str
-
-
 def check_node(
-    run_config: RunConfig, place: Node, work: Path, key: str
+    run_config: RunConfig, place: NodeAddress, work: Path, key: str
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Take part as one node: what all nodes have measured, as plain values, or why there is nothing.
 
@@ -63,7 +53,8 @@ def check_node(
         nodes=place.nodes,
         processes=run_config.options.gpus_per_node or 1,
         host=place.main_host,
-        token=place.token,
+        secret=place.secret,
+        run=place.run,
         simulated=run_config.local,
     )
     try:

@@ -17,7 +17,7 @@ from checklist.measurements import (
 )
 from checklist.options import Options
 from checklist.run import phases
-from checklist.run.control import Event, Hub, Limits, Message
+from checklist.run.control import End, Event, Hub, Limits
 from checklist.run.rendezvous import Rendezvous
 from checklist.run.session import Session
 from estimator.errors import UserError
@@ -52,15 +52,14 @@ class Conductor(Session):
                 self._show(BROKEN_OFF)
             measured = self.measurements()
             status = None if self._conclude is None else self._conclude(measured)
-            end: Message = {"kind": "end", "measurements": to_dict(measured), "status": status}
+            end = End(measurements=to_dict(measured), status=status)
         except UserError as error:
-            end = {"kind": "end", "error": error.problem, "advice": error.advice}
+            end = End(error=error.problem, advice=error.advice)
         except Exception as error:  # noqa: BLE001 - others wait to be told, whatever it is
-            end = {
-                "kind": "end",
-                "error": f"The checklist itself failed: {type(error).__name__}: {error}.",
-                "advice": "This is a mistake of ours: please report it.",
-            }
+            end = End(
+                error=f"The checklist itself failed: {type(error).__name__}: {error}.",
+                advice="This is a mistake of ours: please report it.",
+            )
         self.hub.tell_all(end)
 
     def measurements(self) -> Measurements:

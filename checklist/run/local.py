@@ -25,9 +25,10 @@ from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.supervisor import run
 from estimator.errors import UserError
+from launchers.cluster.channel import Secret
 
 _ROOT = Path(__file__).resolve().parents[2]
-_JOB = "CHECKLIST_LOCAL_NODE"
+_NODE = "CHECKLIST_LOCAL_NODE"  # which node a process is, for people who look at it
 _END_S = 10.0  # for the other nodes to end by themselves after node 0
 _LOOK_S = 0.5  # between looks at what there is so far
 _SO_FAR = "so-far.json"  # in the work folder of node 0's process: measurements
@@ -38,14 +39,14 @@ def run_local(options: Options, *, directory: Path | None = None) -> Measurement
     """Run ``options.nodes`` nodes on this machine. Raises UserError where it has too few GPUs for them."""
     options, shares = shared_out(options)
     nodes, processes = options.nodes, options.gpus_per_node or 1
-    token, port = secrets.token_hex(8), 20_000 + secrets.randbelow(10_000)
+    secret, port = Secret.make(), 20_000 + secrets.randbelow(10_000)
     others = []
     try:
         for node in range(1, nodes):
-            place = _place(node, nodes, processes, port, token)
+            place = _place(node, nodes, processes, port, secret)
             others.append(_start(options, place, shares[node], directory))
         _take(shares[0])
-        return run(options, _place(0, nodes, processes, port, token), directory=directory)
+        return run(options, _place(0, nodes, processes, port, secret), directory=directory)
     finally:
         for other in others:
             try:
@@ -124,9 +125,15 @@ def _wait(
     return None
 
 
-def _place(node: int, nodes: int, processes: int, port: int, token: str) -> Rendezvous:
+def _place(node: int, nodes: int, processes: int, port: int, secret: Secret) -> Rendezvous:
     return of_node(
-        node=node, nodes=nodes, processes=processes, host="127.0.0.1", port=port, token=token, simulated=True
+        node=node,
+        nodes=nodes,
+        processes=processes,
+        host="127.0.0.1",
+        port=port,
+        secret=secret,
+        simulated=True,
     )
 
 
@@ -148,17 +155,25 @@ def _start(
         "directory": str(directory) if directory else None,
         "answer": str(answer) if answer else None,
     }
-    environment = {**os.environ, _JOB: json.dumps(job), PARENT: str(os.getpid())}
+    environment = {**os.environ, _NODE: str(place.node), PARENT: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     if uuids:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "checklist.run.local"],
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=None if answer else subprocess.DEVNULL,
     )
+    # Through its standard input: the run's secret is in it, and command lines and environments can be read
+    if process.stdin is not None:
+        with (
+            contextlib.suppress(BrokenPipeError),
+            process.stdin,
+        ):  # where it has ended already, its status tells
+            process.stdin.write(json.dumps(job).encode())
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -188,7 +203,7 @@ def main() -> int:
     """One node; its answer goes into the file that the job names, if it names one."""
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
-    job = json.loads(os.environ[_JOB])
+    job = json.loads(sys.stdin.buffer.read())
     said: dict[str, Any]
     answer = Path(job["answer"]) if job["answer"] else None
 

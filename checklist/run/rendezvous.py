@@ -9,10 +9,16 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.cluster.allocation import expand_hosts
+from launchers.cluster.channel import Endpoint, Secret
 
 PORTS = 8  # the control channel takes the first free one of so many
 PORT_OFFSET = 17  # from MASTER_PORT, on which the launcher's own store may listen
 DEFAULT_PORT = 29_500  # torchrun's
+SHARED_VARIABLE = "CHECKLIST_SECRET"  # the same for all of a job, and known to nobody else
+NO_SECRET = (
+    f"Strangers on the network could take part in this run: set {SHARED_VARIABLE} to the same random text "
+    "for all ranks."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +34,10 @@ class Rendezvous:
     """Name or address of rank 0's host, as the others reach it."""
     ports: tuple[int, ...]
     """Where rank 0's control channel may listen."""
-    token: str
-    """Of the job: a stranger's run is not joined."""
+    secret: Secret
+    """What only this run's processes know; empty: no launcher has handed one out."""
+    run: str
+    """The job's name, which is proven along with the secret: another job is not joined."""
     simulated: bool = False
     """Whether the "nodes" are process groups of one machine."""
 
@@ -54,6 +62,12 @@ class Rendezvous:
         """Whether rank 0 is here, which decides and collects."""
         return 0 in self.ranks
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the processes meet: on this machine's loopback where all of them are here."""
+        host = "127.0.0.1" if self.nodes == 1 else self.host
+        return Endpoint(host=host, ports=self.ports, secret=self.secret, run=f"checklist/{self.run}")
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a child process."""
         return asdict(self)
@@ -62,7 +76,7 @@ class Rendezvous:
     def from_dict(cls, values: Mapping[str, Any]) -> Rendezvous:
         """From what :meth:`to_dict` gave."""
         tuples = {key: tuple(values[key]) for key in ("ranks", "local_ranks", "ports")}
-        return cls(**{**values, **tuples})
+        return cls(**{**values, **tuples, "secret": Secret(**values["secret"])})
 
 
 def of_node(
@@ -72,7 +86,8 @@ def of_node(
     processes: int,
     host: str,
     port: int = DEFAULT_PORT,
-    token: str = "checklist",  # noqa: S107 - it tells jobs apart, it keeps nobody out
+    secret: Secret,
+    run: str = "checklist",
     simulated: bool = False,
 ) -> Rendezvous:
     """A process that looks after all ``processes`` ranks of its node, as a flow's task does."""
@@ -84,7 +99,8 @@ def of_node(
         nodes=nodes,
         host=host,
         ports=control_ports(port),
-        token=token,
+        secret=secret,
+        run=run,
         simulated=simulated,
     )
 
@@ -118,7 +134,8 @@ def _torchrun(environment: Mapping[str, str]) -> Rendezvous:
         nodes=_number(environment, "GROUP_WORLD_SIZE", max(1, world // max(1, local_world))),
         host=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=_number(environment, "MASTER_PORT", DEFAULT_PORT),
-        token=environment.get("CHECKLIST_JOB") or environment.get("TORCHELASTIC_RUN_ID") or "checklist",
+        secret=Secret(environment.get(SHARED_VARIABLE, "")),
+        run=environment.get("CHECKLIST_JOB") or environment.get("TORCHELASTIC_RUN_ID") or "checklist",
     )
 
 
@@ -139,12 +156,22 @@ def _slurm(environment: Mapping[str, str]) -> Rendezvous:
         nodes=_number(environment, "SLURM_STEP_NUM_NODES", 1),
         host=host,
         port=_number(environment, "MASTER_PORT", DEFAULT_PORT),
-        token=f"{environment.get('SLURM_JOB_ID', '')}.{environment['SLURM_STEP_ID']}",
+        secret=Secret(environment.get(SHARED_VARIABLE, "")),
+        run=f"{environment.get('SLURM_JOB_ID', '')}.{environment['SLURM_STEP_ID']}",
     )
 
 
 def _one(
-    *, rank: int, local_rank: int, world: int, node: int, nodes: int, host: str, port: int, token: str
+    *,
+    rank: int,
+    local_rank: int,
+    world: int,
+    node: int,
+    nodes: int,
+    host: str,
+    port: int,
+    secret: Secret,
+    run: str,
 ) -> Rendezvous:
     return Rendezvous(
         ranks=(rank,),
@@ -154,7 +181,8 @@ def _one(
         nodes=max(nodes, node + 1),
         host=host,
         ports=control_ports(port),
-        token=token,
+        secret=secret,
+        run=run,
     )
 
 

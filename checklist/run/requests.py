@@ -15,7 +15,19 @@ from typing import Any, Literal
 
 from checklist.measurements import IDLE, Hang, PhaseName
 from checklist.probes import flight
-from checklist.run.control import Event, Hub, Limits
+from checklist.run.control import (
+    At,
+    Clock,
+    Do,
+    Ended,
+    Event,
+    FromWorker,
+    Hub,
+    Limits,
+    Position,
+    Restart,
+    Where,
+)
 
 _STOPPED = "tTDZX"  # states in which a process can't do its part: stopped, waiting for a device, dead
 _CLOCK_ROUNDS = 5
@@ -27,7 +39,7 @@ class _Gone:
 
     why: str
     kind: Literal["died", "lost"]
-    at: list[Any] | None = None
+    at: Position | None = None
     """Where it was then, if that is known."""
 
 
@@ -112,19 +124,21 @@ class Requests:
             gone = pending.intersection(event.peer.ranks)
             died.update(dict.fromkeys(gone, _Gone(event.lost, "lost")))
             return bool(gone)
-        message = event.message or {}
-        rank = message.get("rank")
-        if message.get("kind") == "ended" and rank in pending:
-            died[rank] = _Gone(message["why"], "died", message["at"])
+        message = event.message
+        if isinstance(message, Ended) and message.rank in pending:
+            died[message.rank] = _Gone(message.why, "died", message.at)
             return True
-        reply = message.get("message", {}) if message.get("kind") == "from" else {}
-        if rank not in pending or reply.get("id") != self._ids:
+        if (
+            not isinstance(message, FromWorker)
+            or message.rank not in pending
+            or message.reply.id != self._ids
+        ):
             return False
-        pending.discard(rank)
-        if reply["kind"] == "done":
-            outcome.replies[rank] = reply["reply"]
+        pending.discard(message.rank)
+        if message.reply.kind == "done":
+            outcome.replies[message.rank] = message.reply.reply
             return False
-        outcome.errors[rank] = reply["error"]
+        outcome.errors[message.rank] = message.reply.error
         return True
 
     def _blame(
@@ -193,24 +207,24 @@ class Requests:
             self.sinks.pop(rank, None)
             peer = self.hub.peers().get(rank)
             if peer is not None:
-                peer.line.send({"kind": "restart", "ranks": [rank]})
+                peer.connection.send(Restart(ranks=(rank,)))
 
     def restart(self, ranks: tuple[int, ...]) -> None:
         """Give those ranks fresh processes."""
         self._restart(ranks)
 
-    def _where(self, ranks: list[int]) -> dict[int, list[Any]]:
+    def _where(self, ranks: list[int]) -> dict[int, Position]:
         """What those ranks do, from their supervisors."""
         for rank in ranks:
             peer = self.hub.peers().get(rank)
             if peer is not None:
-                peer.line.send({"kind": "at", "id": self._ids, "ranks": [rank]})
-        positions: dict[int, list[Any]] = {}
+                peer.connection.send(Where(id=self._ids, ranks=(rank,)))
+        positions: dict[int, Position] = {}
         deadline = time.monotonic() + self.limits.settle
         while len(positions) < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
-            if event and event.message and event.message.get("kind") == "at":
-                positions.update({int(rank): at for rank, at in event.message["ranks"].items()})
+            if event is not None and isinstance(event.message, At):
+                positions.update(event.message.ranks)
         return positions
 
     def _traces(self, ranks: list[int]) -> dict[int, flight.Record]:
@@ -221,30 +235,32 @@ class Requests:
         deadline = time.monotonic() + self.limits.settle
         while answered < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
-            reply = (event.message or {}).get("message", {}) if event else {}
-            if event and event.message and reply.get("kind") == "trace":
+            message = event.message if event else None
+            if isinstance(message, FromWorker) and message.reply.kind == "trace":
                 answered += 1
-                if reply["record"]:
-                    records[int(event.message["rank"])] = reply["record"]
+                if message.reply.record:
+                    records[message.rank] = message.reply.record
         return records
 
     def clocks(self) -> dict[int, tuple[float, float]]:
         """By rank: its clock minus this host's, and how wrong that can be, from the shortest round trip."""
         best: dict[int, tuple[float, float]] = {}
         for number in range(_CLOCK_ROUNDS):
-            self.hub.tell_all({"kind": "clock", "round": number, "at": time.time()})
+            self.hub.tell_all(Clock(round=number, at=time.time()))
             waiting = set(self.ranks)
             deadline = time.monotonic() + 1.0
             while waiting and time.monotonic() < deadline:
                 event = self._next(0.2)
-                message = (event.message or {}) if event else {}
-                if event is None or message.get("kind") != "clock" or message["round"] != number:
+                message = event.message if event else None
+                if event is None or not isinstance(message, Clock) or message.round != number:
                     continue
-                trip = time.time() - message["at"]
+                if message.now is None:
+                    continue
+                trip = time.time() - message.at
                 for rank in event.peer.ranks:
                     waiting.discard(rank)
                     if rank not in best or trip / 2 < best[rank][1]:
-                        best[rank] = (message["now"] - message["at"] - trip / 2, trip / 2)
+                        best[rank] = (message.now - message.at - trip / 2, trip / 2)
         return best
 
     def send(
@@ -253,15 +269,14 @@ class Requests:
         peers = self.hub.peers()
         for rank in ranks:
             if rank in peers:
-                peers[rank].line.send(
-                    {
-                        "kind": "do",
-                        "rank": rank,
-                        "id": self._ids,
-                        "what": what,
-                        "operation": operation,
-                        "arguments": dict(arguments or {}),
-                    }
+                peers[rank].connection.send(
+                    Do(
+                        rank=rank,
+                        id=self._ids,
+                        what=what,
+                        operation=operation,
+                        arguments=dict(arguments or {}),
+                    )
                 )
 
     def _next(self, timeout_s: float) -> Event | None:
@@ -281,7 +296,7 @@ class Requests:
         """A node has just been lost; for whoever has something to save then."""
 
 
-def _behind(at: Mapping[int, list[Any]], alive: list[int], others_failed: bool) -> list[int]:
+def _behind(at: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
     """Who holds the others up: those that can't run, else those that have begun the fewest operations."""
     if stuck := _stuck(at, alive):
         return stuck
@@ -292,13 +307,13 @@ def _behind(at: Mapping[int, list[Any]], alive: list[int], others_failed: bool) 
     return []
 
 
-def _stuck(at: Mapping[int, list[Any]], alive: list[int]) -> list[int]:
+def _stuck(at: Mapping[int, Position], alive: list[int]) -> list[int]:
     """Ranks that can't run, else those whose supervisors don't answer."""
     stopped = [rank for rank in alive if rank in at and at[rank][2] in _STOPPED]
     return stopped or [rank for rank in alive if rank not in at]
 
 
-def _state_words(at: list[Any] | None) -> str | None:
+def _state_words(at: Position | None) -> str | None:
     if at is None:
         return "its supervisor did not say what it does"
     words = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}

@@ -22,12 +22,27 @@ from types import FrameType
 from checklist import measurements
 from checklist.measurements import Measurements
 from checklist.options import Options
+from checklist.run import control
 from checklist.run.conductor import Conductor
-from checklist.run.control import BEAT_S, Hub, Limits, Line, Link, Message
+from checklist.run.control import (
+    BEAT_S,
+    At,
+    Beat,
+    Clock,
+    Do,
+    Ended,
+    FromWorker,
+    Hub,
+    Limits,
+    Restart,
+    RunMessage,
+    Where,
+)
 from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous
 from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
+from launchers.cluster.channel import Connection
 
 _END_S = 15.0  # for the last results to come, after the run's own limit
 
@@ -93,9 +108,9 @@ def take_part(
     try:
         if conductor is not None:
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
-        link = Link.connect(rendezvous, limits)
+        connection = control.join(rendezvous, limits)
         with _sigterm_raises():
-            return _Supervisor(rendezvous, limits, link.line, place).serve()
+            return _Supervisor(rendezvous, limits, connection, place).serve()
     finally:
         if conductor is not None:
             conductor.stop()
@@ -105,10 +120,23 @@ def take_part(
             shutil.rmtree(place, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rank0Lost:
+    """The connection to rank 0 has ended."""
+
+    why: str
+
+
 class _Supervisor:
-    def __init__(self, rendezvous: Rendezvous, limits: Limits, line: Line, directory: Path) -> None:
-        self._line, self._limits = line, limits
-        self._heard: queue.Queue[Message] = queue.Queue()
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        limits: Limits,
+        connection: Connection[RunMessage],
+        directory: Path,
+    ) -> None:
+        self._connection, self._limits = connection, limits
+        self._heard: queue.Queue[RunMessage | _Rank0Lost] = queue.Queue()
         environment = _environment(rendezvous)
         self._workers: dict[int, WorkerProcess] = {}
         try:
@@ -134,57 +162,54 @@ class _Supervisor:
             while time.monotonic() < deadline:
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + BEAT_S
-                    ats = {str(rank): worker.at() for rank, worker in self._workers.items()}
-                    self._line.send({"kind": "beat", "ranks": ats})
+                    self._connection.send(Beat())
                 with contextlib.suppress(queue.Empty):
                     message = self._heard.get(timeout=BEAT_S)
-                    if message["kind"] == "end":
+                    if isinstance(message, control.End):
                         return _result(message)
                     self._handle(message)
             raise UserError("The run did not end within its limit.", "Look at rank 0's output.")
         finally:
             self._close()
 
-    def _handle(self, message: Message) -> None:
-        kind = message["kind"]
-        if kind in ("from", "ended"):
-            self._line.send(message)
-        elif kind == "do":
-            self._workers[message["rank"]].tell(message)
-        elif kind == "restart":
-            for rank in message["ranks"]:
+    def _handle(self, message: RunMessage | _Rank0Lost) -> None:
+        if isinstance(message, FromWorker | Ended):
+            self._connection.send(message)
+        elif isinstance(message, Do):
+            self._workers[message.rank].tell(message)
+        elif isinstance(message, Restart):
+            for rank in message.ranks:
                 self._workers[rank].restart()
-        elif kind == "at":
-            at = {str(rank): self._workers[rank].at() for rank in message["ranks"]}
-            self._line.send({"kind": "at", "id": message["id"], "ranks": at})
-        elif kind == "lost":
+        elif isinstance(message, Where):
+            self._connection.send(At(ranks={rank: self._workers[rank].at() for rank in message.ranks}))
+        elif isinstance(message, _Rank0Lost):
             raise UserError(
-                f"The connection to rank 0 was lost: {message['why']}.",
+                f"The connection to rank 0 was lost: {message.why}.",
                 "Rank 0's output says more; if its host is gone, that host is the one to look at.",
             )
 
     def _listen(self) -> None:
         try:
             while True:
-                message = self._line.receive()
-                if message["kind"] == "clock":  # answered here, at once
-                    self._line.send({**message, "now": time.time()})
+                message = self._connection.receive()
+                if isinstance(message, Clock):  # answered here, at once
+                    self._connection.send(Clock(round=message.round, at=message.at, now=time.time()))
                 else:
                     self._heard.put(message)
-        except (OSError, ValueError, KeyError) as error:
-            self._heard.put({"kind": "lost", "why": str(error)})
+        except (OSError, ValueError) as error:
+            self._heard.put(_Rank0Lost(str(error)))
 
     def _close(self) -> None:
         for worker in self._workers.values():
             worker.close()
-        self._line.close()
+        self._connection.close()
 
 
-def _result(message: Message) -> End:
-    if message.get("error"):
-        raise UserError(message["error"], message.get("advice", ""))
-    measured = measurements.record(Measurements, message["measurements"])
-    return End(measurements=measured, status=message["status"])
+def _result(message: control.End) -> End:
+    if message.error is not None or message.measurements is None:
+        raise UserError(message.error or "Rank 0 has ended the run without a word.", message.advice)
+    measured = measurements.record(Measurements, message.measurements)
+    return End(measurements=measured, status=message.status)
 
 
 def _environment(rendezvous: Rendezvous) -> dict[str, str]:

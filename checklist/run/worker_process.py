@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import signal
@@ -15,7 +14,8 @@ from typing import Any
 
 from checklist.probes.context import DIRECTORY, PARENT, PIPE
 from checklist.probes.progress import Progress
-from checklist.run.control import Message
+from checklist.run.control import Do, Ended, FromWorker, Position, Reply
+from checklist.run.rendezvous import SHARED_VARIABLE
 
 _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
 _FLIGHT_RECORDS = "200"  # entries; without it torch keeps none
@@ -33,7 +33,7 @@ class WorkerProcess:
         node: int,
         directory: Path,
         environment: dict[str, str],
-        heard: queue.Queue[Message],
+        heard: queue.Queue[Any],  # of FromWorker and Ended
     ) -> None:
         self.rank, self.directory = rank, directory
         self._own = {
@@ -66,7 +66,7 @@ class WorkerProcess:
             PARENT: str(os.getpid()),
         }
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"):
+        for name in (SHARED_VARIABLE, "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"):
             environment.pop(name, None)  # groups are made from what the supervisor says
         try:
             with self._log.open("ab") as log:
@@ -86,13 +86,13 @@ class WorkerProcess:
             target=self._read, args=(reader, self._started), name=f"checklist-rank{self.rank}", daemon=True
         ).start()
 
-    def tell(self, command: Message) -> None:
+    def tell(self, command: Do) -> None:
         """Give it a command; whether it takes it shows in what it says."""
         process = self._process
         if process is None or process.stdin is None:
             return
         with contextlib.suppress(OSError):  # it has died, which its pipe says too
-            process.stdin.write(json.dumps(command).encode() + b"\n")
+            process.stdin.write(command.model_dump_json().encode() + b"\n")
             process.stdin.flush()
 
     def restart(self) -> None:
@@ -117,10 +117,10 @@ class WorkerProcess:
         self.kill()
         self._journal.close()
 
-    def at(self) -> list[Any]:
+    def at(self) -> Position:
         """What it does: operation, sequence, and the state that the kernel gives (T: stopped)."""
         operation, sequence = self.progress.read()
-        return [operation, sequence, self._state()]
+        return operation, sequence, self._state()
 
     def _state(self) -> str:
         process = self._process
@@ -137,15 +137,15 @@ class WorkerProcess:
         with os.fdopen(reader, "rb") as lines:
             for line in lines:
                 with contextlib.suppress(ValueError, OSError):  # a last line that is not whole; run is over
-                    message = json.loads(line)
+                    reply = Reply.model_validate_json(line)
                     self._journal.write(line)
-                    self._heard.put({"kind": "from", "rank": self.rank, "message": message})
+                    self._heard.put(FromWorker(rank=self.rank, reply=reply))
         if process is None or self._process is not process or started != self._started:
             return  # it was killed by us
         code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         last_words = "" if code < 0 else self._last_words()
-        self._heard.put({"kind": "ended", "rank": self.rank, "why": how + last_words, "at": self.at()})
+        self._heard.put(Ended(rank=self.rank, why=how + last_words, at=self.at()))
 
     def _last_words(self) -> str:
         try:

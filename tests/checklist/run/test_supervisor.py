@@ -19,24 +19,26 @@ import pytest
 from checklist.measurements import Measurements
 from checklist.options import Options
 from checklist.run.conductor import Conductor
-from checklist.run.control import Hub, Limits, Link
+from checklist.run.control import At, Beat, Do, End, Ended, FromWorker, Hub, Limits, Where, join
 from checklist.run.rendezvous import Rendezvous, from_environment, of_node
 from checklist.run.requests import Requests, _behind
 from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
+from launchers.cluster.channel import Secret
 
 SHORT = Limits(rendezvous=5.0, operation=2.0, settle=0.5, lost_after=3.0)
 
 
 def place(node: int, nodes: int = 2, **more: object) -> Rendezvous:
     port = more.pop("port", None) or 20_000 + secrets.randbelow(9_000)
-    return of_node(node=node, nodes=nodes, processes=1, host="127.0.0.1", port=port, **more)  # type: ignore[arg-type]
+    values = {"secret": Secret("s"), **more}
+    return of_node(node=node, nodes=nodes, processes=1, host="127.0.0.1", port=port, **values)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def worker(tmp_path: Path) -> object:
-    heard: queue.Queue[dict[str, object]] = queue.Queue()
+    heard: queue.Queue[FromWorker | Ended] = queue.Queue()
     made = WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, heard=heard)
     yield made, heard
     made.close()
@@ -46,10 +48,10 @@ def test_a_rank_that_is_there_twice_is_refused_and_both_hosts_are_told() -> None
     first = place(0)
     hub = Hub(first, SHORT)
     try:
-        link = Link.connect(first, SHORT)
+        link = join(first, SHORT)
         with pytest.raises(UserError, match="says that it has rank 0, and so does"):
-            Link.connect(first, SHORT)
-        link.line.close()
+            join(first, SHORT)
+        link.close()
         assert len(hub.refused()) == 1
     finally:
         hub.close()
@@ -60,17 +62,20 @@ def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
     hub = Hub(place(0, 2, port=port), SHORT)
     try:
         with pytest.raises(UserError, match="thinks that there are 3 ranks, rank 0 2"):
-            Link.connect(place(2, 3, port=port), SHORT)
+            join(place(2, 3, port=port), SHORT)
     finally:
         hub.close()
 
 
-def test_a_stranger_with_another_token_is_not_joined() -> None:
+@pytest.mark.parametrize(
+    "differs", [{"run": "another"}, {"secret": Secret("another")}, {"secret": Secret("")}]
+)
+def test_who_is_of_another_job_or_has_another_secret_is_not_taken_in(differs: dict[str, object]) -> None:
     port = 20_000 + secrets.randbelow(9_000)
     hub = Hub(place(0, port=port), SHORT)
     try:
         with pytest.raises(UserError, match="could not be reached"):
-            Link.connect(place(1, port=port, token="another"), Limits(rendezvous=1.0))
+            join(place(1, port=port, **differs), Limits(rendezvous=1.0))
         assert hub.peers() == {}
     finally:
         hub.close()
@@ -82,9 +87,9 @@ def test_what_is_not_a_supervisor_does_no_harm_to_the_hub() -> None:
     try:
         with socket.create_connection(("127.0.0.1", here.ports[0]), timeout=2) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        link = Link.connect(here, SHORT)  # kept: it ends when nobody holds it any more
+        link = join(here, SHORT)  # kept: it ends when nobody holds it any more
         assert set(hub.peers()) == {0}
-        link.line.close()
+        link.close()
     finally:
         hub.close()
 
@@ -93,8 +98,8 @@ def test_a_supervisor_that_goes_away_is_reported_with_its_node() -> None:
     here = place(1)
     hub = Hub(here, SHORT)
     try:
-        link = Link.connect(here, SHORT)
-        link.line.close()
+        link = join(here, SHORT)
+        link.close()
         event = hub.events.get(timeout=5)
         assert (event.peer.node, event.peer.ranks) == (1, (1,))
         assert "broke" in (event.lost or "")
@@ -105,24 +110,24 @@ def test_a_supervisor_that_goes_away_is_reported_with_its_node() -> None:
 def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves() -> None:
     here = place(1)
     hub = Hub(here, SHORT)
-    link = Link.connect(here, SHORT)
+    link = join(here, SHORT)
     over = threading.Event()
 
     def talk() -> None:
-        while not over.is_set() and link.line.send({"kind": "beat", "ranks": {}}):
+        while not over.is_set() and link.send(Beat()):
             pass
 
     talking = threading.Thread(target=talk, daemon=True)
     talking.start()
     try:
-        hub.tell_all({"kind": "end", "measurements": "x" * 200_000})
+        hub.tell_all(End(measurements={"x": "x" * 200_000}))
         leaving = threading.Thread(target=hub.close, daemon=True)
         leaving.start()
         time.sleep(0.3)  # a reader that is late
-        assert len(link.line.receive()["measurements"]) == 200_000
+        assert len(link.receive().measurements["x"]) == 200_000
     finally:
         over.set()
-        link.line.close()
+        link.close()
         talking.join(5)
         leaving.join(10)
 
@@ -159,12 +164,12 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
     here = place(0)
     hub = Hub(here, SHORT)
     try:
-        first = Link.connect(here, SHORT)
-        second = Link.connect(replace(here, ranks=(1,), node=1), SHORT)
+        first = join(here, SHORT)
+        second = join(replace(here, ranks=(1,), node=1), SHORT)
         seen: list[Measurements] = []
         conductor = Conductor(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
         conductor.phase = "mesh"
-        threading.Timer(0.3, second.line.close).start()
+        threading.Timer(0.3, second.close).start()
         conductor.ask("local", {0: {}, 1: {}}, limit_s=2.0, operation="probe")
         (known,) = seen
         assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known.hangs] == [
@@ -176,29 +181,32 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
         assert status == "failed"
         assert re.fullmatch(r"it had not ended when node 1 \(\S+\) was lost", reason or "")
         assert [(hang.rank, hang.kind) for hang in conductor.hangs if hang.rank == 1] == [(1, "lost")]
-        first.line.close()
+        first.close()
     finally:
         hub.close()
 
 
 def test_what_a_worker_is_asked_is_answered_and_what_fails_is_told(worker: object) -> None:
     process, heard = worker  # type: ignore[misc]
-    process.tell({"id": 1, "what": "listen", "arguments": {"address": "127.0.0.1"}})
-    process.tell({"id": 2, "what": "listen", "arguments": {"nonsense": 1}})
+    process.tell(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
+    process.tell(Do(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
     first, second = heard.get(timeout=20), heard.get(timeout=20)
-    assert first["message"]["kind"] == "done"
-    assert second["message"]["kind"] == "failed"
-    assert "nonsense" in second["message"]["error"]
+    assert first.reply.kind == "done"
+    assert second.reply.kind == "failed"
+    assert "nonsense" in second.reply.error
 
 
 def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_anew(worker: object) -> None:
     process, heard = worker  # type: ignore[misc]
     os.kill(process._process.pid, signal.SIGKILL)
     ended = heard.get(timeout=10)
-    assert (ended["kind"], ended["why"]) == ("ended", "signal SIGKILL")
+    assert isinstance(ended, Ended)
+    assert ended.why == "signal SIGKILL"
     process.restart()
-    process.tell({"id": 1, "what": "listen", "arguments": {"address": "127.0.0.1"}})
-    assert heard.get(timeout=20)["message"]["kind"] == "done"
+    process.tell(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
+    answer = heard.get(timeout=20)
+    assert isinstance(answer, FromWorker)
+    assert answer.reply.kind == "done"
 
 
 def test_a_stopped_worker_is_killed_all_the_same(worker: object) -> None:
@@ -282,14 +290,14 @@ def test_when_the_phase_is_over_before_the_operations_limit_nobody_is_blamed_for
     here = place(0, 1)
     hub = Hub(here, SHORT)
     try:
-        link = Link.connect(here, SHORT)
+        link = join(here, SHORT)
 
         def answer() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    message = link.line.receive()
-                    if message["kind"] == "at":
-                        link.line.send({"kind": "at", "ranks": {"0": ["storage_write", 1, "S"]}})
+                    message = link.receive()
+                    if isinstance(message, Where):
+                        link.send(At(ranks={0: ("storage_write", 1, "S")}))
 
         threading.Thread(target=answer, daemon=True).start()
         requests = Requests(hub, SHORT)
@@ -300,6 +308,6 @@ def test_when_the_phase_is_over_before_the_operations_limit_nobody_is_blamed_for
         requests.phase_ends = float("inf")
         requests.ask("local", {0: {}}, limit_s=0.3)
         assert [(hang.rank, hang.op) for hang in requests.hangs] == [(0, "local")]
-        link.line.close()
+        link.close()
     finally:
         hub.close()

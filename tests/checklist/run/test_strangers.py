@@ -1,0 +1,215 @@
+"""A checklist among strangers measures and judges as if nobody had called."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from checklist.measurements import Measurements
+from checklist.options import Options
+from checklist.run import local
+from checklist.run.control import At, FromWorker, Hub, Limits, Reply, join
+from checklist.run.rendezvous import Rendezvous, of_node
+from checklist.run.supervisor import run
+from checklist.run.worker_process import WorkerProcess
+from checklist.verdict import judge
+from launchers.cluster.channel import Secret
+from tests.launchers.cluster.strangers import common, greets, storm, through
+
+ROOT = Path(__file__).parents[3]
+LIMITS = Limits(rendezvous=20.0, operation=2.0, settle=0.5, lost_after=3.0)
+CLAIM = b'{"ranks":[1],"node":1,"world":2,"host":"stranger"}'
+LIES = (
+    b'{"kind":"ended","rank":1,"why":"a stranger says so","at":["facts",1,"S"]}',
+    b'{"kind":"end","error":"a stranger says so","advice":""}',
+)
+
+
+def place(node: int, port: int, secret: Secret, host: str = "127.0.0.1") -> Rendezvous:
+    return of_node(
+        node=node, nodes=2, processes=1, host=host, port=port, secret=secret, run="job", simulated=True
+    )
+
+
+def new_port() -> int:
+    return 20_000 + secrets.randbelow(9_000)
+
+
+def test_a_checklist_among_strangers_has_its_ranks_and_a_good_verdict(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    options = Options(device="cpu", nodes=2, gpus_per_node=1, only=("ranks", "mesh", "correctness"))
+    secret, port = Secret.make(), new_port()
+    ends: dict[int, Measurements] = {}
+
+    def one(node: int) -> None:
+        ends[node] = run(options, place(node, port, secret))
+
+    ports = place(0, port, secret).ports
+    forged = [greets("checklist/job", known, CLAIM, lie) for known in ("", "guessed") for lie in LIES]
+    with storm(ports[:1], [*common(), *forged]) as tried:
+        first = threading.Thread(target=one, args=(0,), daemon=True)
+        first.start()
+        time.sleep(2)  # the strangers are there first
+        begin = time.monotonic()
+        second = threading.Thread(target=one, args=(1,), daemon=True)
+        second.start()
+        for thread in (first, second):
+            thread.join(120)
+        seconds = time.monotonic() - begin
+        assert tried() > 300
+    measured = ends[0]
+    assert [fact.rank for fact in measured.facts] == [0, 1]
+    assert measured == ends[1]
+    assert not any("stranger" in note or "Not taken in" in note for note in measured.notes)
+    assert measured.hangs == ()
+    result = judge(measured, checks=options.checks)
+    assert result.verdict in ("PASS", "WARN"), result.headline
+    assert "Traceback" not in capfd.readouterr().err
+    print(f"strangers called {tried():,} times; the run took {seconds:.1f} s")
+
+
+def test_a_supervisor_that_is_cut_off_is_reported_and_may_come_again() -> None:
+    secret, port = Secret.make(), new_port()
+    here = place(0, port, secret)
+    hub = Hub(here, LIMITS)
+    try:
+        with through(here.ports[0]) as (other, cut):
+            far = of_node(node=1, nodes=2, processes=1, host="127.0.0.1", secret=secret, run="job")
+            far = type(far)(**{**_fields(far), "ports": (other,)})
+            first = join(far, LIMITS)
+            begin = time.monotonic()
+            cut()
+            event = hub.events.get(timeout=5)
+            assert (event.peer.node, "broke" in (event.lost or "")) == (1, True)
+            print(f"told after {time.monotonic() - begin:.2f} s")
+            first.close()
+        again = join(place(1, port, secret), LIMITS)
+        assert set(hub.peers()) == {1}
+        assert hub.refused() == []
+        again.close()
+    finally:
+        hub.close()
+
+
+def _fields(rendezvous: Rendezvous) -> dict[str, object]:
+    return {name: getattr(rendezvous, name) for name in rendezvous.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'{"kind":"from","rank":1,"reply":{"kind":"done","id":Infinity}}',
+        b'{"kind":"from","rank":1}',
+        b'{"kind":"ended","rank":1,"why":1,"at":[]}',
+        b"[" * 100_000,
+    ],
+    ids=["infinity", "missing", "type", "nested"],
+)
+def test_what_makes_no_sense_from_a_member_is_one_line_and_ends_its_connection_only(frame: bytes) -> None:
+    secret, port = Secret.make(), new_port()
+    hub = Hub(place(0, port, secret), LIMITS)
+    try:
+        other, member = join(place(0, port, secret), LIMITS), join(place(1, port, secret), LIMITS)
+        member._socket.sendall(len(frame).to_bytes(4, "big") + frame)
+        event = hub.events.get(timeout=5)
+        assert (event.lost or "").startswith("what its supervisor sends is no message of ours")
+        assert "\n" not in (event.lost or "")
+        other.send(At(ranks={0: ("facts", 1, "S")}))
+        assert hub.events.get(timeout=5).message == At(ranks={0: ("facts", 1, "S")})
+        other.close()
+        member.close()
+    finally:
+        hub.close()
+
+
+def test_a_member_can_speak_for_its_own_ranks_only() -> None:
+    secret, port = Secret.make(), new_port()
+    hub = Hub(place(0, port, secret), LIMITS)
+    try:
+        member = join(place(1, port, secret), LIMITS)
+        member.send(FromWorker(rank=0, reply=Reply(kind="done", id=1)))
+        assert "a message of rank 0, which it has not" in (hub.events.get(timeout=5).lost or "")
+        member.close()
+    finally:
+        hub.close()
+
+
+def test_supervisors_meet_over_ipv6() -> None:
+    secret, port = Secret.make(), new_port()
+    hub = Hub(place(0, port, secret, host="::1"), LIMITS)
+    try:
+        member = join(place(1, port, secret, host="::1"), LIMITS)
+        assert set(hub.peers()) == {1}
+        member.close()
+    finally:
+        hub.close()
+
+
+def test_a_job_on_one_host_listens_on_its_loopback_only() -> None:
+    alone = of_node(node=0, nodes=1, processes=1, host="0.0.0.0", port=new_port(), secret=Secret.make())  # noqa: S104
+    hub = Hub(alone, LIMITS)
+    try:
+        socket.create_connection(("127.0.0.1", alone.ports[0]), timeout=2).close()
+        with contextlib.closing(socket.socket()) as sock, pytest.raises(ConnectionRefusedError):
+            sock.connect(("127.0.0.2", alone.ports[0]))
+    finally:
+        hub.close()
+
+
+@pytest.mark.parametrize("secret", [None, "of this job"])
+def test_without_a_secret_a_launched_run_says_so_in_one_line(secret: str | None) -> None:
+    given = {} if secret is None else {"CHECKLIST_SECRET": secret}
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": str(new_port())}
+    environment = {name: value for name, value in os.environ.items() if name != "CHECKLIST_SECRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "checklist", "--device", "cpu", "--only", "ranks"],
+        cwd=ROOT,
+        env={**environment, **launcher, **given, "AWS_EC2_METADATA_DISABLED": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Strangers on the network could take part") == (secret is None)
+
+
+def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments_nor_their_environment(
+    tmp_path: Path,
+) -> None:
+    secret = Secret.make()
+    options = Options(device="cpu", nodes=2, gpus_per_node=1, only=("ranks",))
+    process = local._start(options, place(1, new_port(), secret), (), tmp_path)
+    try:
+        for name, own in (("cmdline", b"checklist.run.local"), ("environ", b"CHECKLIST_LOCAL_NODE=1")):
+            content = Path(f"/proc/{process.pid}/{name}").read_bytes()
+            assert own in content
+            assert secret.text.encode() not in content
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_workers_do_not_get_the_secret_of_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKLIST_SECRET", "of this job")
+    worker = WorkerProcess(
+        rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, heard=queue.Queue()
+    )
+    try:
+        environment = Path(f"/proc/{worker._process.pid}/environ").read_bytes()  # type: ignore[union-attr]
+        assert b"CHECKLIST_RANK=0" in environment
+        assert b"of this job" not in environment
+    finally:
+        worker.close()
