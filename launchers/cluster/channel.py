@@ -406,8 +406,11 @@ def connect(
                 problems[port] = str(error)
                 ports = ports[at + 1 :] + ports[: at + 1]
                 break
-            except (OSError, BadMessage) as error:
-                problems[port] = getattr(error, "strerror", None) or str(error)
+            except BadMessage as error:
+                problems[port] = str(error)
+                continue
+            except OSError as error:  # says less than what was heard there before
+                problems.setdefault(port, error.strerror or str(error))
                 continue
             return Connection(sock, messages, silence_s=silence_s, longest=longest)
         if time.monotonic() > deadline:

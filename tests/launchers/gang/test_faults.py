@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,11 +203,19 @@ def test_a_node_of_another_attempt_is_not_taken_in(gang: NewGang) -> None:
     assert "another run listens there, or one with another secret" in other["message"]
 
 
+def is_connected(ports: list[int]) -> bool:
+    """Whether somebody has a connection to one of these ports."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = {int(row[1].split(":")[1], 16) for row in rows if row[3] == "01"}
+    return bool(established & set(ports))
+
+
 def test_a_node_that_dies_while_others_are_awaited_ends_the_wait(gang: NewGang) -> None:
     three = gang(nodes=3)
     for node in (0, 1):
         three.start(node)
-    time.sleep(3)
+    three.wait_for(lambda: is_connected(three.ports))
+    time.sleep(2)  # to be greeted
     three.tasks[1].kill()
     (end,) = ends(three, 0)
     assert end["error"] == "NodeLost"
