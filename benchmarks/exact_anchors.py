@@ -21,7 +21,7 @@ from benchmarks.machine import describe
 from estimator.exact.support import untraceable
 from estimator.plan import GIB
 from estimator.published import rows
-from estimator.published.rows import Row
+from estimator.published.rows import PublishedRow
 
 MEASURED = Path(rows.__file__).parents[1] / "data" / "measured.csv"
 RESULTS = Path(__file__).parent / "results"
@@ -74,7 +74,7 @@ def logits_alive() -> Iterator[None]:
         yield
 
 
-def as_it_was(row: Row) -> tuple[str, Callable[[], Any]]:
+def as_it_was(row: PublishedRow) -> tuple[str, Callable[[], Any]]:
     """What the measured code did differently, in words and as a patch; nothing where nothing is known."""
     assert row.setup is not None
     if row.source.startswith("pytorch/torchtune@1814feb17") and not row.setup.compile:
@@ -84,7 +84,7 @@ def as_it_was(row: Row) -> tuple[str, Callable[[], Any]]:
     return "", nullcontext
 
 
-def anchor(row: Row) -> Anchor:
+def anchor(row: PublishedRow) -> Anchor:
     from estimator.exact.trace import trace
 
     setup, (words, patch) = row.setup, as_it_was(row)

@@ -46,7 +46,7 @@ Array = NDArray[np.float64]
 class Point:
     """One published run."""
 
-    row: rows.Row
+    row: rows.PublishedRow
     setup: Setup
     gpu: Gpu
     network_gbps: float | None

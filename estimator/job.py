@@ -113,11 +113,11 @@ class Job:
         self._check_degrees()
 
     def _check_degrees(self) -> None:
-        asked = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
-        if asked and self.engine not in PARALLEL_ENGINES:
+        degrees = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
+        if degrees and self.engine not in PARALLEL_ENGINES:
             raise UserError(
                 (
-                    Change(asked[0], getattr(self, asked[0])),
+                    Change(degrees[0], getattr(self, degrees[0])),
                     f": {self.engine} as it is run here has no such thing.",
                 ),
                 (

@@ -197,8 +197,8 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read :meth:`to_json`'s text; raises ValueError on another schema version or a wrong shape."""
-        read: Plan = _reader().validate_json(text)
-        return read
+        plan: Plan = _reader().validate_json(text)
+        return plan
 
     def with_override(self, override: Override, **request: Any) -> Plan:
         """The same plan with ``request`` fields replaced and the override noted."""

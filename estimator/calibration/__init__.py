@@ -94,9 +94,9 @@ class Calibration:
 
     def corrected(self, estimate: MemoryEstimate, setup: Setup, gpu: str | None) -> MemoryEstimate:
         """The estimate as earlier runs correct it, with a note of the formulas that it was made by."""
-        found = self.of(setup, gpu)
-        noted = dataclasses.replace(estimate, formulas=formulas(setup.engine, method_of(setup)))
-        return apply(noted, found) if found else noted
+        correction = self.of(setup, gpu)
+        uncorrected = dataclasses.replace(estimate, formulas=formulas(setup.engine, method_of(setup)))
+        return apply(uncorrected, correction) if correction else uncorrected
 
 
 def load(path: Path | str | None = None) -> tuple[Calibration, tuple[str, ...]]:
@@ -110,7 +110,7 @@ def correction(setup: Setup, gpu: str | None, *, store: Store | None = None) -> 
     return Calibration((store or Store()).read().finished).of(setup, gpu)
 
 
-def apply(estimate: MemoryEstimate, found: Correction) -> MemoryEstimate:
+def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
     """An uncorrected estimate, corrected.
 
     likely = factor x likely. Where that is more, the difference is a category of its own; where it is less,
@@ -123,21 +123,21 @@ def apply(estimate: MemoryEstimate, found: Correction) -> MemoryEstimate:
     if estimate.uncorrected is not None:
         raise ValueError("this estimate is corrected already")
     before, upper_before = estimate.likely_bytes, estimate.upper_bytes
-    categories = _scaled(estimate.categories, round(before * found.factor))
+    categories = _scaled(estimate.categories, round(before * correction.factor))
     likely = sum(size for _, size in categories)
-    bounds = [likely, math.ceil(before * found.largest_ratio)]
-    if found.runs < RUNS_FOR_A_BOUND:
-        bounds.append(math.ceil(upper_before * max(found.factor, 1.0)))
+    bounds = [likely, math.ceil(before * correction.largest_ratio)]
+    if correction.runs < RUNS_FOR_A_BOUND:
+        bounds.append(math.ceil(upper_before * max(correction.factor, 1.0)))
     upper = max(bounds)
     host = estimate.host_bytes
-    if found.gpu == "cpu":  # the node's memory is that of its processes; of a GPU, it says nothing
+    if correction.gpu == "cpu":  # the node's memory is that of its processes; of a GPU, it says nothing
         host = math.ceil(host * upper / upper_before)
     return dataclasses.replace(
         estimate,
         categories=categories,
         upper_bytes=upper,
         host_bytes=host,
-        basis=f"{estimate.basis}; {found.basis}",
+        basis=f"{estimate.basis}; {correction.basis}",
         uncorrected=estimate,
     )
 
@@ -150,12 +150,12 @@ def _scaled(categories: tuple[tuple[str, int], ...], target: int) -> tuple[tuple
     sizes = dict(categories)
     for group in (UNCERTAIN, tuple(sizes)):
         total = sum(sizes.get(name, 0) for name in group)
-        taken = min(-missing, total)
+        reduction = min(-missing, total)
         for name in group:
             if total and name in sizes:
-                off = taken * sizes[name] // total
-                total, taken, missing = total - sizes[name], taken - off, missing + off
-                sizes[name] -= off
+                deducted = reduction * sizes[name] // total
+                total, reduction, missing = total - sizes[name], reduction - deducted, missing + deducted
+                sizes[name] -= deducted
     return tuple((name, sizes[name]) for name, _ in categories if sizes[name])
 
 

@@ -75,9 +75,9 @@ class Finished:
             raise UserError("it is not a record")
         if values.get("schema") != SCHEMA_VERSION:
             raise UserError(f"its schema is {values.get('schema')!r}, this version reads {SCHEMA_VERSION}")
-        known = {field.name for field in dataclasses.fields(cls)}
-        if set(values) - known:
-            raise UserError(f"it has unknown fields: {', '.join(sorted(set(values) - known))}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(values) - names:
+            raise UserError(f"it has unknown fields: {', '.join(sorted(set(values) - names))}")
         try:
             categories = tuple((str(name), int(size)) for name, size in values["predicted_categories"])
             return cls(**{**values, "predicted_categories": categories})
@@ -117,21 +117,21 @@ class Store:
             if not line.strip():
                 continue
             try:
-                found = Finished.from_json(line)
+                run = Finished.from_json(line)
             except UserError as error:
                 problems.append(
                     f"{self.path}, line {number}, is left out: {error.problem.removesuffix('.')}."
                 )
                 continue
-            finished.setdefault(found.run, found)
+            finished.setdefault(run.run, run)
         return Records(tuple(finished.values()), tuple(problems))
 
 
 def default_path() -> Path:
     """``FINETUNE_CALIBRATION``, else calibration.jsonl in the user's data folder (XDG)."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Path(given).expanduser()
+    path = os.environ.get(VARIABLE)
+    if path:
+        return Path(path).expanduser()
     data = os.environ.get("XDG_DATA_HOME")
     root = Path(data) if data and Path(data).is_absolute() else Path.home() / ".local" / "share"
     return root / "metaflow-finetune" / "calibration.jsonl"

@@ -132,20 +132,20 @@ def catalogue(file: Path | None) -> Iterator[None]:
         yield
 
 
-def answer(wanted: SetupOptions, where: PlaceOptions) -> Answer:
+def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer:
     """Estimate one configuration; raises UserError for a value that can't be used."""
-    item = hardware.instance(where.instance_type) if where.instance_type else None
-    gpus = wanted.gpus if wanted.gpus is not None else (item.gpu_count if item else 1)
-    setup = setup_from(wanted, models.resolve(wanted.model), gpus)
-    return answer_of(setup, site_of(where, setup, item))
+    instance = hardware.instance(place.instance_type) if place.instance_type else None
+    gpus = options.gpus if options.gpus is not None else (instance.gpu_count if instance else 1)
+    setup = setup_from(options, models.resolve(options.model), gpus)
+    return estimate_setup(setup, site_of(place, setup, instance))
 
 
-def answer_of(setup: Setup, site: Site) -> Answer:
+def estimate_setup(setup: Setup, site: Site) -> Answer:
     gpu, machine = site.gpu, site.instance
     capacity = gpu.vram_bytes if gpu and setup.device == "cuda" else None
     estimate = memory.estimate(setup, capacity_bytes=capacity)
     name = gpu.name if gpu else None
-    found = site.calibration.of(setup, name) if site.calibration else None
+    correction = site.calibration.of(setup, name) if site.calibration else None
     speed = throughput.speed(setup, gpu, network_gbps=site.network_gbps, rdma=site.rdma, busbw=site.busbw)
     if gpu is None and setup.device == "cuda":
         speed = Speed(None, "no GPU is named")
@@ -157,8 +157,8 @@ def answer_of(setup: Setup, site: Site) -> Answer:
     return Answer(
         setup=setup,
         site=site,
-        memory=calibration.apply(estimate, found) if found else estimate,
-        correction=found,
+        memory=calibration.apply(estimate, correction) if correction else estimate,
+        correction=correction,
         disk_bytes=memory.disk_bytes(setup),
         shared_memory_bytes=shared,
         speed=speed,
@@ -169,34 +169,37 @@ def answer_of(setup: Setup, site: Site) -> Answer:
     )
 
 
-def site_of(where: PlaceOptions, setup: Setup, item: Instance | None) -> Site:
+def site_of(place: PlaceOptions, setup: Setup, instance: Instance | None) -> Site:
     """The GPU and the machine that the options name.
 
     Where only a GPU is named: the cheapest machine that has as many of it as each node of the step.
     """
-    if where.network_gbps is not None and where.network_gbps <= 0:
-        raise UserError(f"--network-gbps {where.network_gbps:g} must be above 0.")
-    named = where.gpu or where.instance_type
-    if named and setup.device == "cpu":
-        raise UserError(f"--device cpu and {named} contradict each other.", "Leave one of them out.")
-    gpu = hardware.gpu(where.gpu) if where.gpu else None
-    if item is not None:
-        if gpu is not None and gpu.name != item.gpu:
+    if place.network_gbps is not None and place.network_gbps <= 0:
+        raise UserError(f"--network-gbps {place.network_gbps:g} must be above 0.")
+    hardware_name = place.gpu or place.instance_type
+    if hardware_name and setup.device == "cpu":
+        raise UserError(f"--device cpu and {hardware_name} contradict each other.", "Leave one of them out.")
+    gpu = hardware.gpu(place.gpu) if place.gpu else None
+    if instance is not None:
+        if gpu is not None and gpu.name != instance.gpu:
             raise UserError(
-                f"--gpu {where.gpu} is not the GPU of --instance-type {item.name}, which has {item.gpu}.",
+                f"--gpu {place.gpu} is not the GPU of --instance-type {instance.name}, "
+                f"which has {instance.gpu}.",
                 "Leave one of them out.",
             )
-        if not item.gpu_count:
-            raise UserError(f"{item.name} has only a share of one {item.gpu}, which training can't use.")
-        if setup.processes_per_node > item.gpu_count:
+        if not instance.gpu_count:
             raise UserError(
-                f"--gpus {setup.processes_per_node}: {item.name} has {item.gpu_count}.",
+                f"{instance.name} has only a share of one {instance.gpu}, which training can't use."
+            )
+        if setup.processes_per_node > instance.gpu_count:
+            raise UserError(
+                f"--gpus {setup.processes_per_node}: {instance.name} has {instance.gpu_count}.",
                 "Ask for fewer with --gpus, or for several machines with --nodes.",
             )
-        gpu = hardware.gpu(item.gpu)
-    machine = item or (_machine(gpu, setup) if gpu else None)
-    known, problems = calibration.load() if where.calibration else (None, ())
-    network, rdma = where.network_gbps, where.rdma
+        gpu = hardware.gpu(instance.gpu)
+    machine = instance or (_cheapest_machine(gpu, setup) if gpu else None)
+    corrections, problems = calibration.load() if place.calibration else (None, ())
+    network, rdma = place.network_gbps, place.rdma
     if machine is not None and network is None:
         network = machine.network_gbps
     if rdma is None:
@@ -204,32 +207,32 @@ def site_of(where: PlaceOptions, setup: Setup, item: Instance | None) -> Site:
     return Site(
         gpu=gpu,
         instance=machine,
-        instance_given=item is not None,
+        instance_given=instance is not None,
         network_gbps=network,
         rdma=rdma,
-        busbw=_bandwidth(where),
-        tokens=tokens_of(where.tokens) if where.tokens else None,
-        calibration=known,
+        busbw=_bandwidth(place),
+        tokens=tokens_of(place.tokens) if place.tokens else None,
+        calibration=corrections,
         problems=problems,
     )
 
 
-def _bandwidth(where: PlaceOptions) -> MeasuredBandwidth | None:
-    measured = {"--busbw-intra": where.busbw_intra, "--busbw-inter": where.busbw_inter}
+def _bandwidth(place: PlaceOptions) -> MeasuredBandwidth | None:
+    measured = {"--busbw-intra": place.busbw_intra, "--busbw-inter": place.busbw_inter}
     for name, value in measured.items():
         if value is not None and value <= 0:
             raise UserError(f"{name} {value:g} must be above 0 GB/s.")
     if not any(measured.values()):
         return None
     return MeasuredBandwidth(
-        intra_node_gbytes_per_s=where.busbw_intra,
-        inter_node_gbytes_per_s=where.busbw_inter,
+        intra_node_gbytes_per_s=place.busbw_intra,
+        inter_node_gbytes_per_s=place.busbw_inter,
         source="given by --busbw-intra and --busbw-inter",
         date=datetime.date.today().isoformat(),
     )
 
 
-def _machine(gpu: Gpu, setup: Setup) -> Instance | None:
+def _cheapest_machine(gpu: Gpu, setup: Setup) -> Instance | None:
     """The cheapest priced machine with exactly these GPUs."""
     same = [
         item

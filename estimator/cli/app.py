@@ -58,9 +58,9 @@ class Commands(TyperGroup):
 def load(name: str) -> Any:
     """The command of that name, from its module."""
     module = importlib.import_module(f"estimator.cli.{name}")
-    one = typer.Typer(add_completion=False)
-    one.command(name, help=_help(module, name))(getattr(module, name))
-    return typer.main.get_command(one)
+    program = typer.Typer(add_completion=False)
+    program.command(name, help=_help(module, name))(getattr(module, name))
+    return typer.main.get_command(program)
 
 
 def _help(module: Any, name: str) -> str:
@@ -79,8 +79,8 @@ def _fail(text: str) -> None:
     raise SystemExit(1)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"finetune {version('metaflow-finetune')}")
@@ -105,7 +105,7 @@ def finetune(
     """Options of the command itself; ``--version`` is dealt with by its callback."""
 
 
-def _named(summary: str) -> Callable[[], None]:
+def _stand_in_for(summary: str) -> Callable[[], None]:
     def stand_in() -> None:
         """Stands for a command in the list of commands, until it is called."""
 
@@ -114,7 +114,7 @@ def _named(summary: str) -> Callable[[], None]:
 
 
 for _name, _summary in COMMANDS.items():
-    app.command(_name, help=_summary)(_named(_summary))
+    app.command(_name, help=_summary)(_stand_in_for(_summary))
 
 
 def main() -> None:

@@ -32,43 +32,43 @@ def compare(
 
     if by not in scoring.GROUPS:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(scoring.GROUPS)}.")
-    found = scoring.compare(measured)
+    comparison = scoring.compare(measured)
     if as_json:
-        typer.echo(json.dumps(scoring.as_json(found, each_row=each_row), indent=1))
+        typer.echo(json.dumps(scoring.as_json(comparison, each_row=each_row), indent=1))
     elif as_csv:
-        _print_csv(found)
+        _print_csv(comparison)
     else:
-        _print_tables(found, by, every=each_row)
+        _print_tables(comparison, by, every=each_row)
 
 
-def _print_csv(found: Comparison) -> None:
+def _print_csv(comparison: Comparison) -> None:
     import csv
     import sys
 
     from estimator.published.compare import line
 
-    lines = [line("memory", item) for item in found.memory]
-    lines += [line("throughput", item) for item in found.throughput]
+    lines = [line("memory", item) for item in comparison.memory]
+    lines += [line("throughput", item) for item in comparison.throughput]
     names = list(lines[0]) if lines else ["id"]
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
 
 
-def _print_tables(found: Comparison, by: str, *, every: bool) -> None:
+def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
     from rich.console import Console
 
     console = Console()
     console.print(
-        f"{len(found.rows)} rows: memory of {len(found.memory)} and throughput of {len(found.throughput)} "
-        f"scored; {len(found.skipped)} scored in neither."
+        f"{len(comparison.rows)} rows: memory of {len(comparison.memory)} and throughput of "
+        f"{len(comparison.throughput)} scored; {len(comparison.skipped)} scored in neither."
     )
-    for title, items in (("Memory", found.memory), ("Throughput", found.throughput)):
+    for title, items in (("Memory", comparison.memory), ("Throughput", comparison.throughput)):
         if items:
             console.print(_scores(title, items, by))
             console.print(_worst(title, items, None if every else WORST))
-    if found.skipped:
-        console.print(_skips(found))
+    if comparison.skipped:
+        console.print(_skips(comparison))
 
 
 def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:
@@ -116,7 +116,7 @@ def _worst(title: str, items: tuple[Scored, ...], count: int | None) -> Table:
     return table
 
 
-def _skips(found: Comparison) -> Table:
+def _skips(comparison: Comparison) -> Table:
     from collections import Counter
 
     from rich.table import Table
@@ -124,6 +124,6 @@ def _skips(found: Comparison) -> Table:
     table = Table(title="Scored in neither")
     table.add_column("rows", justify="right")
     table.add_column("reason", overflow="fold")
-    for reason, count in Counter(found.skipped.values()).most_common():
+    for reason, count in Counter(comparison.skipped.values()).most_common():
         table.add_row(str(count), reason)
     return table

@@ -17,8 +17,8 @@ MOMENTS = {"adamw": 2, "sgd": 1}  # copies of the trained weights that the optim
 
 def show(
     model: DiffusionSpec,
-    wanted: SetupOptions,
-    where: PlaceOptions,
+    options: SetupOptions,
+    place: PlaceOptions,
     image_size: int,
     *,
     as_json: bool,
@@ -30,11 +30,11 @@ def show(
         raise UserError(
             f"Exact mode can't trace {model.name}: it knows language models.", "Leave --exact out."
         )
-    if wanted.micro_batch_size < 1:
-        raise UserError(f"--micro-batch-size {wanted.micro_batch_size} must be a whole number above 0.")
-    gpu = hardware.gpu(where.gpu) if where.gpu else None
-    parts, unknown = memory_of(model, wanted, image_size)
-    least = sum(size for size in parts.values() if size is not None)
+    if options.micro_batch_size < 1:
+        raise UserError(f"--micro-batch-size {options.micro_batch_size} must be a whole number above 0.")
+    gpu = hardware.gpu(place.gpu) if place.gpu else None
+    parts, unknown = memory_of(model, options, image_size)
+    known_bytes = sum(size for size in parts.values() if size is not None)
     capacity = gpu.vram_bytes if gpu else None
     values: dict[str, Any] = {
         "model": {
@@ -45,10 +45,10 @@ def show(
         },
         "memory": {
             "categories": parts,
-            "at_least_bytes": least,
+            "at_least_bytes": known_bytes,
             "capacity_bytes": capacity,
             # More parts are needed than are known: what is known can only show that it does not fit
-            "fits": False if capacity is not None and least > capacity else None,
+            "fits": False if capacity is not None and known_bytes > capacity else None,
         },
         "unknown": unknown,
         "source": model.source,
@@ -58,17 +58,17 @@ def show(
     elif as_csv:
         sizes = {f"{name.replace(' ', '_')}_bytes": size for name, size in parts.items()}
         output.print_csv(
-            [{"model": model.name, **sizes, "at_least_bytes": least, "capacity_bytes": capacity}]
+            [{"model": model.name, **sizes, "at_least_bytes": known_bytes, "capacity_bytes": capacity}]
         )
     else:
         _print(model, values, gpu.name if gpu else "")
 
 
 def memory_of(
-    model: DiffusionSpec, wanted: SetupOptions, image_size: int
+    model: DiffusionSpec, options: SetupOptions, image_size: int
 ) -> tuple[dict[str, int | None], list[str]]:
     """Bytes of one process by category, None where unknown, and a clause for each unknown."""
-    precision = wanted.precision or "bf16"
+    precision = options.precision or "bf16"
     parts: dict[str, int | None] = {
         "weights": None,
         "gradients": None,
@@ -78,19 +78,19 @@ def memory_of(
     unknown = ["runtime and fragmentation: no run of such a model was published with enough detail"]
     if precision not in PRECISIONS:
         unknown.append(f"all of its memory in {precision}; {' and '.join(PRECISIONS)} are known")
-    elif wanted.method != "full":
+    elif options.method != "full":
         parts["weights"] = DTYPE_BYTES[precision] * model.parameters
-        unknown.append(f"gradients, optimizer and activations of {wanted.method}; full is known")
+        unknown.append(f"gradients, optimizer and activations of {options.method}; full is known")
     else:
         size, trained = DTYPE_BYTES[precision], model.trained_parameters
         parts |= {"weights": size * model.parameters, "gradients": size * trained}
-        if wanted.optimizer in MOMENTS:
-            parts["optimizer"] = MOMENTS[wanted.optimizer] * size * trained
+        if options.optimizer in MOMENTS:
+            parts["optimizer"] = MOMENTS[options.optimizer] * size * trained
         else:
-            unknown.append(f"states of {wanted.optimizer}; {' and '.join(MOMENTS)} are known")
-        if wanted.checkpointing in (None, "none"):
+            unknown.append(f"states of {options.optimizer}; {' and '.join(MOMENTS)} are known")
+        if options.checkpointing in (None, "none"):
             parts["activations"] = unet_activation_bytes(
-                image_size, image_size, wanted.micro_batch_size, precision
+                image_size, image_size, options.micro_batch_size, precision
             )
         else:
             unknown.append("activations with checkpointing; without it they are known")

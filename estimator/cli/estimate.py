@@ -8,7 +8,7 @@ from typer import Option
 
 from estimator import calibration, memory, models
 from estimator.cli import diffusion_answer, output
-from estimator.cli.answer import Answer, answer, catalogue
+from estimator.cli.answer import Answer, catalogue, estimate_configuration
 from estimator.cli.defaults import defaults
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.errors import UserError
@@ -26,8 +26,8 @@ BAR = 28  # columns of the longest bar
 
 @expanded
 def estimate(
-    wanted: SetupOptions,
-    where: PlaceOptions,
+    options: SetupOptions,
+    place: PlaceOptions,
     image_size: Annotated[
         int, Option(help="Pixels of an image's side, for diffusion models.", rich_help_panel="Batch")
     ] = 1024,
@@ -42,39 +42,39 @@ def estimate(
 ) -> None:
     """Memory, speed and price of one configuration."""
     output.one_format(json=as_json, csv=as_csv)
-    with catalogue(where.hardware):
-        found = _diffusion_model(wanted.model)
-        if found is not None:
+    with catalogue(place.hardware):
+        diffusion_model = _diffusion_model(options.model)
+        if diffusion_model is not None:
             diffusion_answer.show(
-                found, wanted, where, image_size, as_json=as_json, as_csv=as_csv, exact=exact
+                diffusion_model, options, place, image_size, as_json=as_json, as_csv=as_csv, exact=exact
             )
             return
-        made = answer(wanted, where)
-        for problem in made.site.problems:
+        answer = estimate_configuration(options, place)
+        for problem in answer.site.problems:
             output.note(problem)
-        traced = _traced(made) if exact else None
+        traced = _trace(answer) if exact else None
         if as_json:
-            values = made.to_dict()
+            values = answer.to_dict()
             output.print_json(values | {"exact": _exact_dict(traced)} if traced else values)
         elif as_csv:
             extra = {"exact_bytes": traced.peak_bytes} if traced else {}
-            output.print_csv([made.to_row() | extra])
+            output.print_csv([answer.to_row() | extra])
         else:
-            _print(made, wanted, traced)
+            _print(answer, options, traced)
 
 
 def _diffusion_model(name: str) -> DiffusionSpec | None:
     try:
-        found = models.find_any(name)
+        model = models.find_any(name)
     except UserError:
         return None  # a directory or an id: models.resolve knows, or says what is wrong
-    return found if isinstance(found, DiffusionSpec) else None
+    return model if isinstance(model, DiffusionSpec) else None
 
 
-def _traced(made: Answer) -> ExactEstimate:
+def _trace(answer: Answer) -> ExactEstimate:
     from estimator import exact
 
-    return exact.estimate(made.setup)
+    return exact.estimate(answer.setup)
 
 
 def _exact_dict(traced: ExactEstimate) -> dict[str, Any]:
@@ -93,39 +93,39 @@ def _exact_dict(traced: ExactEstimate) -> dict[str, Any]:
 # For people
 
 
-def _print(made: Answer, wanted: SetupOptions, traced: ExactEstimate | None) -> None:
+def _print(answer: Answer, options: SetupOptions, traced: ExactEstimate | None) -> None:
     from rich.table import Table
 
     console = output.console()
-    setup = made.setup
+    setup = answer.setup
     console.print(
-        f"[bold]{setup.model.name}[/bold], {wanted.method} with {setup.engine}: "
-        f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(made)}"
+        f"[bold]{setup.model.name}[/bold], {options.method} with {setup.engine}: "
+        f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(answer)}"
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(min_width=10)
     facts.add_column(overflow="fold")
-    facts.add_row("Layout", _layout(made))
-    facts.add_row("Step", _step(made))
-    by_default = _by_default(made, wanted)
+    facts.add_row("Layout", _layout(answer))
+    facts.add_row("Step", _step(answer))
+    by_default = _by_default(answer, options)
     if by_default:
         facts.add_row("By default", f"{', '.join(by_default)} ({defaults(setup.engine).source})")
     console.print(facts)
     console.print()
-    _print_memory(console, made, traced)
+    _print_memory(console, answer, traced)
     console.print()
-    console.print(_rest(made))
+    console.print(_rest(answer))
 
 
-def _trained(made: Answer) -> str:
-    trained = made.setup.trainable_parameters
-    if not made.setup.adapters:
+def _trained(answer: Answer) -> str:
+    trained = answer.setup.trainable_parameters
+    if not answer.setup.adapters:
         return "all trained"
-    return f"{trained / 1e6:,.1f} M trained ({trained / made.setup.model.parameters:.2%})"
+    return f"{trained / 1e6:,.1f} M trained ({trained / answer.setup.model.parameters:.2%})"
 
 
-def _layout(made: Answer) -> str:
-    setup, gpu = made.setup, made.site.gpu
+def _layout(answer: Answer) -> str:
+    setup, gpu = answer.setup, answer.site.gpu
     what = gpu.name if gpu else ("CPU" if setup.device == "cpu" else "GPU")
     parts = [f"{setup.world_size} process(es), {setup.nodes} node(s) of {setup.processes_per_node}x {what}"]
     degrees = {
@@ -142,8 +142,8 @@ def _layout(made: Answer) -> str:
     return ", ".join(parts)
 
 
-def _step(made: Answer) -> str:
-    setup = made.setup
+def _step(answer: Answer) -> str:
+    setup = answer.setup
     batch = setup.micro_batch_size * setup.accumulation * setup.data_parallel
     parts = [
         f"batch {batch} = {setup.micro_batch_size} x {setup.accumulation} x {setup.data_parallel}",
@@ -169,20 +169,20 @@ def _step(made: Answer) -> str:
     )
 
 
-def _by_default(made: Answer, wanted: SetupOptions) -> list[str]:
+def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
     """What the user left open and the engine's defaults decided."""
-    setup = made.setup
+    setup = answer.setup
     open_values = {
-        f"precision {setup.precision}": wanted.precision is None,
-        f"sharding {setup.sharding}": wanted.sharding is None and setup.world_size > 1,
-        f"checkpointing {setup.checkpointing}": wanted.checkpointing is None,
-        f"loss {setup.loss}": wanted.loss is None,
-        "samples packed" if setup.fixed_length else "samples of varying length": wanted.packed is None,
+        f"precision {setup.precision}": options.precision is None,
+        f"sharding {setup.sharding}": options.sharding is None and setup.world_size > 1,
+        f"checkpointing {setup.checkpointing}": options.checkpointing is None,
+        f"loss {setup.loss}": options.loss is None,
+        "samples packed" if setup.fixed_length else "samples of varying length": options.packed is None,
     }
     return [name for name, is_open in open_values.items() if is_open]
 
 
-def _print_memory(console: Console, made: Answer, traced: ExactEstimate | None) -> None:
+def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None) -> None:
     from rich.table import Table
 
     from estimator.charts import bar_of
@@ -193,39 +193,39 @@ def _print_memory(console: Console, made: Answer, traced: ExactEstimate | None) 
     if traced is not None:
         table.add_column("exact", justify="right")
     table.add_column("")
-    parts = dict(made.memory.categories)
-    shown = dict(traced.categories) if traced else {}
-    largest = max([*parts.values(), *shown.values()])
-    for name in dict.fromkeys([*parts, *(name for name, size in shown.items() if size)]):
+    parts = dict(answer.memory.categories)
+    traced_parts = dict(traced.categories) if traced else {}
+    largest = max([*parts.values(), *traced_parts.values()])
+    for name in dict.fromkeys([*parts, *(name for name, size in traced_parts.items() if size)]):
         cells = [name, gib(parts.get(name, 0))]
         if traced is not None:
-            cells.append(gib(shown[name]) if name in shown else "-")
+            cells.append(gib(traced_parts[name]) if name in traced_parts else "-")
         table.add_row(*cells, bar_of(name, parts.get(name, 0), largest, BAR))
-    what = "GPU" if made.setup.device == "cuda" else "process"
+    what = "GPU" if answer.setup.device == "cuda" else "process"
     console.print(f"Memory of one {what}", style="bold")
     console.print(table)
-    _print_verdict(console, made)
+    _print_verdict(console, answer)
     if traced is not None:
-        exact = ", ".join(f"{name} {version}" for name, version in traced.versions)
+        versions = ", ".join(f"{name} {version}" for name, version in traced.versions)
         console.print(
             f"exact: {gib(traced.peak_bytes)} of live tensors at {traced.peak.name}, and by formula "
-            f"{gib(sum(memory.active(made.setup).values()))}; traced in {traced.seconds:.0f} s ({exact})"
+            f"{gib(sum(memory.active(answer.setup).values()))}; traced in {traced.seconds:.0f} s ({versions})"
         )
         for clause in traced.not_modelled:
             console.print(f"exact leaves out: {clause}")
 
 
-def _print_verdict(console: Console, made: Answer) -> None:
-    found, gpu = made.memory, made.site.gpu
-    text = f"{gib(found.likely_bytes)} likely, up to {gib(found.upper_bytes)}"
-    if found.capacity_bytes is not None:
-        text += f", of the {gpu.name if gpu else 'process'}'s {gib(found.capacity_bytes)}"
-    verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[found.fits]
+def _print_verdict(console: Console, answer: Answer) -> None:
+    peak, gpu = answer.memory, answer.site.gpu
+    text = f"{gib(peak.likely_bytes)} likely, up to {gib(peak.upper_bytes)}"
+    if peak.capacity_bytes is not None:
+        text += f", of the {gpu.name if gpu else 'process'}'s {gib(peak.capacity_bytes)}"
+    verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[peak.fits]
     console.print(f"[bold]{text}[/bold]{verdict}")
-    console.print(f"range {found.basis}")
+    console.print(f"range {peak.basis}")
 
 
-def _rest(made: Answer) -> Table:
+def _rest(answer: Answer) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -233,23 +233,23 @@ def _rest(made: Answer) -> Table:
     table.add_column(overflow="fold")
     table.add_row(
         "Node",
-        f"{gib(made.memory.host_bytes)} host memory, {gib(made.shared_memory_bytes)} /dev/shm, "
-        f"{gib(made.disk_bytes)} disk",
+        f"{gib(answer.memory.host_bytes)} host memory, {gib(answer.shared_memory_bytes)} /dev/shm, "
+        f"{gib(answer.disk_bytes)} disk",
     )
-    table.add_row("Speed", _speed(made))
-    table.add_row("Price", _price(made))
-    if made.correction is not None:
-        name = calibration.method_of(made.setup)
+    table.add_row("Speed", _speed(answer))
+    table.add_row("Price", _price(answer))
+    if answer.correction is not None:
+        name = calibration.method_of(answer.setup)
         table.add_row(
             "Calibration",
-            f"{made.correction.basis} with {made.setup.engine} {name} on {made.correction.gpu}; "
+            f"{answer.correction.basis} with {answer.setup.engine} {name} on {answer.correction.gpu}; "
             "--no-calibration leaves them out",
         )
     return table
 
 
-def _speed(made: Answer) -> str:
-    speed, count = made.speed, made.setup.world_size
+def _speed(answer: Answer) -> str:
+    speed, count = answer.speed, answer.setup.world_size
     if speed.tokens_per_second is None:
         return f"unknown: {speed.basis}"
     text = f"{speed.tokens_per_second:,.0f} tokens/s"
@@ -263,12 +263,14 @@ def _speed(made: Answer) -> str:
     return f"{text}; {speed.basis}"
 
 
-def _price(made: Answer) -> str:
-    tokens = made.site.tokens
-    time = f"{output.hours(made.hours)} for {tokens:,.0f} tokens" if made.hours and tokens else ""
-    if made.usd_per_hour is None:
-        return "; ".join(part for part in (time, f"price unknown: {made.price_basis}") if part)
-    text = f"{output.usd(made.usd_per_hour)} an hour: {made.price_basis}"
-    if made.usd is not None:
-        text = f"{output.usd(made.usd)} for {tokens:,.0f} tokens in {output.hours(made.hours or 0)}; {text}"
+def _price(answer: Answer) -> str:
+    tokens = answer.site.tokens
+    time = f"{output.hours(answer.hours)} for {tokens:,.0f} tokens" if answer.hours and tokens else ""
+    if answer.usd_per_hour is None:
+        return "; ".join(part for part in (time, f"price unknown: {answer.price_basis}") if part)
+    text = f"{output.usd(answer.usd_per_hour)} an hour: {answer.price_basis}"
+    if answer.usd is not None:
+        text = (
+            f"{output.usd(answer.usd)} for {tokens:,.0f} tokens in {output.hours(answer.hours or 0)}; {text}"
+        )
     return text

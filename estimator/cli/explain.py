@@ -11,7 +11,7 @@ from typer import Option
 from estimator import chart_page, charts, models
 from estimator.charts import Bar, Chart
 from estimator.cli import output
-from estimator.cli.answer import Answer, answer, catalogue
+from estimator.cli.answer import Answer, catalogue, estimate_configuration
 from estimator.cli.options import METHODS, PlaceOptions, SetupOptions, expanded
 from estimator.errors import UserError
 from estimator.plan import gib
@@ -59,8 +59,8 @@ WHAT_IT_IS = {
 
 @expanded
 def explain(
-    wanted: SetupOptions,
-    where: PlaceOptions,
+    options: SetupOptions,
+    place: PlaceOptions,
     over: Annotated[
         str | None, Option(help=f"One bar for each value of {', '.join(OVER)}.", rich_help_panel="Answer")
     ] = None,
@@ -82,82 +82,82 @@ def explain(
 ) -> None:
     """What the memory is made of, as bars: here, as SVG, as a page."""
     output.one_format(json=as_json, csv=as_csv)
-    options = _options(wanted, over, values)
-    with catalogue(where.hardware):
-        models.resolve(wanted.model)
-        answers, failed = _answers(options, where)
+    variants = _variants(options, over, values)
+    with catalogue(place.hardware):
+        models.resolve(options.model)
+        answers, failed = _answers(variants, place)
     problems = next(iter(answers.values())).site.problems
     for line in (*problems, *(f"{name}: {problem}" for name, problem in failed.items())):
         output.note(line)
-    chart = chart_of(answers, wanted, over)
+    chart = chart_of(answers, options, over)
     if svg is not None:
         output.write_text(svg, charts.svg(chart))
     if html is not None:
         output.write_text(html, chart_page.html(chart))
     if as_json:
-        bars = [{"value": name} | made.to_dict() for name, made in answers.items()]
+        bars = [{"value": name} | answer.to_dict() for name, answer in answers.items()]
         output.print_json({"over": over, "bars": bars, "impossible": failed})
     elif as_csv:
-        output.print_csv([{"value": name} | made.to_row() for name, made in answers.items()])
+        output.print_csv([{"value": name} | answer.to_row() for name, answer in answers.items()])
     else:
         _print(output.console(), chart, answers)
 
 
-def _options(wanted: SetupOptions, over: str | None, values: str | None) -> dict[str, SetupOptions]:
+def _variants(options: SetupOptions, over: str | None, values: str | None) -> dict[str, SetupOptions]:
     """The options of each bar by its name; UserError for a value that the option does not take."""
     if over is None:
         if values is not None:
             raise UserError(
                 f"--values {values}: of which option?", f"Say --over and one of {', '.join(OVER)}."
             )
-        return {wanted.model: wanted}
+        return {options.model: options}
     key = over.replace("-", "_")
     if key not in OVER:
         raise UserError(f"--over {over} is not known.", f"Choose one of {', '.join(OVER)}.")
     field, usual = OVER[key]
     instance = f"For instance --values {','.join(usual)}"
-    given = usual if values is None else tuple(part.strip() for part in values.split(",") if part.strip())
-    if not given:
+    texts = usual if values is None else tuple(part.strip() for part in values.split(",") if part.strip())
+    if not texts:
         raise UserError(
             f"--values {values!r} has no value in it.", f"For instance --values {','.join(usual)}"
         )
-    whole = usual[0].isdigit()
-    made = {}
-    for text in given:
-        if whole and not text.isdigit():
+    numeric = usual[0].isdigit()
+    variants = {}
+    for text in texts:
+        if numeric and not text.isdigit():
             raise UserError(f"--values {text} must be a whole number above 0.", instance)
-        change: dict[str, Any] = {field: int(text) if whole else text}
-        made[f"{key} {text}"] = dataclasses.replace(wanted, **change)
-    return made
+        change: dict[str, Any] = {field: int(text) if numeric else text}
+        variants[f"{key} {text}"] = dataclasses.replace(options, **change)
+    return variants
 
 
 def _answers(
-    options: dict[str, SetupOptions], where: PlaceOptions
+    variants: dict[str, SetupOptions], place: PlaceOptions
 ) -> tuple[dict[str, Answer], dict[str, str]]:
     """What is possible, and why the rest is not; the first reason is raised where nothing is possible."""
-    tried = {name: _tried(wanted, where) for name, wanted in options.items()}
-    failed = {name: made for name, made in tried.items() if isinstance(made, UserError)}
-    if len(failed) == len(tried):
+    results = {name: _answer_or_error(options, place) for name, options in variants.items()}
+    failed = {name: result for name, result in results.items() if isinstance(result, UserError)}
+    if len(failed) == len(results):
         raise next(iter(failed.values()))
-    answers = {name: made for name, made in tried.items() if isinstance(made, Answer)}
+    answers = {name: result for name, result in results.items() if isinstance(result, Answer)}
     return answers, {name: error.problem for name, error in failed.items()}
 
 
-def _tried(wanted: SetupOptions, where: PlaceOptions) -> Answer | UserError:
+def _answer_or_error(options: SetupOptions, place: PlaceOptions) -> Answer | UserError:
     try:
-        return answer(wanted, where)
+        return estimate_configuration(options, place)
     except UserError as error:
         return error
 
 
-def chart_of(answers: dict[str, Answer], wanted: SetupOptions, over: str | None) -> Chart:
+def chart_of(answers: dict[str, Answer], options: SetupOptions, over: str | None) -> Chart:
     """The bars of these answers, against the GPU's capacity where it is one and the same."""
-    some = next(iter(answers.values()))
-    setup = some.setup
+    first = next(iter(answers.values()))
+    setup = first.setup
     unit = "GPU" if setup.device == "cuda" else "process"
     facts = {
-        "method": wanted.method,
-        "engine": wanted.engine,
+        "method": options.method,
+        "engine": options.engine,
         "gpus": f"{setup.world_size} {unit}(s)",
         "seq_len": f"{setup.seq_len:,} tokens",
         "micro_batch_size": f"micro batch {setup.micro_batch_size}",
@@ -170,12 +170,12 @@ def chart_of(answers: dict[str, Answer], wanted: SetupOptions, over: str | None)
         title=f"{setup.model.name}: memory of one {unit}",
         subtitle=subtitle,
         bars=tuple(
-            Bar(name=name, parts=made.memory.categories, upper_bytes=made.memory.upper_bytes)
-            for name, made in answers.items()
+            Bar(name=name, parts=answer.memory.categories, upper_bytes=answer.memory.upper_bytes)
+            for name, answer in answers.items()
         ),
-        capacity_bytes=some.memory.capacity_bytes,
-        capacity_name=some.site.gpu.name if some.site.gpu else "",
-        notes=tuple(dict.fromkeys(f"Range: {made.memory.basis}." for made in answers.values())),
+        capacity_bytes=first.memory.capacity_bytes,
+        capacity_name=first.site.gpu.name if first.site.gpu else "",
+        notes=tuple(dict.fromkeys(f"Range: {answer.memory.basis}." for answer in answers.values())),
     )
 
 
@@ -195,7 +195,7 @@ def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
     if len(answers) == 1:
         table.add_column("what it is", overflow="fold")
     for category in chart.categories:
-        sizes = [dict(made.memory.categories).get(category, 0) for made in answers.values()]
+        sizes = [dict(answer.memory.categories).get(category, 0) for answer in answers.values()]
         cells = [gib(size) if size else "-" for size in sizes]
         table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(answers) == 1 else []))
     console.print(table)

@@ -70,9 +70,9 @@ def gpus(
     wish = report.Wish(
         min_vram=min_vram, architecture=arch, cloud=cloud, gpu=gpu, max_usd_per_hour=max_price, spot=spot
     )
-    told = _refresh(hardware_file) if refresh else ()
+    refreshed = _refresh(hardware_file) if refresh else ()
     catalogue, cluster = hardware.catalogue(hardware_file), None
-    for line in (*told, *catalogue.warnings):
+    for line in (*refreshed, *catalogue.warnings):
         typer.echo(line, err=True)
     if from_cluster:
         from estimator.hardware.from_cluster import read_cluster
@@ -86,7 +86,7 @@ def gpus(
     if not instances:
         machines = ()
     if as_json:
-        _print_json(cards, machines, cluster, told)
+        _print_json(cards, machines, cluster, refreshed)
     elif as_csv:
         typer.echo(report.as_csv(cards, machines), nl=False)
     else:
@@ -101,7 +101,10 @@ def _refresh(hardware_file: Path | None) -> tuple[str, ...]:
 
 
 def _print_json(
-    cards: tuple[Gpu, ...], machines: tuple[Instance, ...], cluster: Cluster | None, told: tuple[str, ...]
+    cards: tuple[Gpu, ...],
+    machines: tuple[Instance, ...],
+    cluster: Cluster | None,
+    refreshed: tuple[str, ...],
 ) -> None:
     import json
     from datetime import date
@@ -112,7 +115,7 @@ def _print_json(
         "gpus": [gpu_record(card) for card in cards],
         "instances": [instance_record(item, date.today()) for item in machines],
         "cluster": None if cluster is None else cluster_record(cluster),
-        "refreshed": list(told),
+        "refreshed": list(refreshed),
     }
     typer.echo(json.dumps(record, indent=1))
 

@@ -23,7 +23,7 @@ _SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ModelRow:
     """One model as this command shows it; None where a field means nothing for it."""
 
     name: str
@@ -61,28 +61,28 @@ def models(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
     """Models that are known by name, or the shape of one: a part of its name, an id, a directory."""
-    found = _matching(search, family)
-    least, most = _count(min_params, "--min-params"), _count(max_params, "--max-params")
-    shown = [
+    matching = _matching(search, family)
+    least, most = _parse_count(min_params, "--min-params"), _parse_count(max_params, "--max-params")
+    rows = [
         row
-        for row in found
+        for row in matching
         if (least is None or row.parameters >= least)
         and (most is None or row.parameters <= most)
         and (moe is None or bool(row.experts) == moe)
     ]
-    if not shown:
+    if not rows:
         raise UserError(
             "No model of the table is like that.", "Ask for less: finetune models shows them all."
         )
     if as_json:
-        _print_json(shown)
+        _print_json(rows)
     elif as_csv:
-        _print_csv(shown)
+        _print_csv(rows)
     else:
-        _print_tables(shown)
+        _print_tables(rows)
 
 
-def _matching(search: str | None, family: str | None) -> list[Row]:
+def _matching(search: str | None, family: str | None) -> list[ModelRow]:
     rows = [_row(name) for name in (*names(), STABLE_DIFFUSION_XL.name)]
     families = dict.fromkeys([*FAMILIES, *(row.family for row in rows)])
     if family is not None and family not in families:
@@ -91,24 +91,24 @@ def _matching(search: str | None, family: str | None) -> list[Row]:
     if search is None:
         return rows
     text = search.strip().lower().replace("_", "-")
-    exact = [row for row in rows if text in _called(row)]
-    parts = exact or [row for row in rows if any(text in name for name in _called(row))]
+    exact = [row for row in rows if text in _spellings(row)]
+    parts = exact or [row for row in rows if any(text in name for name in _spellings(row))]
     return parts or [_language_row(resolve(search), ())]
 
 
-def _called(row: Row) -> list[str]:
+def _spellings(row: ModelRow) -> list[str]:
     return [name.lower() for name in (row.name, *row.aliases, row.hf_id or "") if name]
 
 
-def _row(name: str) -> Row:
+def _row(name: str) -> ModelRow:
     model = find_any(name)
     if isinstance(model, DiffusionSpec):
         return _diffusion_row(model)
     return _language_row(model, tuple(aliases(name)))
 
 
-def _language_row(model: ModelSpec, others: tuple[str, ...]) -> Row:
-    return Row(
+def _language_row(model: ModelSpec, others: tuple[str, ...]) -> ModelRow:
+    return ModelRow(
         name=model.name,
         aliases=tuple(name for name in others if name != model.hf_id),
         hf_id=model.hf_id,
@@ -130,8 +130,8 @@ def _language_row(model: ModelSpec, others: tuple[str, ...]) -> Row:
     )
 
 
-def _diffusion_row(model: DiffusionSpec) -> Row:
-    return Row(
+def _diffusion_row(model: DiffusionSpec) -> ModelRow:
+    return ModelRow(
         name=model.name,
         aliases=("sdxl",),
         hf_id=model.hf_id,
@@ -143,7 +143,7 @@ def _diffusion_row(model: DiffusionSpec) -> Row:
     )
 
 
-def _count(text: str | None, option: str) -> float | None:
+def _parse_count(text: str | None, option: str) -> float | None:
     """A number of parameters as people write it."""
     if text is None:
         return None
@@ -162,13 +162,13 @@ def _count(text: str | None, option: str) -> float | None:
 # Printing
 
 
-def _print_json(rows: Iterable[Row]) -> None:
+def _print_json(rows: Iterable[ModelRow]) -> None:
     import json
 
     typer.echo(json.dumps([row.values() for row in rows], indent=1))
 
 
-def _print_csv(rows: list[Row]) -> None:
+def _print_csv(rows: list[ModelRow]) -> None:
     import csv
 
     writer = csv.DictWriter(sys.stdout, list(rows[0].values()), lineterminator="\n")
@@ -177,7 +177,7 @@ def _print_csv(rows: list[Row]) -> None:
         writer.writerow(row.values() | {"aliases": " ".join(row.aliases)})
 
 
-def _print_tables(rows: list[Row]) -> None:
+def _print_tables(rows: list[ModelRow]) -> None:
     from rich.console import Console
 
     console = Console()
@@ -190,7 +190,7 @@ def _print_tables(rows: list[Row]) -> None:
     console.print("All names and the source of each row: name one model, or --csv, --json.")
 
 
-def _details(row: Row) -> Table:
+def _details(row: ModelRow) -> Table:
     from rich.table import Table
 
     table = Table(title=row.name, show_header=False)
@@ -203,7 +203,7 @@ def _details(row: Row) -> Table:
     return table
 
 
-def _table(rows: list[Row], *, wide: bool) -> Table:
+def _table(rows: list[ModelRow], *, wide: bool) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{len(rows)} models")

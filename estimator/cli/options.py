@@ -213,11 +213,11 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     def command(**values: Any) -> None:
-        made = {
+        options = {
             name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in groups.items()
         }
-        function(**made, **values)
+        function(**options, **values)
 
     functools.update_wrapper(command, function)
     del command.__wrapped__  # type: ignore[attr-defined]

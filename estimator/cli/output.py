@@ -21,8 +21,8 @@ def console() -> Console:
     """Standard output; colours only where it is a terminal."""
     from rich.console import Console
 
-    made = Console(highlight=False, soft_wrap=False)
-    return made if made.width >= NARROWEST else Console(highlight=False, width=NARROWEST)
+    plain = Console(highlight=False, soft_wrap=False)
+    return plain if plain.width >= NARROWEST else Console(highlight=False, width=NARROWEST)
 
 
 def print_json(value: Any) -> None:
@@ -42,11 +42,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def one_format(**chosen: bool) -> None:
+def one_format(**formats: bool) -> None:
     """Raise UserError where two output formats are asked for."""
-    named = [f"--{name}" for name, asked in chosen.items() if asked]
-    if len(named) > 1:
-        raise UserError(f"{' and '.join(named)} are two formats for one output.", "Choose one.")
+    flags = [f"--{name}" for name, requested in formats.items() if requested]
+    if len(flags) > 1:
+        raise UserError(f"{' and '.join(flags)} are two formats for one output.", "Choose one.")
 
 
 def write_text(path: Path, text: str) -> None:

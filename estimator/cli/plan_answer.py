@@ -44,19 +44,19 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
     }
 
 
-def show(ranked: Ranking) -> None:
+def show(ranking: Ranking) -> None:
     console = output.console()
-    console.print(f"Order: {ranked.order}")
-    console.print(_table(ranked))
-    best = replace(ranked.best, rejected=tuple(str(line) for line in ranked.rejected))
+    console.print(f"Order: {ranking.order}")
+    console.print(_table(ranking))
+    best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
     console.print(render(best, console.width, everything=True), markup=False)
 
 
-def _table(ranked: Ranking) -> Table:
+def _table(ranking: Ranking) -> Table:
     from rich import box
     from rich.table import Table
 
-    timed = ranked.best.prediction.tokens is not None
+    timed = ranking.best.prediction.tokens is not None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", justify="right")
     table.add_column("plan", overflow="fold")
@@ -67,7 +67,7 @@ def _table(ranked: Ranking) -> Table:
         "USD" if timed else "USD/M\ntokens",
     ):
         table.add_column(name, justify="right")
-    rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
+    rows = [row_of(*item) for item in enumerate(ranking.plans, 1)]
     for row in rows:
         table.add_row(*_cells(row, rows[0], timed=timed))
     return table

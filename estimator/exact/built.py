@@ -12,7 +12,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # tokens, labels (b
 
 
 @dataclass(kw_only=True, slots=True)
-class Built:
+class BuiltModel:
     """A model and where its parts are."""
 
     model: nn.Module

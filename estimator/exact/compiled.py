@@ -45,8 +45,8 @@ def compile_blocks(setup: Setup, blocks: list[nn.Module], dtype: torch.dtype) ->
 
     def forward_of(block: Any) -> Callable[..., torch.Tensor]:
         def forward(x: torch.Tensor, **options: Any) -> torch.Tensor:
-            given = {name: options[name] for name in ("mask", "input_pos")}
-            return graphs[x.requires_grad](_weights(block, None), x, given)  # type: ignore[no-any-return]
+            inputs = {name: options[name] for name in ("mask", "input_pos")}
+            return graphs[x.requires_grad](_weights(block, None), x, inputs)  # type: ignore[no-any-return]
 
         return forward
 
@@ -141,10 +141,10 @@ def _is_buffer(node: fx.Node, output: fx.Node) -> bool:
 
 def _readers(node: fx.Node) -> list[fx.Node]:
     """Users of a node, and of its views."""
-    found = []
+    readers = []
     for user in node.users:
-        found += _readers(user) if _is_view(user) else [user]
-    return found
+        readers += _readers(user) if _is_view(user) else [user]
+    return readers
 
 
 def _last_uses(nodes: list[fx.Node], written: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:

@@ -48,12 +48,12 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
                 "Give it more time, or leave --exact out: the formulas answer at once.",
             ) from None
         finally:
-            _end(child)
+            _kill(child)
     lines = out.splitlines()
     if child.returncode != 0 or not lines:
-        said = err.strip().splitlines()
+        messages = err.strip().splitlines()
         raise UserError(
-            f"Exact mode's trace failed: {said[-1] if said else f'exit code {child.returncode}'}",
+            f"Exact mode's trace failed: {messages[-1] if messages else f'exit code {child.returncode}'}",
             "Leave --exact out: the formulas answer without a trace.",
         )
     answers = json.loads(lines[-1])
@@ -72,7 +72,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _kill(child: subprocess.Popen[str]) -> None:
     """The child and all that it may have started: it leads a session of its own."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from estimator.exact.built import Built
+from estimator.exact.built import BuiltModel
 from estimator.exact.support import FSDP
 from estimator.exact.tracker import Part, StepTracker
 from estimator.setup import Setup
@@ -72,7 +72,7 @@ def _real_ranks() -> Iterator[None]:
         yield
 
 
-def split_tensors(setup: Setup, built: Built, meshes: Meshes) -> None:
+def split_tensors(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
     """Tensor parallel: torchtune's own plan, or torchtitan's with the norms on shards of the sequence."""
     for block in built.blocks:
         attention: Any = block.attn
@@ -114,7 +114,7 @@ def _sequence_plan() -> dict[str, Any]:
     }
 
 
-def shard(setup: Setup, built: Built, meshes: Meshes) -> None:
+def shard(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
     """FSDP2 over blocks, and over what is left as the root.
 
     torchtune frees every gathered group after the forward pass (training.shard_model); torchtitan keeps the
@@ -147,9 +147,9 @@ def _as_communication(original: Any, tracker: StepTracker) -> Any:
             result = original(group, *args, **options)
         for parameter in group.fsdp_params:
             tracker.mark(parameter.sharded_param.grad, Part.GRADIENTS)
-            whole = getattr(parameter, "_unsharded_param", None)
-            if whole is not None and whole.requires_grad and whole not in _followed:
-                _followed[whole] = whole.register_post_accumulate_grad_hook(
+            unsharded = getattr(parameter, "_unsharded_param", None)
+            if unsharded is not None and unsharded.requires_grad and unsharded not in _followed:
+                _followed[unsharded] = unsharded.register_post_accumulate_grad_hook(
                     lambda leaf: tracker.mark(leaf.grad, Part.COMMUNICATION)
                 )
         return result

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from estimator.exact import compiled
-from estimator.exact.built import Built, Loss
+from estimator.exact.built import BuiltModel, Loss
 from estimator.setup import Setup
 
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
 
 
-def build(setup: Setup) -> Built:
+def build(setup: Setup) -> BuiltModel:
     """The model on fake tensors, with its step's forward pass and loss."""
     from torchtune.models.llama3_1._position_embeddings import Llama3ScaledRoPE
 
@@ -50,10 +50,12 @@ def build(setup: Setup) -> Built:
             norm.forward = _torchtitan_norm(norm)
     if setup.loss == "chunked":
         model.set_num_output_chunks(setup.loss_chunks)
-    return Built(model=model, blocks=list(model.layers), last_norm=model.norm, forward=_forward(setup, model))
+    return BuiltModel(
+        model=model, blocks=list(model.layers), last_norm=model.norm, forward=_forward(setup, model)
+    )
 
 
-def compile_blocks(setup: Setup, built: Built) -> None:
+def compile_blocks(setup: Setup, built: BuiltModel) -> None:
     """Before checkpointing, as the recipes do it."""
     compiled.compile_blocks(setup, built.blocks, _compute_type(setup))
 
@@ -62,7 +64,7 @@ def _compute_type(setup: Setup) -> torch.dtype:
     return torch.float32 if setup.precision == "fp32" else torch.bfloat16
 
 
-def checkpoint_blocks(setup: Setup, built: Built) -> None:
+def checkpoint_blocks(setup: Setup, built: BuiltModel) -> None:
     """Full: torchtune's own wrapping of each block. Selective: torchtitan's, by operation."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torchtune.modules import TransformerSelfAttentionLayer
@@ -87,12 +89,12 @@ def _selective_contexts() -> Any:
     products = {"forward": 0, "recompute": 0}
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        kept = operation is aten._scaled_dot_product_flash_attention_for_cpu.default
+        saved = operation is aten._scaled_dot_product_flash_attention_for_cpu.default
         if operation is aten.mm.default:
             phase = "recompute" if context.is_recompute else "forward"
             products[phase] += 1
-            kept = products[phase] % 2 == 1
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+            saved = products[phase] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from estimator.exact import kernels, sharding, torchtune_models, transformers_models, zero
-from estimator.exact.built import Built
+from estimator.exact.built import BuiltModel
 from estimator.exact.support import FSDP, torchtune_modules
 from estimator.exact.tracker import Part, StepTracker
 from estimator.setup import Setup
@@ -44,16 +44,18 @@ def trace(setup: Setup) -> dict[str, Any]:
         "from_formula": from_formula,
         "not_modelled": _not_modelled(setup),
         "seconds": time.perf_counter() - begin,
-        "versions": {name: found for name in PACKAGES[torchtune_modules(setup)] if (found := _version(name))},
+        "versions": {
+            name: installed for name in PACKAGES[torchtune_modules(setup)] if (installed := _version(name))
+        },
     }
 
 
-def _build(setup: Setup) -> Built:
-    kept_whole = setup.precision in ("fp32", "bf16-autocast", "fp16-autocast")
+def _build(setup: Setup) -> BuiltModel:
+    fp32_weights = setup.precision in ("fp32", "bf16-autocast", "fp16-autocast")
     # FSDP2 with mixed precision shards fp32 weights; DeepSpeed's module is in bf16 and its copies are apart
-    whole = kept_whole or (setup.precision == "bf16-mixed" and setup.zero_stage is None)
+    in_fp32 = fp32_weights or (setup.precision == "bf16-mixed" and setup.zero_stage is None)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if whole else torch.bfloat16)
+    torch.set_default_dtype(torch.float32 if in_fp32 else torch.bfloat16)
     build = torchtune_models.build if torchtune_modules(setup) else transformers_models.build
     try:
         return build(setup)
@@ -61,14 +63,14 @@ def _build(setup: Setup) -> Built:
         torch.set_default_dtype(before)
 
 
-def _sizes(built: Built) -> dict[str, int]:
+def _sizes(built: BuiltModel) -> dict[str, int]:
     return {
         "all": sum(kernels.weights_in(parameter) for parameter in built.model.parameters()),
         "trained": sum(parameter.numel() for parameter in built.trained),
     }
 
 
-def _lay_out(setup: Setup, built: Built, meshes: sharding.Meshes | None) -> None:
+def _lay_out(setup: Setup, built: BuiltModel, meshes: sharding.Meshes | None) -> None:
     """Tensor parallel, compiling, checkpointing, FSDP2, in the order of the recipes."""
     if meshes is not None and setup.tensor > 1:
         sharding.split_tensors(setup, built, meshes)
@@ -122,7 +124,7 @@ def _loss_parallel(setup: Setup) -> Any:
 class Step:
     """Forward, loss, backward and the optimizer's step, followed by a tracker."""
 
-    def __init__(self, setup: Setup, built: Built, tracker: StepTracker) -> None:
+    def __init__(self, setup: Setup, built: BuiltModel, tracker: StepTracker) -> None:
         self.setup, self.built, self.tracker = setup, built, tracker
         self.states: dict[str, int] = {}
         self._backward = False
@@ -230,26 +232,26 @@ class Step:
         return self._with_states(self.built.trained)
 
     def _with_states(self, parameters: list[nn.Parameter]) -> _Stepper:
-        own = [nn.Parameter(sharding.local(parameter).detach()) for parameter in parameters]
+        local_parameters = [nn.Parameter(sharding.local(parameter).detach()) for parameter in parameters]
         kind: Any = torch.optim.AdamW
         options: dict[str, Any] = {"fused": self.setup.device == "cuda" or self.setup.engine == "deepspeed"}
         if self.setup.optimizer == "sgd":
             kind, options = torch.optim.SGD, {"momentum": 0.9, "lr": 1e-3, "foreach": False}
-        optimizer = kind(own, **options)
-        for parameter in own:
+        optimizer = kind(local_parameters, **options)
+        for parameter in local_parameters:
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()
-        for parameter in own:
+        for parameter in local_parameters:
             parameter.grad = None
             for state in optimizer.state[parameter].values():
                 if isinstance(state, torch.Tensor):
                     self.tracker.mark(state, Part.OPTIMIZER)
-        return _Stepper(optimizer, list(zip(own, parameters, strict=True)))
+        return _Stepper(optimizer, list(zip(local_parameters, parameters, strict=True)))
 
     def _states(self) -> dict[str, int]:
-        wanted = (Part.WEIGHTS, Part.ADAPTERS, Part.GRADIENTS, Part.OPTIMIZER, Part.NF4, Part.BUFFERS)
+        persistent = (Part.WEIGHTS, Part.ADAPTERS, Part.GRADIENTS, Part.OPTIMIZER, Part.NF4, Part.BUFFERS)
         now = self.tracker.now()
-        return {part.value: now[part.value] for part in wanted if now.get(part.value)}
+        return {part.value: now[part.value] for part in persistent if now.get(part.value)}
 
 
 class _Stepper:
@@ -259,8 +261,8 @@ class _Stepper:
         self._optimizer, self._pairs = optimizer, pairs
 
     def step(self) -> None:
-        for own, parameter in self._pairs:
-            own.grad = sharding.local_gradient(parameter)
+        for local, parameter in self._pairs:
+            local.grad = sharding.local_gradient(parameter)
         self._optimizer.step()
-        for own, _ in self._pairs:
-            own.grad = None
+        for local, _ in self._pairs:
+            local.grad = None

@@ -11,14 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from estimator.errors import UserError
 from estimator.exact import hf_configuration
-from estimator.exact.built import Built, Loss
+from estimator.exact.built import BuiltModel, Loss
 from estimator.setup import Setup
 
 # launchers/dataset/batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
 LOSS_POSITIONS = 1024
 
 
-def build(setup: Setup) -> Built:
+def build(setup: Setup) -> BuiltModel:
     """The model on fake tensors, with its step's forward pass and loss."""
     from transformers import AutoModelForCausalLM
 
@@ -37,7 +37,9 @@ def build(setup: Setup) -> Built:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     wrapped = _with_adapters(setup, model) if setup.adapters else model
     wrapped.train()
-    return Built(model=wrapped, blocks=list(blocks), last_norm=last_norm, forward=_forward(setup, wrapped))
+    return BuiltModel(
+        model=wrapped, blocks=list(blocks), last_norm=last_norm, forward=_forward(setup, wrapped)
+    )
 
 
 def configuration(setup: Setup) -> Any:
@@ -101,14 +103,14 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
         task_type="CAUSAL_LM",
     )
     # Parameters that are fake can't be moved, and they are made where they belong in their type
-    still = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
+    without_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
     # launchers/engines/deepspeed/model.py keeps the base's type; PEFT's own choice is fp32
-    with still:
+    with without_moves:
         return get_peft_model(model, config, autocast_adapter_dtype=setup.engine != "deepspeed")
 
 
 def _forward(setup: Setup, model: Any) -> Loss:
-    held: list[Any] = []  # loops by hand (Accelerate's, PEFT's, ours) keep the logits; the Trainer lets go
+    outputs: list[Any] = []  # loops by hand (Accelerate's, PEFT's, ours) keep the logits; the Trainer lets go
 
     def run(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {}
@@ -116,10 +118,10 @@ def _forward(setup: Setup, model: Any) -> Loss:
             batch, length = tokens.shape
             options["attention_mask"] = torch.ones(batch, 1, length, length, dtype=torch.bool)
         if setup.loss == "plain":
-            held[:] = [model(input_ids=tokens, labels=labels, **options)]
-            return held[0].loss  # type: ignore[no-any-return]
-        held[:] = [model(input_ids=tokens, **options)]
-        return summed_cross_entropy(held[0].logits, labels)
+            outputs[:] = [model(input_ids=tokens, labels=labels, **options)]
+            return outputs[0].loss  # type: ignore[no-any-return]
+        outputs[:] = [model(input_ids=tokens, **options)]
+        return summed_cross_entropy(outputs[0].logits, labels)
 
     return run
 
@@ -132,8 +134,8 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
         torch.split(labels.flatten(), LOSS_POSITIONS),
         strict=True,
     )
-    for chunk, wanted in pieces:
-        total = total + checkpoint(_piece, chunk, wanted, use_reentrant=False, preserve_rng_state=False)
+    for chunk, targets in pieces:
+        total = total + checkpoint(_piece, chunk, targets, use_reentrant=False, preserve_rng_state=False)
     return total
 
 

@@ -39,7 +39,7 @@ def _filled(parts: dict[str, int], computed: dict[str, int]) -> dict[str, int]:
     return {name: size for name, size in (parts | computed).items() if size}
 
 
-def partitions(setup: Setup, whole: dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
+def partitions(setup: Setup, traced: dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
     """ZeRO's share of the states in one process.
 
     16-bit weights and gradients, an fp32 copy of what is trained and its fp32 moments; stage 1 divides the
@@ -50,10 +50,11 @@ def partitions(setup: Setup, whole: dict[str, int], sizes: dict[str, int]) -> di
     size = 4 if setup.precision == "fp32" else 2
     trained = sizes["trained"]
     split = {
-        name: n if stage >= least else 1 for name, least in (("optimizer", 1), ("grads", 2), ("weights", 3))
+        name: n if stage >= first_stage else 1
+        for name, first_stage in (("optimizer", 1), ("grads", 2), ("weights", 3))
     }
     states = {
-        **{name: whole[name] // split["weights"] for name in WEIGHTS if name in whole},
+        **{name: traced[name] // split["weights"] for name in WEIGHTS if name in traced},
         "gradients": size * trained // split["grads"],
         "master weights": 0 if size == 4 and stage == 0 else 4 * trained // split["optimizer"],
         "optimizer": 4 * MOMENTS.get(setup.optimizer, 2) * trained // split["optimizer"],

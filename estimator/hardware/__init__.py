@@ -43,10 +43,10 @@ def catalogue(extra: Path | None = None) -> Catalogue:
 
     Later ones win, cell by cell. Raises UserError for a file that can't be read or a value that can't be.
     """
-    named = os.environ.get(VARIABLE, "")
+    files = os.environ.get(VARIABLE, "")
     if extra is None:
-        return _cached(named, os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
-    return _load((*_files(named), extra))
+        return _cached(files, os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    return _load((*_files(files), extra))
 
 
 def current() -> Catalogue:
@@ -103,13 +103,13 @@ def _files(text: str) -> tuple[Path, ...]:
 
 
 @lru_cache(maxsize=4)
-def _cached(named: str, *_place_of_prices: str | None) -> Catalogue:
-    return _load(_files(named))
+def _cached(files: str, *_place_of_prices: str | None) -> Catalogue:
+    return _load(_files(files))
 
 
 def _load(files: tuple[Path, ...]) -> Catalogue:
-    found = tables.shipped(DATA)
-    warnings = price_cache.overlay(found, price_cache.path())
+    merged = tables.shipped(DATA)
+    warnings = price_cache.overlay(merged, price_cache.path())
     for file in files:
-        tables.overlay(found, file)
-    return tables.build(found, warnings)
+        tables.overlay(merged, file)
+    return tables.build(merged, warnings)

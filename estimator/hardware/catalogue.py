@@ -130,40 +130,40 @@ class Catalogue:
     def find_gpu_of_size(self, name: str, mib: int) -> Gpu | None:
         """The GPU that a cloud calls ``name`` beside a size of its own ("A100", 40960); None if none fits."""
         for spelling in (f"{name}-{round(mib / 1024)}GB", name):
-            found = self.find_gpu(spelling)
-            if found is not None and abs(mib * MIB / found.vram_bytes - 1) < SIZE_TOLERANCE:
-                return found
+            gpu = self.find_gpu(spelling)
+            if gpu is not None and abs(mib * MIB / gpu.vram_bytes - 1) < SIZE_TOLERANCE:
+                return gpu
         return None
 
     def gpu(self, name: str) -> Gpu:
         """The GPU of that table name, alias or NVML product name; raises UserError with the nearest names."""
-        found = self.find_gpu(name)
-        if found is None:
+        gpu = self.find_gpu(name)
+        if gpu is None:
             key = normal(name)
             near = [other for other in self._gpu_index if key and other.startswith(key)]
             near += difflib.get_close_matches(key, self._gpu_index, n=4, cutoff=0.5)
-            offered = list(dict.fromkeys(self._gpu_index[other].name for other in near))[:4]
+            suggestions = list(dict.fromkeys(self._gpu_index[other].name for other in near))[:4]
             raise UserError(
                 f"There is no GPU {name!r} in the GPU table.",
-                f"Did you mean {', '.join(offered)}?"
-                if offered
+                f"Did you mean {', '.join(suggestions)}?"
+                if suggestions
                 else "`finetune gpus` lists them; --hardware FILE adds one.",
             )
-        return found
+        return gpu
 
     def find_instance(self, name: str) -> Instance | None:
         return self._instance_index.get(name.strip().lower())
 
     def instance(self, name: str) -> Instance:
         """The machine type of that name; raises UserError with the nearest names."""
-        found = self.find_instance(name)
-        if found is None:
+        instance = self.find_instance(name)
+        if instance is None:
             near = difflib.get_close_matches(name.strip().lower(), self._instance_index, n=3, cutoff=0.5)
             raise UserError(
                 f"There is no instance type {name!r} in the instance table.",
                 f"Did you mean {', '.join(self._instance_index[key].name for key in near)}?" if near else "",
             )
-        return found
+        return instance
 
     def clouds(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(item.cloud for item in self.instances))
@@ -181,13 +181,13 @@ class Catalogue:
 
     def architecture(self, name: str) -> tuple[str, ...]:
         """The architectures that ``name`` begins ("ada" is Ada Lovelace); UserError with the known ones."""
-        found = tuple(item for item in self.architectures() if normal(name) and fits(item, name))
-        if not found:
+        matches = tuple(item for item in self.architectures() if normal(name) and fits(item, name))
+        if not matches:
             raise UserError(
                 f"There is no architecture {name!r} in the GPU table.",
                 f"It has {', '.join(self.architectures())}.",
             )
-        return found
+        return matches
 
 
 def fits(architecture: str, name: str) -> bool:

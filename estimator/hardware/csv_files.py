@@ -22,7 +22,7 @@ REPORTED_TO_LABEL = (0.85, 1.15)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class HardwareRow:
     """One line of a user's file."""
 
     file: Path
@@ -32,11 +32,11 @@ class Row:
 
     def bad(self, column: str, rule: str, advice: str = "") -> UserError:
         value = self.cells.get(column)
-        said = "" if value is None else f" {value!r}"
-        return UserError(f"{self.file}, line {self.line}, column {column}:{said} {rule}.", advice)
+        quoted = "" if value is None else f" {value!r}"
+        return UserError(f"{self.file}, line {self.line}, column {column}:{quoted} {rule}.", advice)
 
 
-def read(file: Path) -> list[Row]:
+def read_rows(file: Path) -> list[HardwareRow]:
     """The rows of a file, each cell checked by its column's rule."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
@@ -54,7 +54,7 @@ def read(file: Path) -> list[Row]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} is not a CSV file in UTF-8: {error}.", "Save it as CSV, UTF-8.") from None
-    _once(rows)
+    _check_unique(rows)
     return rows
 
 
@@ -72,28 +72,28 @@ def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
         if "instance_type" in header or "cloud" in header
         else ("gpu",)
     )
-    known = {name for kind in kinds for name in _columns(kind)} | {KIND_COLUMN}
+    allowed = {name for kind in kinds for name in _columns(kind)} | {KIND_COLUMN}
     for name in header:
-        if name not in known:
-            raise _unknown_column(where, name, known - {KIND_COLUMN})
+        if name not in allowed:
+            raise _unknown_column(where, name, allowed - {KIND_COLUMN})
         if header.count(name) > 1:
             raise UserError(f"{where}, column {name}: it is there twice.", "Leave one of them out.")
     return kinds
 
 
-def _unknown_column(where: str, name: str, known: set[str]) -> UserError:
-    same = sorted(column for column in known if stem(column) == stem(name))
-    same += [column for column in sorted(known) if column.lower() == name.lower() and column not in same]
+def _unknown_column(where: str, name: str, allowed: set[str]) -> UserError:
+    same = sorted(column for column in allowed if stem(column) == stem(name))
+    same += [column for column in sorted(allowed) if column.lower() == name.lower() and column not in same]
     if same and same[0].lower() != name.lower():
         return UserError(
             f"{where}, column {name}: wrong unit: the table has {' and '.join(same)}.",
             f"Convert the values and call the column {same[0]}.",
         )
-    spelled = {column.lower(): column for column in known}
+    spelled = {column.lower(): column for column in allowed}
     near = [spelled[key] for key in difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.6)]
     return UserError(
         f"{where}, column {name or '(blank)'}: there is no such column.",
-        f"Did you mean {' or '.join(near)}?" if near else f"The columns are {', '.join(sorted(known))}.",
+        f"Did you mean {' or '.join(near)}?" if near else f"The columns are {', '.join(sorted(allowed))}.",
     )
 
 
@@ -101,7 +101,7 @@ def _columns(kind: Kind) -> Mapping[str, Column]:
     return GPU if kind == "gpu" else INSTANCE
 
 
-def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], values: list[str]) -> Row:
+def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], values: list[str]) -> HardwareRow:
     if len(values) > len(header):
         raise UserError(
             f"{file}, line {line}: it has {len(values)} values for {len(header)} columns.",
@@ -110,15 +110,15 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
     cells = {name: value for name, value in zip(header, values, strict=False) if value}
     kind = kinds[0]
     if len(kinds) > 1:
-        told = cells.get(KIND_COLUMN, "").lower()
-        whole = Row(file=file, line=line, kind=kind, cells=cells)
-        if told not in kinds:
-            raise whole.bad(
-                KIND_COLUMN, "is not known" if told else "is missing", "It takes gpu or instance."
+        kind_cell = cells.get(KIND_COLUMN, "").lower()
+        unchecked = HardwareRow(file=file, line=line, kind=kind, cells=cells)
+        if kind_cell not in kinds:
+            raise unchecked.bad(
+                KIND_COLUMN, "is not known" if kind_cell else "is missing", "It takes gpu or instance."
             )
-        kind = "gpu" if told == "gpu" else "instance"
+        kind = "gpu" if kind_cell == "gpu" else "instance"
         del cells[KIND_COLUMN]
-    row = Row(file=file, line=line, kind=kind, cells=cells)
+    row = HardwareRow(file=file, line=line, kind=kind, cells=cells)
     columns = _columns(kind)
     for name, value in cells.items():
         if name not in columns:
@@ -133,11 +133,11 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
     for name in (*names, *aliases_of(cells)):
         if not normal(name):
             raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is no name", "")
-    agree(row)
+    check_sizes(row)
     return row
 
 
-def agree(row: Row) -> None:
+def check_sizes(row: HardwareRow) -> None:
     """A reported size near the label's."""
     reported, label = number(row.cells, "vram_reported_MiB"), number(row.cells, "vram_GB")
     if reported is None or label is None:
@@ -151,12 +151,14 @@ def agree(row: Row) -> None:
         )
 
 
-def _once(rows: list[Row]) -> None:
-    seen: dict[tuple[str, str], int] = {}
+def _check_unique(rows: list[HardwareRow]) -> None:
+    first_lines: dict[tuple[str, str], int] = {}
     for row in rows:
         column = "gpu" if row.kind == "gpu" else "instance_type"
         name = row.cells[column]
-        first = seen.setdefault((row.kind, normal(name) if row.kind == "gpu" else name.lower()), row.line)
+        first = first_lines.setdefault(
+            (row.kind, normal(name) if row.kind == "gpu" else name.lower()), row.line
+        )
         if first != row.line:
             raise row.bad(column, f"stands in line {first} already", "Leave one of them out.")
 

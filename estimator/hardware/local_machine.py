@@ -37,17 +37,17 @@ def _gpus() -> tuple[tuple[str, int], ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        found = []
+        gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-            found.append((_text(name), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), _text(uuid)))
+            gpus.append((_text(name), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), _text(uuid)))
     except pynvml.NVMLError:
         return ()
     finally:
         pynvml.nvmlShutdown()
-    visible = whole_gpus(os.environ.get(VARIABLE), [uuid for _, _, uuid in found])
-    return tuple(found[place][:2] for place in visible)
+    visible = whole_gpus(os.environ.get(VARIABLE), [uuid for _, _, uuid in gpus])
+    return tuple(gpus[place][:2] for place in visible)
 
 
 def _memory_limit() -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from estimator.errors import UserError
-from estimator.hardware.csv_files import Cells, read
+from estimator.hardware.csv_files import Cells, read_rows
 from estimator.hardware.tables import Tables
 
 COLUMNS = (
@@ -51,7 +51,7 @@ def rows(file: Path) -> dict[str, Cells]:
     """The cached machines by name; none where there is no file. Raises UserError where it is damaged."""
     if not file.is_file():
         return {}
-    return {row.cells["instance_type"]: row.cells for row in read(file) if "instance_type" in row.cells}
+    return {row.cells["instance_type"]: row.cells for row in read_rows(file) if "instance_type" in row.cells}
 
 
 def write(file: Path, machines: dict[str, Cells]) -> None:
@@ -98,18 +98,18 @@ def _prices(shipped: Cells, cached: Cells) -> Cells:
     if _day(cached.get("price_date", "")) < _day(shipped.get("price_date", "")):
         return {}
     if "on_demand_usd_h" in cached or "on_demand_usd_h" not in shipped:
-        found = {"on_demand_usd_h", "spot_usd_h"} & cached.keys()
+        priced = {"on_demand_usd_h", "spot_usd_h"} & cached.keys()
         return {
             column: cached[column]
-            for column in (*found, *(("price_region", "price_date", "price_source") if found else ()))
+            for column in (*priced, *(("price_region", "price_date", "price_source") if priced else ()))
             if column in cached
         }
     if "spot_usd_h" not in cached:
         return {}
-    told = " ".join(cached.get(column, "") for column in ("price_source", "price_region", "price_date"))
+    origin = " ".join(cached.get(column, "") for column in ("price_source", "price_region", "price_date"))
     return {
         "spot_usd_h": cached["spot_usd_h"],
-        "price_source": f"{shipped.get('price_source', '')}; spot: {told}",
+        "price_source": f"{shipped.get('price_source', '')}; spot: {origin}",
     }
 
 

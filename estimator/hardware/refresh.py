@@ -53,11 +53,11 @@ def refresh(
     Returns one line for each provider, and one where the result could not be kept. Raises nothing; takes
     ``limit_s`` seconds at most. Later catalogues have the prices.
     """
-    day, asked = today or date.today(), catalogue or hardware.catalogue()
+    day, catalogue = today or date.today(), catalogue or hardware.catalogue()
     end = time.monotonic() + limit_s
     questions = [_Question(name=name, provider=provider) for name, provider in PROVIDERS]
     for question in questions:
-        question.start(asked, end - min(GRACE_S, limit_s / 2), day)
+        question.start(catalogue, end - min(GRACE_S, limit_s / 2), day)
     lines, learned = [], dict[str, Cells]()
     for question in questions:
         question.thread.join(max(end - time.monotonic(), 0))
@@ -73,11 +73,11 @@ def refresh(
 def _keep(learned: dict[str, Cells]) -> list[str]:
     file = price_cache.path()
     try:
-        kept = price_cache.rows(file)
+        machines = price_cache.rows(file)
     except UserError:
-        kept = {}  # damaged: nothing in it is used anyway
+        machines = {}  # damaged: nothing in it is used anyway
     try:
-        price_cache.write(file, kept | learned)
+        price_cache.write(file, machines | learned)
     except OSError as error:
         return [f"not kept: {file} can't be written: {error.strerror or error}"]
     hardware.forget()

@@ -69,7 +69,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     except BotoCoreError as error:
         return ProviderAnswer(line=f"not asked: {error}")
 
-    found: list[str] = []
+    summaries: list[str] = []
     faults: dict[str, list[str]] = {}  # by reason
 
     def part(what: str, permission: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
         except (BotoCoreError, ClientError) as error:
             faults.setdefault(_fault(error, permission), []).append(what)
             return {}
-        found.append(f"{len(answer)} {what}")
+        summaries.append(f"{len(answer)} {what}")
         return answer
 
     prices = part(
@@ -90,10 +90,10 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     spots = part("spot prices", "ec2:DescribeSpotPriceHistory", lambda: spot(ec2, names, deadline))
     machines = part("machine types", "ec2:DescribeInstanceTypes", lambda: describe(ec2, names, deadline))
     cells = {name: _cells(name, catalogue, region, today, prices, spots, machines) for name in names}
-    told = f"{', '.join(found)} of {region}" if found else "nothing changed"
+    summary = f"{', '.join(summaries)} of {region}" if summaries else "nothing changed"
     differ = [text for machine in machines.values() if (text := _contradiction(machine, catalogue))]
     return ProviderAnswer(
-        line="; ".join([told, *(f"{', '.join(parts)}: {why}" for why, parts in faults.items()), *differ]),
+        line="; ".join([summary, *(f"{', '.join(parts)}: {why}" for why, parts in faults.items()), *differ]),
         machines={name: row for name, row in cells.items() if row},
     )
 
@@ -225,11 +225,11 @@ def _contradiction(machine: _Machine, catalogue: Catalogue) -> str:
     if item is None or machine.gpu is None or machine.gpu_mib is None or item.gpu_count == 0:
         return ""
     gpu = catalogue.find_gpu_of_size(machine.gpu, machine.gpu_mib)
-    said = f"{machine.name} has {machine.gpu_count}x {machine.gpu} of {machine.gpu_mib} MiB by EC2"
+    ec2_facts = f"{machine.name} has {machine.gpu_count}x {machine.gpu} of {machine.gpu_mib} MiB by EC2"
     if gpu is None or gpu.name != item.gpu or machine.gpu_count != item.gpu_count:
-        return f"{said}, {item.gpu_count}x {item.gpu} by the table"
+        return f"{ec2_facts}, {item.gpu_count}x {item.gpu} by the table"
     if gpu.vram_reported and gpu.vram_bytes != machine.gpu_mib * MIB:
-        return f"{said}, {gpu.vram_bytes // MIB} MiB by the table"
+        return f"{ec2_facts}, {gpu.vram_bytes // MIB} MiB by the table"
     return ""
 
 

@@ -50,7 +50,7 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     here = str(Path(__file__).parents[2])
     paths = [here, *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "estimator.hardware.refresh_gpuhunt"],
             input=json.dumps(names),
             capture_output=True,
@@ -61,19 +61,19 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
         )
     except subprocess.TimeoutExpired:
         return ProviderAnswer(line="no answer in time, nothing changed")
-    if done.returncode != 0:
-        last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+    if process.returncode != 0:
+        last = (process.stderr.strip() or "it said nothing").splitlines()[-1]
         return ProviderAnswer(line=f"nothing changed: {re.sub(r'^[A-Za-z_.]+: ', '', last)}")
-    offers = [Offer(**entry) for entry in json.loads(done.stdout)]
+    offers = [Offer(**entry) for entry in json.loads(process.stdout)]
     machines = {
         item.name: cells
         for item in catalogue.instances
         if item.cloud in CLOUDS and (cells := _cells(item, _region(item, catalogue), offers, today))
     }
     clouds = Counter(cells["cloud"] for cells in machines.values())
-    told = ", ".join(f"{count} of {cloud}" for cloud, count in clouds.items())
+    counts = ", ".join(f"{count} of {cloud}" for cloud, count in clouds.items())
     return ProviderAnswer(
-        line=f"prices of {told}" if told else "it has none of the table's machines", machines=machines
+        line=f"prices of {counts}" if counts else "it has none of the table's machines", machines=machines
     )
 
 
@@ -88,7 +88,7 @@ def _region(item: Instance, catalogue: Catalogue) -> str | None:
 
 
 def _cells(item: Instance, region: str | None, offers: list[Offer], today: date) -> Cells:
-    mine = [
+    matching = [
         offer
         for offer in offers
         if offer.provider == CLOUDS[item.cloud]
@@ -98,19 +98,19 @@ def _cells(item: Instance, region: str | None, offers: list[Offer], today: date)
     ]
     cells: Cells = {}
     for column, spot in (("on_demand_usd_h", False), ("spot_usd_h", True)):
-        prices = [offer.usd_per_hour for offer in mine if offer.spot is spot]
+        prices = [offer.usd_per_hour for offer in matching if offer.spot is spot]
         if prices:
             cells[column] = f"{min(prices):.10g}"
     if not cells:
         return {}
-    version = mine[0].version
-    made = re.sub(r"^(\d{4})-?(\d\d)-?(\d\d).*$", r"\1-\2-\3", version)
+    version = matching[0].version
+    day = re.sub(r"^(\d{4})-?(\d\d)-?(\d\d).*$", r"\1-\2-\3", version)
     return {
         "cloud": item.cloud,
         "instance_type": item.name,
         **cells,
         "price_region": region or "all",
-        "price_date": str(day_of(made) or today),
+        "price_date": str(day_of(day) or today),
         "price_source": f"gpuhunt catalogue {version}",
     }
 
@@ -118,11 +118,11 @@ def _cells(item: Instance, region: str | None, offers: list[Offer], today: date)
 def _main() -> None:
     """The process: names by provider in, offers out, as JSON."""
     gpuhunt: Any = importlib.import_module("gpuhunt")
-    wanted: dict[str, list[str]] = json.load(sys.stdin)
+    names: dict[str, list[str]] = json.load(sys.stdin)
     catalog = gpuhunt.Catalog(auto_reload=False)
     catalog.load()
-    there = [name for name in wanted if name in catalog.catalog]
-    found = [
+    there = [name for name in names if name in catalog.catalog]
+    offers = [
         {
             "provider": item.provider,
             "name": item.instance_name,
@@ -133,9 +133,9 @@ def _main() -> None:
             "version": catalog.catalog[item.provider].version,
         }
         for item in catalog.query(provider=there, min_gpu_count=1)
-        if item.instance_name.lower() in wanted[item.provider]
+        if item.instance_name.lower() in names[item.provider]
     ]
-    json.dump(found, sys.stdout)
+    json.dump(offers, sys.stdout)
 
 
 if __name__ == "__main__":

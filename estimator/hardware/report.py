@@ -51,11 +51,11 @@ def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Ins
     """
     architectures = None if wish.architecture is None else catalogue.architecture(wish.architecture)
     cloud = None if wish.cloud is None else catalogue.cloud(wish.cloud)
-    named = None if wish.gpu is None else _named(catalogue, wish.gpu)
+    named_gpus = None if wish.gpu is None else _named(catalogue, wish.gpu)
     gpus = [
         gpu
         for gpu in catalogue.gpus
-        if (named is None or gpu in named)
+        if (named_gpus is None or gpu in named_gpus)
         and (wish.min_vram is None or gpu.is_at_least(wish.min_vram))
         and (architectures is None or gpu.architecture in architectures)
     ]
@@ -72,16 +72,16 @@ def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Ins
             machines.append(item)
     machines.sort(key=lambda item: (order[item.gpu], wish.price(item) is None, wish.price(item) or 0))
     if wish.of_machines:
-        there = {item.gpu for item in machines}
-        gpus = [gpu for gpu in gpus if gpu.name in there]
+        gpu_names = {item.gpu for item in machines}
+        gpus = [gpu for gpu in gpus if gpu.name in gpu_names]
     return tuple(gpus), tuple(machines)
 
 
 def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
     """The GPU of that name, or all whose name begins so ("a100")."""
-    found = catalogue.find_gpu(name)
-    if found is not None:
-        return (found,)
+    gpu_of_that_name = catalogue.find_gpu(name)
+    if gpu_of_that_name is not None:
+        return (gpu_of_that_name,)
     key = normal(name)
     alike = tuple(gpu for gpu in catalogue.gpus if key and normal(gpu.name).startswith(key))
     return alike or (catalogue.gpu(name),)

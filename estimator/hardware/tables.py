@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normal
-from estimator.hardware.csv_files import Cells, Row, agree, aliases_of, number, read
+from estimator.hardware.csv_files import Cells, HardwareRow, aliases_of, check_sizes, number, read_rows
 from estimator.plan import GIB, MIB
 
 PRICES = {"on_demand_usd_h", "spot_usd_h"}
@@ -25,11 +25,11 @@ class Tables:
 
     def gpu_key(self, name: str) -> str | None:
         """The key of the GPU of that name or alias."""
-        wanted = normal(name)
-        if wanted in self.gpus:
-            return wanted
+        spelling = normal(name)
+        if spelling in self.gpus:
+            return spelling
         return next(
-            (key for key, cells in self.gpus.items() if wanted in map(normal, aliases_of(cells))), None
+            (key for key, cells in self.gpus.items() if spelling in map(normal, aliases_of(cells))), None
         )
 
 
@@ -48,7 +48,7 @@ def shipped(folder: Path) -> Tables:
 
 def overlay(tables: Tables, file: Path) -> None:
     """Lay a user's file over the tables; UserError names the file, line, column, value and rule."""
-    rows = read(file)
+    rows = read_rows(file)
     for row in rows:
         if row.kind == "gpu":
             _lay_gpu(tables, row)
@@ -67,7 +67,7 @@ def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
     )
 
 
-def _lay_gpu(tables: Tables, row: Row) -> None:
+def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
     name = row.cells["gpu"]
     key = tables.gpu_key(name)
     cells = dict(row.cells)
@@ -77,7 +77,7 @@ def _lay_gpu(tables: Tables, row: Row) -> None:
         cells["aliases"] = ";".join(dict.fromkeys([*aliases_of(base), *aliases_of(row.cells)]))
         cells.setdefault("source", f"{base.get('source', '')}; {row.file}")
         cells = base | cells
-        agree(Row(file=row.file, line=row.line, kind="gpu", cells=cells))
+        check_sizes(HardwareRow(file=row.file, line=row.line, kind="gpu", cells=cells))
     else:
         near = _nearest(name, _gpu_names(tables))
         for column in ("vendor", "vram_GB"):
@@ -93,7 +93,7 @@ def _lay_gpu(tables: Tables, row: Row) -> None:
     tables.gpus[key or normal(name)] = cells
 
 
-def _lay_instance(tables: Tables, row: Row) -> None:
+def _lay_instance(tables: Tables, row: HardwareRow) -> None:
     name = row.cells["instance_type"]
     cells = dict(row.cells)
     base = tables.instances.get(name.lower())
@@ -101,12 +101,12 @@ def _lay_instance(tables: Tables, row: Row) -> None:
         if cells.setdefault("cloud", base["cloud"]).lower() != base["cloud"].lower():
             raise row.bad("cloud", f"is wrong: {name} is of {base['cloud']}", "Leave it blank.")
         cells.setdefault("spec_source", f"{base.get('spec_source', '')}; {row.file}")
-        kept = (
+        inherited = (
             {column: text for column, text in base.items() if column not in PRICED}
             if _priced(cells)
             else base
         )
-        cells = kept | cells
+        cells = inherited | cells
     else:
         for column in ("cloud", "gpu", "gpu_count"):
             if column not in cells:
@@ -132,12 +132,12 @@ def _gpu_names(tables: Tables) -> dict[str, str]:
     return {name: item["gpu"] for item in tables.gpus.values() for name in (item["gpu"], *aliases_of(item))}
 
 
-def _nearest(name: str, known: Mapping[str, str]) -> str:
-    by_key = {normal(spelling): own for spelling, own in known.items()}
+def _nearest(name: str, names: Mapping[str, str]) -> str:
+    by_key = {normal(spelling): table_name for spelling, table_name in names.items()}
     near = [key for key in by_key if normal(name) and key.startswith(normal(name))]
     near += difflib.get_close_matches(normal(name), by_key, n=3, cutoff=0.5)
-    found = list(dict.fromkeys(by_key[key] for key in near))[:3]
-    return f"Did you mean {', '.join(found)}?" if found else ""
+    suggestions = list(dict.fromkeys(by_key[key] for key in near))[:3]
+    return f"Did you mean {', '.join(suggestions)}?" if suggestions else ""
 
 
 def _gpu(cells: Cells) -> Gpu:

@@ -55,12 +55,12 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
     capacity_bytes:
         What one GPU (on a CPU, one process's share of the memory) offers, if known.
     """
-    found, residual = peak(setup), residual_of(setup)
-    held = _held(found, residual)
+    largest, residual = peak(setup), residual_of(setup)
+    reserved = _reserved_bytes(largest, residual)
     runtime = runtime_bytes(setup)
-    parts = found.categories | {"fragmentation": held - found.active, "runtime": runtime}
+    parts = largest.categories | {"fragmentation": reserved - largest.active, "runtime": runtime}
     width = residual.upper_for(setup.engine)
-    upper = int(held * width) + runtime
+    upper = int(reserved * width) + runtime
     return MemoryEstimate(
         categories=tuple((name, parts[name]) for name in CATEGORIES if parts.get(name)),
         upper_bytes=upper,
@@ -75,16 +75,16 @@ def range_of(setup: Setup, kind: str) -> Range:
 
     Active memory is allocated memory and what streams still hold; the formulas do not tell the two apart.
     """
-    found, residual = peak(setup), residual_of(setup, kind)
-    likely = int(found.active * residual.factor) if kind in LIVE else _held(found, residual)
+    largest, residual = peak(setup), residual_of(setup, kind)
+    likely = int(largest.active * residual.factor) if kind in LIVE else _reserved_bytes(largest, residual)
     outside = runtime_bytes(setup) if kind == "process" else 0
     width = residual.upper_for(setup.engine)
     basis = f"+{width - 1:.0%}: {residual.basis}"
     return Range(likely + outside, int(likely * width) + outside, basis)
 
 
-def _held(found: Peak, residual: Residual) -> int:
-    return int((found.active + found.beside) * residual.factor)
+def _reserved_bytes(largest: Peak, residual: Residual) -> int:
+    return int((largest.active + largest.beside) * residual.factor)
 
 
 def active(setup: Setup) -> dict[str, int]:

@@ -54,19 +54,19 @@ def _around(setup: Setup) -> float:
     norms = model.norms_per_layer
     if model.parallel_residual and model.norm == "layer":
         norms = 1  # both read the block's input
-    kept = norms * model.hidden * norm / sequence
+    saved = norms * model.hidden * norm / sequence
     if model.qk_norm:
-        kept += (model.q_dim + model.kv_dim) * norm / setup.tensor
+        saved += (model.q_dim + model.kv_dim) * norm / setup.tensor
     # the norms' results, which the first products of attention and MLP read
     inputs = 1 if model.parallel_residual and model.norms_per_layer == 1 else 2
     if whole_weights:
-        kept += inputs * model.hidden * size / _gathered(setup)
+        saved += inputs * model.hidden * size / _gathered(setup)
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
-            kept += 5 * model.hidden * 2 - inputs * model.hidden * size
-    kept += _attention(setup, code, size)
+            saved += 5 * model.hidden * 2 - inputs * model.hidden * size
+    saved += _attention(setup, code, size)
     if not model.causal:
-        kept += 2 * model.hidden  # dropout's masks, one byte an element
-    return kept
+        saved += 2 * model.hidden  # dropout's masks, one byte an element
+    return saved
 
 
 def _norm_bytes(setup: Setup) -> int:
@@ -95,7 +95,7 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
         # keys and values are put together from the latent; the projection that they come from stays as well
         joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
         latents = 2 * (model.q_lora_rank + model.kv_lora_rank) * (size + 2)
-        kept = size * (2 * model.q_dim + model.v_dim + out + joined) + latents
+        saved = size * (2 * model.q_dim + model.v_dim + out + joined) + latents
     else:
         expanded = code.expand_kv == "always" or (code.expand_kv == "padded" and not setup.fixed_length)
         keys, values = model.kv_dim, model.v_dim
@@ -103,22 +103,22 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
             values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
         if expanded and model.kv_heads < model.heads:
             keys, values = max(model.q_dim, keys), max(out, values)
-        kept = size * (model.q_dim + keys + values + out)
+        saved = size * (model.q_dim + keys + values + out)
     if code.result_copied and not setup.adapters:
-        kept += size * out
-    kept += 4 * model.heads
+        saved += size * out
+    saved += 4 * model.heads
     capped = model.family in SOFT_CAPPED and code.capped_scores
     if setup.attention == "math" or capped:
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
-        kept += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
-    return kept / setup.tensor
+        saved += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
+    return saved / setup.tensor
 
 
 def _mean_mlp(setup: Setup, dense: float) -> float:
     """The MLP of a dense block and that of a block with experts, as often as there are blocks of each."""
     model = setup.model
     dense_width = (model.dense_ffn or model.ffn) if model.experts else model.ffn
-    kept = dense * _mlp(setup, dense_width)
+    saved = dense * _mlp(setup, dense_width)
     if model.experts:
         routed = model.experts_per_token
         size = computing(setup)
@@ -127,8 +127,8 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         trained = not setup.adapters or bool(_IN_MLP & set(setup.lora_targets))
         experts += (2 if trained else 1) * routed * model.hidden * size
         experts += _mlp(setup, model.shared_ffn) + 8 * model.experts  # router's logits and their softmax
-        kept += (1 - dense) * experts
-    return kept
+        saved += (1 - dense) * experts
+    return saved
 
 
 def _mlp(setup: Setup, width: int) -> float:
@@ -137,11 +137,11 @@ def _mlp(setup: Setup, width: int) -> float:
     computes its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type)."""
     size = computing(setup)
     last = size if not setup.adapters else 0
-    kept = (3 * size if setup.model.gated_mlp else size) * width
-    kept += implementations.of(setup).activation_copies * size * width
+    saved = (3 * size if setup.model.gated_mlp else size) * width
+    saved += implementations.of(setup).activation_copies * size * width
     if setup.upcast_frozen:
-        kept *= 2
-    return (kept + last * width) / setup.tensor
+        saved *= 2
+    return (saved + last * width) / setup.tensor
 
 
 def _compiled(setup: Setup, dense: float) -> float:
@@ -150,13 +150,13 @@ def _compiled(setup: Setup, dense: float) -> float:
     if model.experts:
         widths += (1 - dense) * (model.experts_per_token * model.ffn + model.shared_ffn)
     double = computing(setup) // 2
-    kept = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
+    saved = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
     if setup.tensor > 1 and _gathered(setup) == 1:
-        kept += 4 * model.hidden * (1 - 1 / setup.tensor)  # of it, both products' inputs are gathered
+        saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # of it, both products' inputs are gathered
     query = model.attention_out_dim
     gated = COMPILED_MLP if model.gated_mlp else 4
-    kept += (COMPILED_QUERY * query + gated * widths) / setup.tensor
-    return double * kept + 4 * model.heads / setup.tensor
+    saved += (COMPILED_QUERY * query + gated * widths) / setup.tensor
+    return double * saved + 4 * model.heads / setup.tensor
 
 
 def _adapter_inputs(setup: Setup) -> float:
@@ -172,9 +172,9 @@ def _adapter_inputs(setup: Setup) -> float:
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
     groups = _joined(model) if code.family_code else {}
     all_of_qkv = {"q_proj", "k_proj", "v_proj"} <= set(setup.lora_targets)
-    seen: set[str] = set()
+    saved_inputs: set[str] = set()
     matrices: set[str] = set()
-    kept = 0.0
+    saved = 0.0
     for target in setup.lora_targets:
         if target not in shapes:
             continue
@@ -184,27 +184,33 @@ def _adapter_inputs(setup: Setup) -> float:
         if matrix in matrices:
             continue  # another name of a matrix that has its adapter
         matrices.add(matrix)
-        own = 0 if source == "attention" and not code.result_copied else size
-        together = source if not code.lora_dropout or (code.joined_qkv and source == "norm1") else target
+        input_bytes = 0 if source == "attention" and not code.result_copied else size
+        shared_input = source if not code.lora_dropout or (code.joined_qkv and source == "norm1") else target
         if cast:
-            own = cast
-        elif together in seen:
-            own = 0
+            input_bytes = cast
+        elif shared_input in saved_inputs:
+            input_bytes = 0
         elif code.lora_dropout:
-            own = 1 + size
-        seen.add(together)
-        own_result = 4 * size * out if setup.method == "dora" else 0
+            input_bytes = 1 + size
+        saved_inputs.add(shared_input)
+        result_bytes = 4 * size * out if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
-            own_result += size * out  # before it is put beside the others
-        kept += _routed(model, target) * (own * into + own_result + (cast or size) * setup.lora_rank)
-    return kept / setup.tensor
+            result_bytes += size * out  # before it is put beside the others
+        saved += _routed(model, target) * (
+            input_bytes * into + result_bytes + (cast or size) * setup.lora_rank
+        )
+    return saved / setup.tensor
 
 
 def _joined(model: ModelSpec) -> dict[str, str]:
     """Generic names of linear layers that are one matrix in the family's own code -> that matrix."""
-    own = FAMILIES[model.family].linears
+    linears = FAMILIES[model.family].linears
     return {
-        name: matrix for matrix, groups in own.items() for group in groups if len(group) > 1 for name in group
+        name: matrix
+        for matrix, groups in linears.items()
+        for group in groups
+        if len(group) > 1
+        for name in group
     }
 
 
@@ -252,11 +258,11 @@ def selective_bytes(setup: Setup) -> float:
     width = model.ffn
     if model.experts:
         width = model.experts_per_token * model.ffn + model.shared_ffn
-    kept = (model.q_dim + model.v_dim + width + model.attention_out_dim) * size / setup.tensor
-    kept += 4 * model.heads / setup.tensor + model.hidden * size
+    saved = (model.q_dim + model.v_dim + width + model.attention_out_dim) * size / setup.tensor
+    saved += 4 * model.heads / setup.tensor + model.hidden * size
     if setup.tensor > 1 and implementations.of(setup).scattered_kept:
-        kept += 2 * model.hidden * size / setup.tensor
-    return kept + _fp8_eager(setup)
+        saved += 2 * model.hidden * size / setup.tensor
+    return saved + _fp8_eager(setup)
 
 
 def backward_bytes(setup: Setup) -> float:

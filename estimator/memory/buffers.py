@@ -86,23 +86,27 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     root = part.own_head if code.root_stays == "head" else part.own_head + part.embedding
     if code.root_stays == "head" and setup.model.tied_embeddings:
         root = max(part.embedding, part.head)
-    whole = setup.sharding == "shard_grad_op" or setup.pipeline > 1
+    stays_gathered = setup.sharding == "shard_grad_op" or setup.pipeline > 1
     in_flight = BLOCKS_FSDP1 if fsdp1(setup) else BLOCKS_FSDP2
-    gathered = size * root + (block * part.layers if whole else min(in_flight, part.layers) * block)
+    gathered = size * root + (block * part.layers if stays_gathered else min(in_flight, part.layers) * block)
     if setup.tensor > 1:
         gathered += int(code.kept_unsharded * part.parameters)
-    at_loss = 0 if code.root_stays == "backward" and not whole else gathered
+    at_loss = 0 if code.root_stays == "backward" and not stays_gathered else gathered
     reduce_size = gradient_size(setup)
     if flat(setup):
-        own = size * part.block
-        reduced = 0 if setup.accumulation > 1 else 2 * own
-        return Buffers(at_loss, gathered, gathered + own, reduced, 0, reduced)
+        block_gradients = size * part.block
+        reduced = 0 if setup.accumulation > 1 else 2 * block_gradients
+        return Buffers(at_loss, gathered, gathered + block_gradients, reduced, 0, reduced)
     starting = 2 * (size * root + block) if code.root_stays == "backward" else 0
     if setup.adapters:
         inner = share(trained, max(part.layers, 1))
         reduced = 2 * reduce_size * inner
         # A root that comes back for the backward pass is there twice: as it was gathered, and in its parts
-        fetched = max(gathered, 2 * size * root) if code.root_stays == "backward" and not whole else gathered
+        fetched = (
+            max(gathered, 2 * size * root)
+            if code.root_stays == "backward" and not stays_gathered
+            else gathered
+        )
         return Buffers(at_loss, fetched, gathered + size * inner, reduced, 0, reduced, forward=starting)
     head = reduce_size * part.own_head
     embedding = size * part.embedding
@@ -112,7 +116,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     # The head waits for the embedding, as both are one group; a block's first gradient is that of its last
     # product, and of the reduce-scatters' inputs one is alive.
     first = size * min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
-    fetched = gathered if whole else gathered - size * part.block  # one block, as none computes
+    fetched = gathered if stays_gathered else gathered - size * part.block  # one block, as none computes
     reduced = reduce_size * part.block
     return Buffers(
         at_loss, fetched, gathered + first, reduced, size * root, apart, size * part.head, starting
@@ -137,13 +141,13 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     bucket = size * min(DEEPSPEED_BUCKET, trained_parameters(setup, part))
     cuda = setup.device == "cuda"
     if stage == 0:
-        held = bucket
+        total = bucket
     elif stage < 3:
-        held = bucket * (3 if cuda else 2)  # reduce (double when overlapped), gather
+        total = bucket * (3 if cuda else 2)  # reduce (double when overlapped), gather
     else:
         live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH, part.parameters)
-        held = bucket * (2 if cuda else 1) + size * live
-    return Buffers(held, held, held, 0, 0, 0)
+        total = bucket * (2 if cuda else 1) + size * live
+    return Buffers(total, total, total, 0, 0, 0)
 
 
 def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
@@ -163,8 +167,8 @@ def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
     if stage is not None:
         if offloads_states(setup):
             return 0
-        own = share(trained, divisor(setup, "optimizer"))
-        return muon + 4 * (min(own, ZERO3_SUB_GROUP) if stage == 3 else own)
+        partition = share(trained, divisor(setup, "optimizer"))
+        return muon + 4 * (min(partition, ZERO3_SUB_GROUP) if stage == 3 else partition)
     if setup.device == "cuda":
         return muon
     return muon + 2 * gradient_size(setup) * share(largest, divisor(setup, "optimizer"))

@@ -66,14 +66,14 @@ class Prediction:
 
 def runs_of(path: Path = MEASURED) -> list[Run]:
     """The runs of a table whose memory can be scored."""
-    found = []
+    runs = []
     for row in rows.read(path):
         if row.memory_skip or row.setup is None or row.gib is None or row.kind in (None, "process"):
             continue
         largest = peak(row.setup)
         counter = "live" if row.kind in LIVE else "held"
         formulas = largest.active + (largest.beside if counter == "held" else 0)
-        found.append(
+        runs.append(
             Run(
                 id=row.id,
                 source=row.source,
@@ -86,26 +86,26 @@ def runs_of(path: Path = MEASURED) -> list[Run]:
                 formulas=formulas / GIB,
             )
         )
-    return found
+    return runs
 
 
-def fit(runs: Iterable[Run], given: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
+def fit(runs: Iterable[Run], previous: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
     """Factor and upper bound of each class; a class without runs takes what all runs of its counter say.
 
     The bound has what sources differ by once; twice where one source alone speaks for the class, and for
     engines that none of its runs used.
     """
-    sound, old = list(runs), list(given)
-    width = _width(sound, old)
+    all_runs, rows = list(runs), list(previous)
+    width = _width(all_runs, rows)
     result = {}
-    for row in old:
+    for row in rows:
         key = (row.counter, row.name)
         if row.name in GIVEN:
             result[key] = row
             continue
-        own, factor = _own(sound, key), _factor(sound, key)
-        ratios = [run.ratio / factor for run in own]
-        sources = len({run.source for run in own})
+        class_runs, factor = _runs_of_class(all_runs, key), _factor(all_runs, key)
+        ratios = [run.ratio / factor for run in class_runs]
+        sources = len({run.source for run in class_runs})
         upper = max(width if sources > 1 else width**2, _covering(ratios))
         result[key] = Residual(
             counter=row.counter,
@@ -113,29 +113,29 @@ def fit(runs: Iterable[Run], given: Iterable[Residual]) -> dict[tuple[str, str],
             factor=factor,
             upper=round(upper, 2),
             elsewhere=round(max(upper, width**2), 2),
-            runs=len(own),
+            runs=len(class_runs),
             sources=sources,
-            engines=tuple(sorted({run.engine for run in own})),
-            basis=_basis(own, sound),
+            engines=tuple(sorted({run.engine for run in class_runs})),
+            basis=_basis(class_runs, all_runs),
         )
     return result
 
 
-def _width(sound: list[Run], given: list[Residual]) -> float:
+def _width(runs: list[Run], previous: list[Residual]) -> float:
     """The upper bound over the likely value that all classes have at least.
 
     Sources differ more than classes do, and the next run is of another source. So: of every run of quality
     A, its measurement over what the other sources' runs predict for it; the value that covers the next such
     ratio with a chance of ``COVERED``.
     """
-    names = {(row.counter, row.name) for row in given if row.name not in GIVEN}
+    names = {(row.counter, row.name) for row in previous if row.name not in GIVEN}
     ratios = []
-    for source in {run.source for run in sound}:
-        others = [run for run in sound if run.source != source]
+    for source in {run.source for run in runs}:
+        others = [run for run in runs if run.source != source]
         factors = {key: _factor(others, key) for key in names}
         ratios += [
             run.ratio / factors[run.counter, run.name]
-            for run in sound
+            for run in runs
             if run.source == source and run.quality == "A" and (run.counter, run.name) in factors
         ]
     return _covering(ratios)
@@ -148,28 +148,28 @@ def _covering(ratios: list[float]) -> float:
     return ordered[min(place, len(ordered)) - 1] if ordered else 1.0
 
 
-def _factor(sound: list[Run], key: tuple[str, str]) -> float:
+def _factor(runs: list[Run], key: tuple[str, str]) -> float:
     """A class whose runs come from one source alone takes the factor of all classes: a source's own habits
     would pass for the class's."""
-    own = _own(sound, key)
-    if len({run.source for run in own}) < 2:
-        own = [run for run in sound if run.counter == key[0] and run.quality == "A"]
-    if not own:
+    class_runs = _runs_of_class(runs, key)
+    if len({run.source for run in class_runs}) < 2:
+        class_runs = [run for run in runs if run.counter == key[0] and run.quality == "A"]
+    if not class_runs:
         return 1.0
-    return max(round(_quantile(sorted(run.ratio for run in own), LEAN), 2), 1.0)
+    return max(round(_quantile(sorted(run.ratio for run in class_runs), LEAN), 2), 1.0)
 
 
-def _own(sound: list[Run], key: tuple[str, str]) -> list[Run]:
-    runs = [run for run in sound if (run.counter, run.name) == key]
-    best = [run for run in runs if run.quality == "A"]
-    return best if len(best) >= FEW else [run for run in runs if run.quality in ("A", "B")]
+def _runs_of_class(runs: list[Run], key: tuple[str, str]) -> list[Run]:
+    of_class = [run for run in runs if (run.counter, run.name) == key]
+    best = [run for run in of_class if run.quality == "A"]
+    return best if len(best) >= FEW else [run for run in of_class if run.quality in ("A", "B")]
 
 
-def _basis(own: list[Run], sound: list[Run]) -> str:
-    if not own:
-        return f"no published run of this kind; {len(sound)} of other kinds"
-    sources = len({run.source for run in own})
-    return f"{len(own)} published runs of {sources} source" + ("s" if sources > 1 else "")
+def _basis(class_runs: list[Run], runs: list[Run]) -> str:
+    if not class_runs:
+        return f"no published run of this kind; {len(runs)} of other kinds"
+    sources = len({run.source for run in class_runs})
+    return f"{len(class_runs)} published runs of {sources} source" + ("s" if sources > 1 else "")
 
 
 def _quantile(ordered: list[float], share: float) -> float:
@@ -181,26 +181,26 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def predict(runs: Iterable[Run], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
-    found = []
+    predictions = []
     for run in runs:
         residual = residuals[run.counter, run.name]
         likely = run.formulas * residual.factor
-        found.append(Prediction(run, likely, likely * residual.upper_for(run.engine)))
-    return found
+        predictions.append(Prediction(run, likely, likely * residual.upper_for(run.engine)))
+    return predictions
 
 
-def held_out(runs: list[Run], given: list[Residual]) -> list[Prediction]:
+def held_out(runs: list[Run], previous: list[Residual]) -> list[Prediction]:
     """Each source's runs as the fit to all other sources predicts them."""
-    found = []
+    predictions = []
     for source in sorted({run.source for run in runs}):
-        others = fit([run for run in runs if run.source != source], given)
-        found += predict([run for run in runs if run.source == source], others)
-    return found
+        others = fit([run for run in runs if run.source != source], previous)
+        predictions += predict([run for run in runs if run.source == source], others)
+    return predictions
 
 
 def score(predictions: list[Prediction]) -> dict[str, float]:
     """The figures that ``finetune compare`` prints, as fractions."""
-    errors = [each.error for each in predictions]
+    errors = [prediction.error for prediction in predictions]
     size = sorted(abs(error) for error in errors)
     return {
         "rows": len(errors),
@@ -208,18 +208,20 @@ def score(predictions: list[Prediction]) -> dict[str, float]:
         "p95_abs_error": round(_quantile(size, 0.95), 4),
         "bias": round(statistics.median(errors), 4),
         "under_by_3pct": round(sum(error < -0.03 for error in errors) / len(errors), 4),
-        "upper_covers": round(sum(each.upper >= each.run.measured for each in predictions) / len(errors), 4),
+        "upper_covers": round(
+            sum(prediction.upper >= prediction.run.measured for prediction in predictions) / len(errors), 4
+        ),
     }
 
 
 def main() -> None:
-    given = list(table().values())
+    previous = list(table().values())
     runs = runs_of()
-    residuals = fit(runs, given)
+    residuals = fit(runs, previous)
     _write(residuals.values())
     scored = {run.id for run in runs if run.quality == "A"}
-    inside = [each for each in predict(runs, residuals) if each.run.id in scored]
-    outside = [each for each in held_out(runs, given) if each.run.id in scored]
+    inside = [prediction for prediction in predict(runs, residuals) if prediction.run.id in scored]
+    outside = [prediction for prediction in held_out(runs, previous) if prediction.run.id in scored]
     scores, held_scores, worst = _scores(inside), _scores(outside), _worst(inside)
     report = {
         "quality": "A",
@@ -237,24 +239,24 @@ def main() -> None:
 
 def _scores(predictions: list[Prediction]) -> Scores:
     groups: dict[str, list[Prediction]] = {"all": predictions}
-    for each in predictions:
-        groups.setdefault(f"class: {each.run.counter}, {each.run.name}", []).append(each)
-        groups.setdefault(f"method: {each.run.method}", []).append(each)
-        groups.setdefault(f"source: {each.run.source}", []).append(each)
+    for prediction in predictions:
+        groups.setdefault(f"class: {prediction.run.counter}, {prediction.run.name}", []).append(prediction)
+        groups.setdefault(f"method: {prediction.run.method}", []).append(prediction)
+        groups.setdefault(f"source: {prediction.run.source}", []).append(prediction)
     return {name: score(group) for name, group in groups.items()}
 
 
 def _worst(predictions: list[Prediction]) -> list[dict[str, Any]]:
-    ordered = sorted(predictions, key=lambda each: -abs(each.error))[:12]
+    ordered = sorted(predictions, key=lambda prediction: -abs(prediction.error))[:12]
     return [
         {
-            "id": each.run.id,
-            "source": each.run.source,
-            "measured_gib": each.run.measured,
-            "predicted_gib": round(each.likely, 2),
-            "error": round(each.error, 3),
+            "id": prediction.run.id,
+            "source": prediction.run.source,
+            "measured_gib": prediction.run.measured,
+            "predicted_gib": round(prediction.likely, 2),
+            "error": round(prediction.error, 3),
         }
-        for each in ordered
+        for prediction in ordered
     ]
 
 
@@ -268,13 +270,13 @@ def _markdown(inside: Scores, outside: Scores, worst: list[dict[str, Any]]) -> s
         "| group | rows | median error | 95 % below | median, signed | under by 3 % | upper covers |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, own in inside.items():
-        other = outside[name]
+    for name, fitted in inside.items():
+        held_out_scores = outside[name]
         cells = [
-            f"{own[key]:.1%} / {other[key]:.1%}"
+            f"{fitted[key]:.1%} / {held_out_scores[key]:.1%}"
             for key in ("median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "upper_covers")
         ]
-        lines.append(f"| {name} | {own['rows']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | {fitted['rows']} | " + " | ".join(cells) + " |")
     lines += ["", "The rows that are furthest off, in sample:", ""]
     lines += ["| row | source | measured, GiB | predicted | error |"]
     lines += ["| --- | --- | --- | --- | --- |"]

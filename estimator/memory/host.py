@@ -41,25 +41,25 @@ def host_bytes(setup: Setup) -> int:
     activations: every block's input.
     """
     model, ranks = setup.model, min(setup.processes_per_node, setup.world_size)
-    whole = 2 * model.parameters
+    weights = 2 * model.parameters
     base = ranks * GPU_PROCESS_HOST_BYTES
     if setup.engine == "torchtune":
         permuted = 2 * model.layers * model.hidden * (model.q_dim + model.kv_dim)
-        loading = whole + ranks * permuted
+        loading = weights + ranks * permuted
     elif setup.sharding == "zero3":
-        loading = whole + ranks * min(whole, 5 * 10**9)
+        loading = weights + ranks * min(weights, 5 * 10**9)
     else:
-        loading = whole
-    saving = 2 * whole
+        loading = weights
+    saving = 2 * weights
     return base + max(loading, saving) + _offloaded_bytes(setup, ranks)
 
 
 def _offloaded_bytes(setup: Setup, ranks: int) -> int:
     offloaded = 0
     if offloads_states(setup):
-        each = 16 if offloads_gradients(setup) else 12
-        each = each if setup.offload_to == "cpu" else 4  # gradients and a sub-group in passing
-        offloaded += int(1.5 * share(each * setup.trainable_parameters, setup.nodes))
+        bytes_each = 16 if offloads_gradients(setup) else 12
+        bytes_each = bytes_each if setup.offload_to == "cpu" else 4  # gradients and a sub-group in passing
+        offloaded += int(1.5 * share(bytes_each * setup.trainable_parameters, setup.nodes))
     if offloads_weights(setup) and setup.offload_to == "cpu":
         offloaded += share(2 * setup.model.parameters, setup.nodes)
     if setup.activation_offload:
@@ -77,7 +77,7 @@ def shared_memory_bytes(setup: Setup) -> int:
 
 def disk_bytes(setup: Setup) -> int:
     """Room that one node needs: the weights, the kept checkpoints (and one being written), the result."""
-    whole = 2 * setup.model.parameters
+    weights = 2 * setup.model.parameters
     parts = states(setup)
     names = ("master weights", "optimizer", "adapters")
     per_rank = sum(parts.get(name, 0) for name in names)
@@ -87,4 +87,4 @@ def disk_bytes(setup: Setup) -> int:
         per_rank += share(12 * setup.trainable_parameters, setup.world_size)
     checkpoint = per_rank * setup.world_size  # on resuming, every node holds all ranks' parts
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
-    return 2 * whole + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
+    return 2 * weights + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB

@@ -86,17 +86,17 @@ def families() -> dict[str, dict[str, str]]:
 @lru_cache(maxsize=256)
 def _of(engine: str, version: str, family: str) -> Implementation:
     rows = table()
-    found = rows.get((engine, version)) or rows[engine, ""]
-    own = families().get(family) if found.family_code else None
-    if own is None:
-        return found
+    row = rows.get((engine, version)) or rows[engine, ""]
+    family_row = families().get(family) if row.family_code else None
+    if family_row is None:
+        return row
     return replace(
-        found,
-        norm_output=int(own["norm_output"] or found.norm_output),
-        joined_qkv=own["joined_qkv"] == "1",
-        result_copied=own["result_copied"] == "1",
-        activation_copies=int(own["activation_copies"]),
-        source=own["source"],
+        row,
+        norm_output=int(family_row["norm_output"] or row.norm_output),
+        joined_qkv=family_row["joined_qkv"] == "1",
+        result_copied=family_row["result_copied"] == "1",
+        activation_copies=int(family_row["activation_copies"]),
+        source=family_row["source"],
     )
 
 

@@ -78,7 +78,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     if setup.compile and code.compiled_loss:
         return Logits(2 * size * elements)
     chunks = setup.loss_chunks
-    kept = size * elements + size * elements // chunks
+    largest = size * elements + size * elements // chunks
     if not setup.compile:
-        kept = (size + 4) * elements + 4 * elements // chunks
-    return Logits(kept, size * elements * max(chunks - 2, 0) // chunks, 3 * size * head)
+        largest = (size + 4) * elements + 4 * elements // chunks
+    return Logits(largest, size * elements * max(chunks - 2, 0) // chunks, 3 * size * head)

@@ -59,22 +59,24 @@ class Moment:
 
 def peak(setup: Setup) -> Peak:
     """The largest moment of the stage that needs the most."""
-    found = [_stage_peak(setup, part_of(setup, stage), stage) for stage in stages(setup)]
-    return max(found, key=lambda each: each.active + each.beside)
+    peaks = [_stage_peak(setup, part_of(setup, stage), stage) for stage in stages(setup)]
+    return max(peaks, key=lambda largest: largest.active + largest.beside)
 
 
 def _stage_peak(setup: Setup, part: Part, stage: str) -> Peak:
-    always = states(setup, stage)
-    gradients = always.pop("gradients")
+    constant = states(setup, stage)
+    gradients = constant.pop("gradients")
     logits = loss_bytes(setup, part, setup.tokens)
-    whole = block_bytes(setup)
-    moments = _moments(setup, part, gradients, logits, whole)
+    block_per_token = block_bytes(setup)
+    moments = _moments(setup, part, gradients, logits, block_per_token)
     largest = max(moments, key=lambda moment: moment.total)
-    always["NF4 overhead"] = scale_bytes(setup, part)
-    joined = {name: always.get(name, 0) + largest.parts.get(name, 0) for name in (always | largest.parts)}
+    constant["NF4 overhead"] = scale_bytes(setup, part)
+    joined = {name: constant.get(name, 0) + largest.parts.get(name, 0) for name in (constant | largest.parts)}
     return Peak(
         categories={name: size for name, size in joined.items() if size},
-        beside=_beside(moments, largest) + logits.unfitting + int(setup.tokens * _unfitting(setup, whole)),
+        beside=_beside(moments, largest)
+        + logits.unfitting
+        + int(setup.tokens * _unfitting(setup, block_per_token)),
     )
 
 
@@ -85,82 +87,90 @@ def _beside(moments: list[Moment], largest: Moment) -> int:
     FSDP's reduce-scatters run on a stream of their own: their inputs and the sharded gradients can't use what
     activations have left, so the largest of both are reserved.
     """
-    own = max(moment.total - moment.apart for moment in moments)
-    other = max(moment.apart for moment in moments)
-    return max(own + other - largest.total, 0)
+    main_stream = max(moment.total - moment.apart for moment in moments)
+    other_streams = max(moment.apart for moment in moments)
+    return max(main_stream + other_streams - largest.total, 0)
 
 
-def _unfitting(setup: Setup, whole: float) -> float:
+def _unfitting(setup: Setup, block_per_token: float) -> float:
     """A recomputed block's tensors of many sizes, for which the freed logits are no place that fits; for one
     token."""
     if not checkpointed(setup) or setup.compile or setup.device == "cpu":
         return 0.0
-    return whole
+    return block_per_token
 
 
-def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: float) -> list[Moment]:
+def _moments(
+    setup: Setup, part: Part, gradients: int, logits: Logits, block_per_token: float
+) -> list[Moment]:
     tokens = setup.tokens
-    found = buffers(setup, part)
-    kept, block, boundary = _activations(setup, part, whole)
+    communication = buffers(setup, part)
+    saved, block, boundary = _activations(setup, part, block_per_token)
     last = int(tokens * last_bytes(setup)) if part.last else 0
-    held = _held_gradients(setup, gradients)
+    held_gradients = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
     late = late_gradient_bytes(setup, part)
     dequantised = dequantised_bytes(setup)
     streams = setup.shard > 1 and setup.device == "cuda"
-    early = held if setup.optimizer_in_backward else max(held, min(head, gradients))
+    early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     recomputed = block if checkpointed(setup) else 0
     return [
         Moment(
-            {"activations": boundary, "gradients": held, "communication buffers": found.forward},
-            held if streams else 0,
+            {
+                "activations": boundary,
+                "gradients": held_gradients,
+                "communication buffers": communication.forward,
+            },
+            held_gradients if streams else 0,
         ),
         Moment(
             {
-                "activations": kept + last + stale_bytes(setup, part),
+                "activations": saved + last + stale_bytes(setup, part),
                 "logits and loss": logits.peak + _kept_outputs(setup, part, tokens),
-                "gradients": held,
-                "communication buffers": found.at_loss,
+                "gradients": held_gradients,
+                "communication buffers": communication.at_loss,
             },
-            held if streams else 0,
+            held_gradients if streams else 0,
         ),
         Moment(
             {
-                "activations": kept + last + stale_bytes(setup, part),
+                "activations": saved + last + stale_bytes(setup, part),
                 "logits and loss": logits.summed,
-                "gradients": held + logits.head_gradient,
-                "communication buffers": found.gathered,
+                "gradients": held_gradients + logits.head_gradient,
+                "communication buffers": communication.gathered,
             },
-            held if streams else 0,
+            held_gradients if streams else 0,
         ),
         Moment(
             {
-                "activations": kept + recomputed,
+                "activations": saved + recomputed,
                 "logits and loss": logits.held,
-                "gradients": held + found.waiting if found.waiting else max(early, head),
-                "communication buffers": found.backward + found.reduced,
+                "gradients": held_gradients + communication.waiting
+                if communication.waiting
+                else max(early, head),
+                "communication buffers": communication.backward + communication.reduced,
                 "NF4 overhead": dequantised,
             },
-            found.apart + (early if streams else 0),
+            communication.apart + (early if streams else 0),
         ),
         Moment(
             {
                 "activations": boundary + block,
                 "logits and loss": logits.held,
-                "gradients": max(gradients - late + found.waiting, head, held),
-                "communication buffers": found.backward + found.reduced,
+                "gradients": max(gradients - late + communication.waiting, head, held_gradients),
+                "communication buffers": communication.backward + communication.reduced,
                 "NF4 overhead": dequantised,
             },
-            found.apart + (gradients if streams else 0),
+            communication.apart + (gradients if streams else 0),
         ),
         Moment(
             {
                 "activations": boundary,
                 "logits and loss": logits.held,
                 "gradients": gradients,
-                "communication buffers": found.gathered + found.reduced + found.last,
+                "communication buffers": communication.gathered + communication.reduced + communication.last,
             },
-            found.apart + (gradients if streams else 0),
+            communication.apart + (gradients if streams else 0),
         ),
         Moment(
             {
@@ -172,24 +182,24 @@ def _moments(setup: Setup, part: Part, gradients: int, logits: Logits, whole: fl
     ]
 
 
-def _activations(setup: Setup, part: Part, whole: float) -> tuple[int, int, int]:
+def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int, int, int]:
     """All that is kept for the backward pass; one block while its backward pass runs; one block's input."""
     tokens = setup.tokens
     boundary = boundary_bytes(setup)
     passes = in_flight(setup, part)
-    block = int(tokens * (whole + backward_bytes(setup)))
+    block = int(tokens * (block_per_token + backward_bytes(setup)))
     if not checkpointed(setup):
-        kept = tokens * part.layers * whole
+        saved = tokens * part.layers * block_per_token
         if setup.activation_offload:
-            kept *= 1 - OFFLOADED_WITHOUT_CHECKPOINTING
+            saved *= 1 - OFFLOADED_WITHOUT_CHECKPOINTING
     else:
-        each = boundary + (selective_bytes(setup) if setup.checkpointing == "selective" else 0)
+        per_block = boundary + (selective_bytes(setup) if setup.checkpointing == "selective" else 0)
         layers = part.layers
         if setup.activation_offload:
             layers = min(layers, BLOCKS_NOT_YET_OFFLOADED)
-        kept = tokens * layers * each
+        saved = tokens * layers * per_block
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
-    return int(kept * passes) + mask + _cast_weights(setup, part), block, int(tokens * boundary)
+    return int(saved * passes) + mask + _cast_weights(setup, part), block, int(tokens * boundary)
 
 
 def _cast_weights(setup: Setup, part: Part) -> int:

@@ -37,13 +37,13 @@ _SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a Model
 
 def shape_of(model: ModelSpec) -> Shape:
     """Counted once for each model object."""
-    found = _SHAPES.get(id(model))
-    if found is None:
+    counted = _SHAPES.get(id(model))
+    if counted is None:
         if len(_SHAPES) > 1000:
             _SHAPES.clear()
-        found = (model, _count(model))
-        _SHAPES[id(model)] = found
-    return found[1]
+        counted = (model, _count(model))
+        _SHAPES[id(model)] = counted
+    return counted[1]
 
 
 def _count(m: ModelSpec) -> Shape:
@@ -81,12 +81,12 @@ def _blocks(m: ModelSpec) -> int:
 
 def adapter_parameters(setup: Setup) -> int:
     """``Setup.adapter_parameters``, counted once for each rank and choice of targets."""
-    known = shape_of(setup.model).adapters
+    counts = shape_of(setup.model).adapters
     key = (setup.lora_rank, setup.lora_targets, setup.method)
-    found = known.get(key)
-    if found is None:
-        found = known[key] = setup.adapter_parameters
-    return found
+    count = counts.get(key)
+    if count is None:
+        count = counts[key] = setup.adapter_parameters
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def part_of(setup: Setup, stage: str) -> Part:
         routed_linear if with_experts else 0,
     )
     has_head = last and setup.model.causal and setup.task != "reward"
-    own = shape.head
+    head_weights = shape.head
     if setup.model.tied_embeddings and _head_apart(setup, stage):
-        own += setup.model.vocab * setup.model.hidden
+        head_weights += setup.model.vocab * setup.model.hidden
     return Part(
         layers=layers,
         block=block,
@@ -160,7 +160,7 @@ def part_of(setup: Setup, stage: str) -> Part:
         expert_ways=max(setup.shard * t // expert_share, 1),
         embedding=-(-shape.embedding // t) if first else 0,
         head=-(-setup.model.vocab * setup.model.hidden // t) if has_head else 0,
-        own_head=-(-own // t) if has_head else 0,
+        own_head=-(-head_weights // t) if has_head else 0,
         norm=shape.norm if last else 0,
         first=first,
         last=last,

@@ -33,8 +33,8 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     arXiv:2106.09685, section 4.2), except in FSDP1's flat parameters: :func:`gradient_bytes`.
     """
     if stage is None:
-        each = [states(setup, name) for name in stages(setup)]
-        return max(each, key=lambda found: sum(found.values()))
+        of_stages = [states(setup, name) for name in stages(setup)]
+        return max(of_stages, key=lambda sizes: sum(sizes.values()))
     part = part_of(setup, stage)
     weight, master, moments = state_bytes(setup)
     trained = trained_parameters(setup, part)
@@ -65,8 +65,8 @@ def computing(setup: Setup) -> int:
 
 def adapter_size(setup: Setup) -> int:
     """Bytes of one adapter weight."""
-    own = implementations.of(setup).adapter_bytes
-    return own or _weight_size(setup)
+    size = implementations.of(setup).adapter_bytes
+    return size or _weight_size(setup)
 
 
 def _weight_size(setup: Setup) -> int:
@@ -84,8 +84,8 @@ def state_bytes(setup: Setup) -> tuple[int, int, float]:
     copied = setup.engine in ("deepspeed", "megatron") and not (
         setup.precision == "fp32" and setup.zero_stage in (0, None)
     )
-    kept = 4 if copied else weight
-    return weight, 4 if copied else 0, _moments(setup, kept)
+    moment_size = 4 if copied else weight
+    return weight, 4 if copied else 0, _moments(setup, moment_size)
 
 
 def _moments(setup: Setup, size: int) -> float:
@@ -132,21 +132,21 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
         quantised += part.own_head
     rest = part.parameters - quantised
     bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES
-    kept = int(quantised * bytes_each) + rest * size
+    total = int(quantised * bytes_each) + rest * size
     if setup.engine == "litgpt":
         # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
         # referenced
-        kept += part.embedding * size
-    return kept
+        total += part.embedding * size
+    return total
 
 
 def scale_bytes(setup: Setup, part: Part) -> int:
     """Scales of quantised weights, shared out as the weights are."""
     if setup.quantization in ("none", "int8"):
         return 0
-    each = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
+    scale_size = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
     quantised = part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
-    return share(int(quantised * each), divisor(setup, "weights"))
+    return share(int(quantised * scale_size), divisor(setup, "weights"))
 
 
 def gradient_bytes(setup: Setup, part: Part) -> int:
@@ -163,14 +163,14 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     if setup.optimizer_in_backward:
         return 0
     if flat(setup):
-        whole = part.blocks if setup.adapters else part.parameters
-        return whole * size if setup.accumulation > 1 else share(whole * size, setup.shard)
-    kept = shared(setup, part, trained * size, "gradients") + partial_gradient_bytes(setup, part)
+        flat_elements = part.blocks if setup.adapters else part.parameters
+        return flat_elements * size if setup.accumulation > 1 else share(flat_elements * size, setup.shard)
+    total = shared(setup, part, trained * size, "gradients") + partial_gradient_bytes(setup, part)
     if setup.engine == "litgpt" and setup.quantization != "none":
-        kept += part.embedding * size  # StableEmbedding trains, though no optimizer has it
+        total += part.embedding * size  # StableEmbedding trains, though no optimizer has it
     if unreduced(setup):
-        kept += 4 * trained
-    return kept
+        total += 4 * trained
+    return total
 
 
 def late_gradient_bytes(setup: Setup, part: Part) -> int:
@@ -179,8 +179,8 @@ def late_gradient_bytes(setup: Setup, part: Part) -> int:
     if setup.adapters or setup.optimizer_in_backward:
         return 0
     size = gradient_size(setup)
-    one = min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
-    late = shared(setup, part, (part.block - one) * size, "gradients")
+    matrix = min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
+    late = shared(setup, part, (part.block - matrix) * size, "gradients")
     if setup.model.tied_embeddings:
         return late
     embedding = shared(setup, part, part.embedding * size, "gradients")

@@ -204,11 +204,11 @@ def unet_activation_bytes(width: int, height: int, batch: int, dtype: str) -> in
 
 def _positions(width: int, height: int) -> list[int]:
     """Positions of the feature map of each level; a step down is a convolution of stride 2."""
-    found = []
+    counts = []
     for _ in _CHANNELS:
-        found.append(width * height)
+        counts.append(width * height)
         width, height = (width + 1) // 2, (height + 1) // 2
-    return found
+    return counts
 
 
 def _kept_outside(n: int, size: int) -> int:

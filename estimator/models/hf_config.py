@@ -152,29 +152,29 @@ def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
     """Experts, shared experts, and how many blocks have none."""
     if family not in (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss"):
         return {}
-    found = {
+    counts = {
         "experts": reader.whole(*_FIELDS["experts"]),
         "experts_per_token": reader.whole(*_FIELDS["experts_per_token"]),
     }
     layers = reader.whole(*_FIELDS["layers"])
     if family in ("deepseek_v2", "deepseek_v3"):
         shared = reader.whole("n_shared_experts", default=0, least=0)
-        found["shared_ffn"] = shared * reader.whole("moe_intermediate_size")
-        found["dense_layers"] = reader.whole("first_k_dense_replace", default=0, least=0)
+        counts["shared_ffn"] = shared * reader.whole("moe_intermediate_size")
+        counts["dense_layers"] = reader.whole("first_k_dense_replace", default=0, least=0)
     elif family == "llama4_text":
-        found["shared_ffn"] = reader.whole("intermediate_size")
+        counts["shared_ffn"] = reader.whole("intermediate_size")
         every = reader.whole("interleave_moe_layer_step", default=1)
-        chosen = reader.items("moe_layers")
-        found["dense_layers"] = layers - (len(chosen) if chosen else layers // every)
+        listed = reader.items("moe_layers")
+        counts["dense_layers"] = layers - (len(listed) if listed else layers // every)
     elif family in ("qwen2_moe", "qwen3_moe"):
         if family == "qwen2_moe":
-            found["shared_ffn"] = reader.whole("shared_expert_intermediate_size")
+            counts["shared_ffn"] = reader.whole("shared_expert_intermediate_size")
         only, every = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
-        found["dense_layers"] = sum(i in only or (i + 1) % every > 0 for i in range(layers))
-    if found.get("dense_layers"):
+        counts["dense_layers"] = sum(i in only or (i + 1) % every > 0 for i in range(layers))
+    if counts.get("dense_layers"):
         field = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
-        found["dense_ffn"] = reader.whole(field)
-    return found
+        counts["dense_ffn"] = reader.whole(field)
+    return counts
 
 
 def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
@@ -260,10 +260,10 @@ def _falcon_traits(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _rope(reader: ConfigReader) -> dict[str, Any]:
-    found = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
+    scaling = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
     # Gemma 3 has one for each kind of block
-    rope = ConfigReader(found, reader.name)
-    rope = ConfigReader(rope.mapping("full_attention") or found, reader.name)
+    rope = ConfigReader(scaling, reader.name)
+    rope = ConfigReader(rope.mapping("full_attention") or scaling, reader.name)
     kind = rope.get("rope_type", rope.get("type"))
     theta = rope.number("rope_theta") or reader.number("rope_theta") or reader.number("rotary_emb_base")
     return {
@@ -277,7 +277,7 @@ def _rope(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _positions(reader: ConfigReader, family: str, max_seq_len: int) -> dict[str, Any]:
-    """ProviderAnswer positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
+    """Learned positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
     if family == "bert":
         return {"position_embeddings": max_seq_len, "token_types": reader.whole("type_vocab_size", default=2)}
     return {}

@@ -44,8 +44,8 @@ def cached(hf_id: str) -> Path | None:
     )
     if reference.is_file():
         snapshots.append(repository / "snapshots" / reference.read_text().strip() / "config.json")
-    found = [path.parent for path in snapshots if path.is_file()]
-    return found[-1] if found else None
+    folders = [path.parent for path in snapshots if path.is_file()]
+    return folders[-1] if folders else None
 
 
 def hub_cache() -> Path:

@@ -131,12 +131,12 @@ def idle(m: ModelShape) -> int:
 def mlps(m: ModelShape) -> list[tuple[int, int]]:
     """(how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks."""
     with_experts = m.layers - m.dense_layers
-    found = [
+    groups = [
         (with_experts * max(m.experts, 1), m.ffn),
         (with_experts, m.shared_ffn),
         (m.dense_layers, m.dense_ffn or m.ffn),
     ]
-    return [(count, width) for count, width in found if count and width]
+    return [(count, width) for count, width in groups if count and width]
 
 
 def linears(m: ModelShape) -> int:

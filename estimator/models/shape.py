@@ -126,13 +126,13 @@ class ModelShape:
                 f"{self.heads} heads * {self.head_dim} = {self.q_dim}, but its hidden size is {self.hidden}",
                 f"In a {self.family} model heads * head_dim must be the hidden size.",
             )
-        given = {name: getattr(self, name) for name in _LATENT}
+        latent_dims = {name: getattr(self, name) for name in _LATENT}
         if not self.latent_attention:
             stray = [name for name in ("q_lora_rank", *_LATENT[:2]) if getattr(self, name)]
             if stray:
                 raise self._wrong(f"{stray[0]} = {getattr(self, stray[0])} needs a kv_lora_rank")
             return
-        for name, value in given.items():
+        for name, value in latent_dims.items():
             if not value:
                 raise self._wrong(f"kv_lora_rank = {self.kv_lora_rank} needs {name}, which is 0")
         if self.head_dim != self.qk_nope_head_dim + self.qk_rope_head_dim:

@@ -77,16 +77,16 @@ class ModelSpec(ModelShape):
         A target is a generic name (``q_proj``...) or the family's own (``qkv_proj`` of Phi-3, which is one
         matrix). Each expert has adapters of its own. Raises UserError for one that the model doesn't have.
         """
-        shapes, own = self.linear_shapes, FAMILIES[self.family].linears
+        shapes, family_linears = self.linear_shapes, FAMILIES[self.family].linears
         groups: dict[tuple[str, ...], None] = {}
         for target in targets:
-            if target not in shapes and target not in own:
-                names = dict.fromkeys([*shapes, *own])
+            if target not in shapes and target not in family_linears:
+                names = dict.fromkeys([*shapes, *family_linears])
                 raise UserError(
                     f"LoRA target {target!r} is not a linear layer of {self.name}.",
                     f"Its linear layers are {', '.join(names)}.",
                 )
-            groups |= dict.fromkeys(own.get(target, ((target,),)))
+            groups |= dict.fromkeys(family_linears.get(target, ((target,),)))
         return sum(parameters.lora(self, rank, group) for group in groups)
 
     def with_layers(self, layers: int) -> ModelSpec:

@@ -21,37 +21,37 @@ BESIDE_RANKS = 2 * GIB
 def assemble(
     job: Job,
     target: Target,
-    chosen: Candidate,
+    candidate: Candidate,
     why: list[str],
     rejected: tuple[str, ...],
     tokens: int | None = None,
 ) -> Plan:
     """The Plan of a candidate. ``tokens`` of the whole job give its hours and its price."""
-    setup = setup_of(job, chosen.layout)
-    layout, place = chosen.layout, chosen.place
+    setup = setup_of(job, candidate.layout)
+    layout, place = candidate.layout, candidate.place
     peak = None
-    if chosen.gpu is not None:
-        peak = chosen.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
-    made = Plan(
+    if candidate.gpu is not None:
+        peak = candidate.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
+    plan = Plan(
         model=job.model.name,
         parameters=job.model.parameters,
         method=job.method,  # type: ignore[arg-type]  # "auto" is decided before
         engine=job.engine,
         target=target.kind,
-        request=_request(job, target, chosen),
+        request=_request(job, target, candidate),
         layout=layout,
         prediction=Prediction(
-            memory=chosen.memory,
+            memory=candidate.memory,
             flops_per_token=throughput.flops_per_token(setup),
             peak_flops_per_gpu=peak,
-            tokens_per_second=chosen.speed.tokens_per_second,
-            hours=chosen.hours(tokens),
-            usd_per_hour=chosen.usd_per_hour,
-            usd=chosen.usd(tokens),
-            throughput_basis=chosen.speed.basis,
+            tokens_per_second=candidate.speed.tokens_per_second,
+            hours=candidate.hours(tokens),
+            usd_per_hour=candidate.usd_per_hour,
+            usd=candidate.usd(tokens),
+            throughput_basis=candidate.speed.basis,
             tokens=tokens,
-            mfu=chosen.speed.mfu,
-            tokens_per_second_range=chosen.speed.tokens_per_second_range,
+            mfu=candidate.speed.mfu,
+            tokens_per_second_range=candidate.speed.tokens_per_second_range,
             price_kind="spot" if place is not None and place.spot else "on demand",
             price_source=place.price if place is not None else "",
         ),
@@ -60,16 +60,16 @@ def assemble(
         learning_rates=learning_rate.hints(job),
         task=job.task,
     )
-    if made.planned_only is None:
-        return made
-    return replace(made, why=(*made.why, made.planned_only))
+    if plan.planned_only is None:
+        return plan
+    return replace(plan, why=(*plan.why, plan.planned_only))
 
 
-def _request(job: Job, target: Target, chosen: Candidate) -> Request:
-    layout, place = chosen.layout, chosen.place
+def _request(job: Job, target: Target, candidate: Candidate) -> Request:
+    layout, place = candidate.layout, candidate.place
     processes = layout.processes_per_node
     on_gpus = layout.device == "cuda"
-    host, cpu = chosen.memory.host_bytes, processes
+    host, cpu = candidate.memory.host_bytes, processes
     ram = target.machine.ram_bytes if target.machine is not None else None
     if place is not None:
         share = place.allocatable * processes / place.gpus
@@ -82,7 +82,7 @@ def _request(job: Job, target: Target, chosen: Candidate) -> Request:
     shared = SHARED_MEMORY_PER_GPU * processes
     if ram is not None:
         shared = min(shared, ram // 4 // target.sharers)
-    name = chosen.gpu.name if chosen.gpu is not None else None
+    name = candidate.gpu.name if candidate.gpu is not None else None
     if name is None and on_gpus and target.machine is not None:
         name = target.machine.gpus[0][0]
     return Request(

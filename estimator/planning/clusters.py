@@ -12,8 +12,16 @@ from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.goals import Goals
-from estimator.planning.places import Place, places
-from estimator.planning.ranking import Ranking, Rejection, against_goals, dearer, distinct, of_misses, rank
+from estimator.planning.places import Place, choose_places
+from estimator.planning.ranking import (
+    Ranking,
+    Rejection,
+    against_goals,
+    dearer,
+    distinct,
+    of_misses,
+    sort_key,
+)
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
 
 MOST_REJECTIONS = 10
@@ -29,7 +37,7 @@ class Survey:
     tokens: int | None
     evidence: Evidence
     places: list[Place]
-    found: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     beyond: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
     misses: list[Miss] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
@@ -44,7 +52,7 @@ class Survey:
     def run(self) -> Survey:
         for place in self.places:
             self._look_at(place)
-        self.found.sort(key=lambda candidate: rank(candidate, self.goals))
+        self.candidates.sort(key=lambda candidate: sort_key(candidate, self.goals))
         return self
 
     def _look_at(self, place: Place) -> None:
@@ -66,25 +74,25 @@ class Survey:
             if short is not None:
                 self.misses.append(short)
                 continue
-            missed = against_goals(best, self.goals, self.tokens)
-            if missed is None:
-                self.found.append(best)
+            rejection = against_goals(best, self.goals, self.tokens)
+            if rejection is None:
+                self.candidates.append(best)
             else:
-                self.beyond.append((best, missed))
+                self.beyond.append((best, rejection))
             cost = best.usd_per_token if best.usd_per_token is not None else math.inf
-            if self._enough(place, nodes, count, missed, cheaper=cost < cheapest):
+            if self._enough(place, nodes, count, rejection, cheaper=cost < cheapest):
                 break
             cheapest = min(cheapest, cost)
 
     def _enough(
-        self, place: Place, nodes: int, count: int, missed: Rejection | None, *, cheaper: bool
+        self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, cheaper: bool
     ) -> bool:
         """Whether more of these machines can't be better."""
         if nodes == 1 and count < place.gpus:
             return False
-        if missed is not None and missed.kind not in ("price", "speed"):
+        if rejection is not None and rejection.kind not in ("price", "speed"):
             return False
-        if missed is None and self.goals.by_speed:
+        if rejection is None and self.goals.by_speed:
             return False
         # One node more may need no checkpointing, or no pipeline; beyond the cheapest it only communicates
         # more. A flow without goals takes the first that fits.
@@ -95,7 +103,7 @@ class Survey:
         return self.target.kind == "catalogue" or self.goals != Goals()
 
 
-def survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
+def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
     tokens = goals.total_tokens(job)
     return Survey(
         job=job,
@@ -103,7 +111,7 @@ def survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey
         goals=goals,
         tokens=tokens,
         evidence=evidence,
-        places=places(job, target, goals),
+        places=choose_places(job, target, goals),
     ).run()
 
 
@@ -118,43 +126,47 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
     return Miss(what=candidate.what, needs=candidate.memory.host_bytes, has=has, where="host memory")
 
 
-def ranking(seen: Survey, top: int) -> Ranking:
+def rank_plans(survey: Survey, top: int) -> Ranking:
     """The first ``top`` plans of a survey that has found some."""
-    best = seen.found[0]
-    order = distinct(seen.found)
-    misses = of_misses(seen.misses, MOST_REJECTIONS // 2)
-    near = sorted((miss for _, miss in seen.beyond), key=lambda miss: (miss.over is None, miss.over or 0.0))
-    goals_missed = list({miss.what.split(" (")[0]: miss for miss in reversed(near)}.values())[::-1]
+    best = survey.candidates[0]
+    order = distinct(survey.candidates)
+    misses = of_misses(survey.misses, MOST_REJECTIONS // 2)
+    by_distance = sorted(
+        (miss for _, miss in survey.beyond), key=lambda miss: (miss.over is None, miss.over or 0.0)
+    )
+    goals_missed = list({miss.what.split(" (")[0]: miss for miss in reversed(by_distance)}.values())[::-1]
     near_goals = goals_missed[: MOST_REJECTIONS // 3]
-    later = dearer(best, order[1:], seen.goals, MOST_REJECTIONS)
-    shown = {candidate.gpu.name for candidate in order[:top] if candidate.gpu}
-    rest = [line for line in later if not any(f"x {name} (" in line.what for name in shown)]
+    dearer_machines = dearer(best, order[1:], survey.goals, MOST_REJECTIONS)
+    gpu_names = {candidate.gpu.name for candidate in order[:top] if candidate.gpu}
+    rest = [line for line in dearer_machines if not any(f"x {name} (" in line.what for name in gpu_names)]
     rejected = (*near_goals, *misses, *rest)[:MOST_REJECTIONS]
-    noted = tuple(str(line) for line in (*near_goals, *misses[:3], *later))[:5]
-    plans = [plan_of(seen, candidate, noted if candidate is best else (), best) for candidate in order[:top]]
-    return Ranking(plans=tuple(plans), rejected=tuple(rejected), order=seen.goals.order)
+    noted = tuple(str(line) for line in (*near_goals, *misses[:3], *dearer_machines))[:5]
+    plans = [
+        plan_of(survey, candidate, noted if candidate is best else (), best) for candidate in order[:top]
+    ]
+    return Ranking(plans=tuple(plans), rejected=tuple(rejected), order=survey.goals.order)
 
 
-def plan_of(seen: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
-    search = seen.searches[candidate.layout.precision]
-    asked = bool(seen.target.instance_type)
-    if not seen.found:
+def plan_of(survey: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
+    search = survey.searches[candidate.layout.precision]
+    named_by_user = bool(survey.target.instance_type)
+    if not survey.candidates:
         why = reasons.nearest(candidate)
     elif candidate is best:
-        why = reasons.of_machine(candidate, seen.found, asked, seen.goals)
+        why = reasons.of_machine(candidate, survey.candidates, named_by_user, survey.goals)
     else:
         why = reasons.behind(candidate, best)
     why += reasons.of_layout(search, candidate)
-    return assemble(seen.job, seen.target, candidate, why, tuple(rejected), seen.tokens)
+    return assemble(survey.job, survey.target, candidate, why, tuple(rejected), survey.tokens)
 
 
 def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan | None:
     """A plan without its failure's alternatives; never recurses into them."""
     try:
-        seen = survey(job, target, goals or Goals(), Evidence())
+        survey = survey_places(job, target, goals or Goals(), Evidence())
     except UserError:
         return None
-    return plan_of(seen, seen.found[0], (), seen.found[0]) if seen.found else None
+    return plan_of(survey, survey.candidates[0], (), survey.candidates[0]) if survey.candidates else None
 
 
 def as_qlora(job: Job) -> Job | None:
@@ -165,4 +177,4 @@ def as_qlora(job: Job) -> Job | None:
     return replace(job, method="qlora", engine=engine, zero_stage=None, offload="none")
 
 
-__all__ = ["CannotFit", "Survey", "as_qlora", "best_or_none", "ranking", "survey"]
+__all__ = ["CannotFit", "Survey", "as_qlora", "best_or_none", "rank_plans", "survey_places"]

@@ -37,14 +37,16 @@ class Ladders:
         """The kinds of layout: without checkpointing first, and those that divide the model least."""
         key = (nodes, processes)
         if key not in self._made:
-            wanted = self.job.activation_checkpointing
+            checkpointing_setting = self.job.activation_checkpointing
             ways = spreads(self.job, nodes, processes)
-            found = (
+            ladders = (
                 Ladder(nodes, processes, way, checkpointing)
-                for checkpointing in ((False, True) if wanted is None else (wanted,))
+                for checkpointing in (
+                    (False, True) if checkpointing_setting is None else (checkpointing_setting,)
+                )
                 for way in ways
             )
-            self._made[key] = [ladder for ladder in found if self.sizes(ladder)]
+            self._made[key] = [ladder for ladder in ladders if self.sizes(ladder)]
         return self._made[key]
 
     def rung(self, ladder: Ladder, step: int = 0) -> Layout:

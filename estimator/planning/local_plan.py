@@ -44,21 +44,21 @@ def pod_of_cpus(processes: int) -> Machine:
 
 def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
     """The plan for what is at hand; CannotFit where the job or a deadline does not fit."""
-    made = _plan(job, target, goals, evidence)
-    limit, hours = goals.deadline_hours, made.prediction.hours
+    plan = _plan(job, target, goals, evidence)
+    limit, hours = goals.deadline_hours, plan.prediction.hours
     if limit is not None and hours is None:
-        basis = made.prediction.throughput_basis
+        basis = plan.prediction.throughput_basis
         raise CannotFit(
-            f"Nothing says whether {where(target)} is done within {limit:g} h: {basis}.", wanted=made
+            f"Nothing says whether {describe_place(target)} is done within {limit:g} h: {basis}.", wanted=plan
         )
     if limit is not None and hours is not None and hours > limit:
         raise CannotFit(
-            f"{title(job)} takes {hours:,.1f} h of {limit:g} on {where(target)}: "
+            f"{title(job)} takes {hours:,.1f} h of {limit:g} on {describe_place(target)}: "
             f"{percent(hours / limit - 1)} over.",
             "Train on fewer tokens, or see what finetune plan finds elsewhere.",
-            wanted=made,
+            wanted=plan,
         )
-    return made
+    return plan
 
 
 def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
@@ -100,7 +100,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     most = len(machine.gpus) // target.sharers
     if (target.gpus or 1) > most and target.kind == "allocation":
         raise UserError(
-            f"{target.gpus} GPU(s) for each node are asked for, {where(target)} has {most}.",
+            f"{target.gpus} GPU(s) for each node are asked for, {describe_place(target)} has {most}.",
             "Ask the scheduler for more, or the settings for fewer.",
         )
     if (target.gpus or 1) > most:
@@ -120,20 +120,24 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes, n)]
     if not counts:
         raise indivisible(job, nodes, f"{nodes} nodes")
-    used = machine.gpus[: target.sharers * counts[0]]
-    name, capacity = used[0][0], min(size for _, size in used)
-    known = hardware.find_gpu_by_nvml_name(name)
-    searched = Search(job, precision_of(job, "cuda", known), "cuda", evidence)
-    found = searched.best(nodes, counts[0], capacity, known)
-    if found is None:
-        miss = searched.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, known)
+    gpus = machine.gpus[: target.sharers * counts[0]]
+    name, capacity = gpus[0][0], min(size for _, size in gpus)
+    gpu = hardware.find_gpu_by_nvml_name(name)
+    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence)
+    candidate = search.best(nodes, counts[0], capacity, gpu)
+    if candidate is None:
+        miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
         raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the GPUs at hand: {miss}.")
-    why = [f"{where(target)}'s {len(used)} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"]
+    why = [
+        f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) ({name}, {gib(capacity)} each)"
+    ]
     if counts[0] < most and not target.gpus:
         why.append(
             f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch_size} can't be divided by more"
         )
-    return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
+    return assemble(
+        job, target, candidate, why + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
+    )
 
 
 def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
@@ -141,29 +145,31 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     if not divides(job, nodes, processes):
         raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
     capacity = machine.ram_bytes // (target.sharers * processes)
-    searched = Search(job, precision_of(job, "cpu", None), "cpu", evidence)
-    found = searched.best(nodes, processes, capacity, None)
-    if found is None:
-        miss = searched.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
+    search = Search(job, precision_of(job, "cpu", None), "cpu", evidence)
+    candidate = search.best(nodes, processes, capacity, None)
+    if candidate is None:
+        miss = search.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
         raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the memory at hand: {miss}.")
     reason = "as asked" if target.device == "cpu" else "no GPU here, and the model is small"
     limit = f"the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters"
-    why = [f"on {where(target)}'s CPU: {reason} ({limit})"]
-    return assemble(job, target, found, why + reasons.of_layout(searched, found), (), goals.total_tokens(job))
+    why = [f"on {describe_place(target)}'s CPU: {reason} ({limit})"]
+    return assemble(
+        job, target, candidate, why + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
+    )
 
 
 def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     machine = target.machine
     suggestions: list[Suggestion] = []
     anywhere = replace(target, kind="kubernetes", nodes=None, gpus=None, device="auto", machine=None)
-    wanted = best_or_none(job, anywhere)
+    cloud_plan = best_or_none(job, anywhere)
     if target.kind == "allocation":
         suggestions = smaller(job, lambda other: _fits(other, target))
         larger = "ask the scheduler for more or larger nodes: finetune plan says which would do."
         return CannotFit(
             problem,
             f"Or {larger}" if suggestions else f"A{larger[1:]}",
-            wanted=wanted,
+            wanted=cloud_plan,
             suggestions=tuple(suggestions),
             here=describe(machine) if machine else "",
         )
@@ -171,21 +177,21 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         return CannotFit(
             problem,
             ("Leave ", Change("resources.device"), " out: it is planned for GPUs then.")
-            if wanted is not None
+            if cloud_plan is not None
             else "",
-            wanted=wanted,
+            wanted=cloud_plan,
         )
-    if wanted is None:
+    if cloud_plan is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
-        wanted = best_or_none(job, anywhere)
-    if wanted is not None:
+        cloud_plan = best_or_none(job, anywhere)
+    if cloud_plan is not None:
         suggestions.append((Change("with", "kubernetes"),))
         if best_or_none(job, replace(anywhere, kind="batch")) is not None:
             suggestions.append((Change("with", "batch"),))
     suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(
         problem,
-        wanted=wanted,
+        wanted=cloud_plan,
         suggestions=tuple(suggestions),
         here=describe(machine) if machine else "",
     )
@@ -201,13 +207,13 @@ def _fits(job: Job, target: Target) -> bool:
     count = target.gpus or next(iter(counts), 0)
     if not count or not divides(job, nodes, count):
         return False
-    known = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
+    gpu = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
     capacity = min(size for _, size in machine.gpus[: target.sharers * count])
-    search = Search(job, precision_of(job, "cuda", known), "cuda")
-    return search.best(nodes, count, capacity, known) is not None
+    search = Search(job, precision_of(job, "cuda", gpu), "cuda")
+    return search.best(nodes, count, capacity, gpu) is not None
 
 
-def where(target: Target) -> str:
+def describe_place(target: Target) -> str:
     """What the plan is for, in words."""
     return "this machine" if target.kind == "local" else "each node of this job"
 

@@ -17,7 +17,7 @@ from estimator.plan import GIB, Layout, MemoryEstimate, Override, Plan
 from estimator.planning.assembly import assemble
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import Ladder
-from estimator.planning.places import Place, places
+from estimator.planning.places import Place, choose_places
 from estimator.planning.search import Candidate, Evidence, Search
 
 AFTER = "out of memory in attempt"  # how an override of this kind says who gave it
@@ -64,17 +64,21 @@ def after_out_of_memory(
 def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
     """Layouts of the same processes, in the order in which they are to be tried."""
     ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
-    same = [ladder for ladder in ladders if _is(ladder, failed, search)]
+    same = [ladder for ladder in ladders if _is_same_kind(ladder, failed, search)]
     # At least halved: two attempts are all that there usually are
     yield from _rungs(search, same, failed.micro_batch_size // 2)
     recomputed = [
         ladder
         for ladder in ladders
-        if ladder.checkpointing and not failed.activation_checkpointing and _way(ladder, failed, search)
+        if ladder.checkpointing
+        and not failed.activation_checkpointing
+        and _divides_alike(ladder, failed, search)
     ]
     yield from _rungs(search, recomputed, failed.micro_batch_size)
     for ladder in ladders:  # those that shard least come first
-        if ladder.checkpointing >= failed.activation_checkpointing and not _way(ladder, failed, search):
+        if ladder.checkpointing >= failed.activation_checkpointing and not _divides_alike(
+            ladder, failed, search
+        ):
             yield from _rungs(search, [ladder], failed.micro_batch_size)
 
 
@@ -86,15 +90,15 @@ def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]
             yield search.ladders.rung(ladder, fitting[-1])
 
 
-def _is(ladder: Ladder, failed: Layout, search: Search) -> bool:
-    return ladder.checkpointing == failed.activation_checkpointing and _way(ladder, failed, search)
+def _is_same_kind(ladder: Ladder, failed: Layout, search: Search) -> bool:
+    return ladder.checkpointing == failed.activation_checkpointing and _divides_alike(ladder, failed, search)
 
 
-def _way(ladder: Ladder, failed: Layout, search: Search) -> bool:
+def _divides_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
     """Whether a ladder divides the model as the failed layout did."""
     first = search.ladders.rung(ladder)
-    own = ("micro_batch_size", "accumulation", "activation_checkpointing")
-    alike = replace(first, **{name: getattr(failed, name) for name in own})
+    varying = ("micro_batch_size", "accumulation", "activation_checkpointing")
+    alike = replace(first, **{name: getattr(failed, name) for name in varying})
     return alike == failed
 
 
@@ -134,34 +138,36 @@ def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPl
     request = plan.request
     if plan.target not in ("kubernetes", "batch") or request.gpu is None:
         return None
-    had = hardware.gpu(request.gpu)
-    for place in _larger(plan, job, had):
+    failed_gpu = hardware.gpu(request.gpu)
+    for place in _larger(plan, job, failed_gpu):
         memory = replace(search.estimate(plan.layout, place.gpu), capacity_bytes=place.gpu.vram_bytes)
         speed = search.speed(plan.layout, place.gpu, place)
-        chosen = Candidate(layout=plan.layout, memory=memory, gpu=place.gpu, place=place, speed=speed)
+        candidate = Candidate(layout=plan.layout, memory=memory, gpu=place.gpu, place=place, speed=speed)
         target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node)
-        made = assemble(job, target, chosen, list(plan.why), plan.rejected, plan.prediction.tokens)
-        note = Override(name="gpu", planned=had.name, used=place.gpu.name, given_by=f"{AFTER} {attempt}")
-        made = replace(
-            made,
-            request=replace(made.request, node_labels=request.node_labels),
+        next_plan = assemble(job, target, candidate, list(plan.why), plan.rejected, plan.prediction.tokens)
+        note = Override(
+            name="gpu", planned=failed_gpu.name, used=place.gpu.name, given_by=f"{AFTER} {attempt}"
+        )
+        next_plan = replace(
+            next_plan,
+            request=replace(next_plan.request, node_labels=request.node_labels),
             overrides=(*plan.overrides, note),
         )
-        return NextPlan(plan=made, change=_in_words([note], plan, made), needs_other_machine=True)
+        return NextPlan(plan=next_plan, change=_in_words([note], plan, next_plan), needs_other_machine=True)
     return None
 
 
-def _larger(plan: Plan, job: Job, had: Gpu) -> list[Place]:
+def _larger(plan: Plan, job: Job, failed_gpu: Gpu) -> list[Place]:
     request = plan.request
     target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node, cloud=request.cloud)
     try:
-        found = places(job, target, Goals())
+        candidates = choose_places(job, target, Goals())
     except UserError:  # no machine of that cloud has so many GPUs
         return []
     larger = [
         place
-        for place in found
-        if place.gpu.vram_bytes > had.vram_bytes and place.gpus >= request.gpus_per_node
+        for place in candidates
+        if place.gpu.vram_bytes > failed_gpu.vram_bytes and place.gpus >= request.gpus_per_node
     ]
     unpriced = float("inf")
     return sorted(
@@ -173,7 +179,7 @@ def _in_words(notes: list[Override], before: Plan, after: Plan) -> str:
     changes = ", ".join(
         f"{note.name.removesuffix('_size').replace('_', ' ')} {note.planned} -> {note.used}" for note in notes
     )
-    had, has = (made.prediction.memory.likely_bytes / GIB for made in (before, after))
+    had, has = (plan.prediction.memory.likely_bytes / GIB for plan in (before, after))
     if had == has:
         return changes
     return f"{changes}: {has:.2f} GiB a process instead of {had:.2f}"

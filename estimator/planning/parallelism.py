@@ -64,7 +64,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
     world = nodes * per_node
     if job.engine not in PARALLEL_ENGINES:
         return [Spread(sharding=kind) for kind in _shardings(job, world)] if _reaches(job, world) else []
-    found = [
+    candidates = [
         spread
         for tensor, context, pipeline in product(
             _tensor(job, per_node), _context(job, world), _pipeline(job, world)
@@ -74,7 +74,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
         for spread in _variants(job, nodes, world, tensor, context, pipeline)
     ]
     # Ties go to tensor parallel before pipelines, which idle, and those before context parallel
-    return sorted(found, key=lambda spread: (spread.model_parallel, spread.context, spread.pipeline))
+    return sorted(candidates, key=lambda spread: (spread.model_parallel, spread.context, spread.pipeline))
 
 
 def unshared(job: Job) -> Sharding:

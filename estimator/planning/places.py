@@ -53,28 +53,28 @@ class Place:
                     yield nodes, count
 
 
-def places(job: Job, target: Target, goals: Goals) -> list[Place]:
+def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     """The machines that the user's choices leave; UserError where they leave none."""
-    wanted_gpu = hardware.gpu(target.gpu) if target.gpu else None
+    gpu = hardware.gpu(target.gpu) if target.gpu else None
     if goals.cluster_nodes:
-        found = [_of_cluster(nodes, goals.spot) for nodes in goals.cluster_nodes]
-        chosen = True
+        candidates = [_of_cluster(nodes, goals.spot) for nodes in goals.cluster_nodes]
+        any_gpu = True
     else:
         names = (*goals.instance_types, *((target.instance_type,) if target.instance_type else ()))
-        chosen = bool(names) or wanted_gpu is not None or job.precision == "fp32"
-        found = [_of_catalogue(item, goals.spot) for item in _instances(target, goals, names)]
-    kept = [
+        any_gpu = bool(names) or gpu is not None or job.precision == "fp32"
+        candidates = [_of_catalogue(item, goals.spot) for item in _instances(target, goals, names)]
+    usable = [
         place
-        for place in found
-        if (wanted_gpu is None or place.gpu.name == wanted_gpu.name)
+        for place in candidates
+        if (gpu is None or place.gpu.name == gpu.name)
         and place.gpu.vendor == "nvidia"
         and place.gpus > 0
-        and (place.gpu.bf16 or chosen)
+        and (place.gpu.bf16 or any_gpu)
         and (target.gpus or 1) <= place.gpus
     ]
-    if not kept:
+    if not usable:
         raise _none_left(target, goals)
-    return kept
+    return usable
 
 
 def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Instance]:
@@ -82,17 +82,17 @@ def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Ins
         return [hardware.instance(name) for name in dict.fromkeys(names)]
     clouds = _clouds(target, goals)
     # A cluster's requests need the machine's CPUs and memory; a look at the catalogue doesn't
-    whole = target.kind != "catalogue"
+    with_resources = target.kind != "catalogue"
     return [
         item
         for item in hardware.instances()
-        if item.cloud in clouds and not (whole and (item.vcpu is None or item.ram_bytes is None))
+        if item.cloud in clouds and not (with_resources and (item.vcpu is None or item.ram_bytes is None))
     ]
 
 
 def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
-    asked = (*goals.clouds, *((target.cloud,) if target.cloud else ()))
-    for cloud in asked:
+    clouds = (*goals.clouds, *((target.cloud,) if target.cloud else ()))
+    for cloud in clouds:
         if cloud.lower() not in hardware.clouds():
             raise UserError(
                 f"There is no cloud {cloud!r} in the instance table.",
@@ -100,8 +100,8 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
             )
         if target.kind == "batch" and cloud.lower() != "aws":
             raise UserError((Change("resources.cloud", cloud), ": AWS Batch runs on aws only."))
-    if asked:
-        return tuple(cloud.lower() for cloud in asked)
+    if clouds:
+        return tuple(cloud.lower() for cloud in clouds)
     if target.kind == "catalogue":
         return hardware.clouds()
     return ("aws",) if target.kind == "batch" else CLUSTER_CLOUDS

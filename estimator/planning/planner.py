@@ -17,10 +17,16 @@ from estimator import hardware
 from estimator.errors import CannotFit, Change, UserError
 from estimator.job import PARALLEL_ENGINES, Job, Target
 from estimator.plan import Plan
-from estimator.planning.clusters import ranking, survey
+from estimator.planning.clusters import rank_plans, survey_places
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
-from estimator.planning.local_plan import LARGEST_MODEL_ON_CPU, describe, plan_local, pod_of_cpus, where
+from estimator.planning.local_plan import (
+    LARGEST_MODEL_ON_CPU,
+    describe,
+    describe_place,
+    plan_local,
+    pod_of_cpus,
+)
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
 
@@ -91,41 +97,41 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
             ("Leave ", Change("resources.device"), " out, or name where it is to run."),
         )
     if target.device == "cpu" and not target.at_hand:
-        for name, asked in (("gpu", target.gpu), ("instance_type", target.instance_type)):
-            if asked is not None:
+        for name, value in (("gpu", target.gpu), ("instance_type", target.instance_type)):
+            if value is not None:
                 raise UserError(
                     (
                         Change("resources.device", "cpu"),
                         " and ",
-                        Change(f"resources.{name}", asked),
+                        Change(f"resources.{name}", value),
                         " contradict each other.",
                     ),
                     "Give one of them.",
                 )
         target = replace(target, machine=pod_of_cpus(target.gpus or 1))
-    passed: list[Rejection] = []
+    rejections: list[Rejection] = []
     failures: list[Failure] = []
-    for concrete in _jobs(job, passed):
-        found = _of_method(concrete, target, goals, top, evidence)
-        if isinstance(found, Ranking):
-            return _explained(found, passed) if job.method == "auto" else found
-        failures.append(found)
-        passed.append(found.rejection)
+    for concrete in _jobs(job, rejections):
+        outcome = _of_method(concrete, target, goals, top, evidence)
+        if isinstance(outcome, Ranking):
+            return _explained(outcome, rejections) if job.method == "auto" else outcome
+        failures.append(outcome)
+        rejections.append(outcome.rejection)
     raise min(failures, key=lambda failure: failure.distance).error()
 
 
 def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking | Failure:
     if target.machine is not None:
         try:
-            made = plan_local(job, target, goals, evidence)
+            plan = plan_local(job, target, goals, evidence)
         except CannotFit as error:
             return of_error(job, error)
-        return Ranking(plans=(made,), rejected=(), order=where(target))
-    seen = survey(job, target, goals, evidence)
-    return ranking(seen, top) if seen.found else of_survey(seen)
+        return Ranking(plans=(plan,), rejected=(), order=describe_place(target))
+    survey = survey_places(job, target, goals, evidence)
+    return rank_plans(survey, top) if survey.candidates else of_survey(survey)
 
 
-def _jobs(job: Job, passed: list[Rejection]) -> list[Job]:
+def _jobs(job: Job, rejections: list[Rejection]) -> list[Job]:
     """The job with each method that is to be tried, in order."""
     if job.method != "auto":
         return [job]
@@ -137,18 +143,18 @@ def _jobs(job: Job, passed: list[Rejection]) -> list[Job]:
         reason = "experts are not quantised here"
     if reason is None:
         return [*jobs, replace(job, method="qlora")]
-    passed.append(Rejection(what="qlora", reason=reason, kind="method"))
+    rejections.append(Rejection(what="qlora", reason=reason, kind="method"))
     return jobs
 
 
-def _explained(found: Ranking, passed: list[Rejection]) -> Ranking:
+def _explained(ranking: Ranking, rejections: list[Rejection]) -> Ranking:
     """The ranking of method "auto", with the reason for the method."""
-    method = found.best.method
-    before = [line for line in passed if METHODS.index(line.what.split()[0]) < METHODS.index(method)]
+    method = ranking.best.method
+    before = [line for line in rejections if METHODS.index(line.what.split()[0]) < METHODS.index(method)]
     reason = "".join(f"; {line}" for line in before)
     why = f"method {method}: the first of {', '.join(METHODS)} that will do{reason}"
-    made = tuple(replace(plan, why=(why, *plan.why)) for plan in found.plans)
-    return replace(found, plans=made, rejected=(*before, *found.rejected))
+    plans = tuple(replace(plan, why=(why, *plan.why)) for plan in ranking.plans)
+    return replace(ranking, plans=plans, rejected=(*before, *ranking.rejected))
 
 
 def _check_world(job: Job, target: Target) -> None:

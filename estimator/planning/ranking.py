@@ -49,7 +49,7 @@ class Ranking:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def rank(candidate: Candidate, goals: Goals) -> tuple[float, ...]:
+def sort_key(candidate: Candidate, goals: Goals) -> tuple[float, ...]:
     """Sort key; a smaller one is better. Unknown prices and speeds come after known ones."""
     cost, speed = candidate.usd_per_token, candidate.speed.tokens_per_second
     # What is not known to fit the machine's memory comes after what is
@@ -96,10 +96,10 @@ def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
     return list(nearest.values())[:most]
 
 
-def distinct(found: list[Candidate]) -> list[Candidate]:
+def distinct(candidates: list[Candidate]) -> list[Candidate]:
     """The best of each cloud for each GPU and number of them: other machines with the same only cost more."""
     first: dict[tuple[object, ...], Candidate] = {}
-    for candidate in found:
+    for candidate in candidates:
         gpu, place, layout = candidate.gpu, candidate.place, candidate.layout
         cloud = place.cloud if place else None
         name = gpu.name if gpu else None
@@ -110,11 +110,11 @@ def distinct(found: list[Candidate]) -> list[Candidate]:
 def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) -> list[Rejection]:
     """Machines that fit as well and come later, the first of each GPU type."""
     lines: list[Rejection] = []
-    seen = {best.gpu.name if best.gpu else ""}
+    gpu_names = {best.gpu.name if best.gpu else ""}
     for other in others:
-        if other.gpu is None or other.gpu.name in seen or len(lines) == most:
+        if other.gpu is None or other.gpu.name in gpu_names or len(lines) == most:
             continue
-        seen.add(other.gpu.name)
+        gpu_names.add(other.gpu.name)
         lines.append(_behind(best, other, goals))
     return lines
 

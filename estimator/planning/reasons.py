@@ -11,15 +11,15 @@ from estimator.planning.goals import Goals
 from estimator.planning.search import Candidate, Search, gib, percent
 
 
-def of_layout(search: Search, chosen: Candidate) -> list[str]:
+def of_layout(search: Search, candidate: Candidate) -> list[str]:
     """Why precision, sharding, parallelism, micro batch and checkpointing are as they are."""
-    job, layout = search.job, chosen.layout
+    job, layout = search.job, candidate.layout
     return [
         _precision(job, layout),
         _sharding(job, layout),
         *_parallelism(job, layout),
         _micro_batch(job, layout),
-        _checkpointing(search, chosen),
+        _checkpointing(search, candidate),
     ]
 
 
@@ -68,8 +68,8 @@ def _parallelism(job: Job, layout: Layout) -> list[str]:
         degree = getattr(layout, name)
         if degree > 1:
             words = name.replace("_", " ")
-            asked = "as asked" if getattr(job, name) else "the fastest of those that fit"
-            lines.append(f"{words} {degree}, {asked}: {reasons[name]}")
+            origin = "as asked" if getattr(job, name) else "the fastest of those that fit"
+            lines.append(f"{words} {degree}, {origin}: {reasons[name]}")
     return lines
 
 
@@ -86,28 +86,28 @@ def _micro_batch(job: Job, layout: Layout) -> str:
     return f"{micro} ({passes} for each step of {job.global_batch_size})"
 
 
-def _checkpointing(search: Search, chosen: Candidate) -> str:
-    layout = chosen.layout
+def _checkpointing(search: Search, candidate: Candidate) -> str:
+    layout = candidate.layout
     if search.job.activation_checkpointing is not None:
         return f"activation checkpointing {'on' if layout.activation_checkpointing else 'off'}, as asked"
     if not layout.activation_checkpointing:
         return "no activation checkpointing: the activations fit"
-    without = search.estimate(replace(layout, activation_checkpointing=False), chosen.gpu).upper_bytes
+    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu).upper_bytes
     return (
         f"activation checkpointing: without it this micro batch needs {gib(without)} of "
-        f"{gib(chosen.memory.capacity_bytes or 0)}"
+        f"{gib(candidate.memory.capacity_bytes or 0)}"
     )
 
 
-def of_machine(best: Candidate, found: list[Candidate], asked: bool, goals: Goals) -> list[str]:
+def of_machine(best: Candidate, candidates: list[Candidate], named_by_user: bool, goals: Goals) -> list[str]:
     """Why this machine and so many of them."""
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
     each = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
-    kinds = len({candidate.place.name for candidate in found if candidate.place})
+    kinds = len({candidate.place.name for candidate in candidates if candidate.place})
     machines = f"the {kinds} machine types that fit" if kinds > 1 else "the layouts that fit"
-    if asked:
+    if named_by_user:
         line = f"{each}: {place.name}, as asked"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         limit = f" for ${goals.budget_usd:,.2f}" if goals.budget_usd is not None else ""

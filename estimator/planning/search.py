@@ -126,10 +126,10 @@ class Search:
             return None
         # Ladders come without checkpointing first and with the least sharding first: ties go to those
         speeds = [self.speed(layout, gpu, place) for layout in layouts]
-        chosen = max(range(len(layouts)), key=lambda i: speeds[i].tokens_per_second or 0.0)
-        layout = layouts[chosen]
+        fastest = max(range(len(layouts)), key=lambda i: speeds[i].tokens_per_second or 0.0)
+        layout = layouts[fastest]
         estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
-        return Candidate(layout=layout, memory=estimate, gpu=gpu, place=place, speed=speeds[chosen])
+        return Candidate(layout=layout, memory=estimate, gpu=gpu, place=place, speed=speeds[fastest])
 
     def reaches(self, nodes: int, processes: int) -> bool:
         """Whether any spread over so many processes makes up the global batch."""
@@ -189,12 +189,12 @@ class Search:
             possible = self.whole_states() <= capacity * nodes * processes
             ladders = self.ladders.of(nodes, processes) if possible else []
             failed: set[Spread] = set()
-            found: list[Layout] = []
+            layouts: list[Layout] = []
             # With checkpointing first: what fails with it can only fail without
             for checkpointing in (True, False):
                 same = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
-                found = [*self._climb(same, capacity, gpu, failed), *found]
-            self._fitting[key] = found
+                layouts = [*self._climb(same, capacity, gpu, failed), *layouts]
+            self._fitting[key] = layouts
         return self._fitting[key]
 
     def _climb(
@@ -210,10 +210,10 @@ class Search:
                 continue
             if any(other.makes_needless(way, ladder.nodes) for other in fitted):
                 continue
-            found = self._fitting_of(ladder, capacity, gpu)
-            if found:
+            fitting = self._fitting_of(ladder, capacity, gpu)
+            if fitting:
                 fitted.append(way)
-                layouts += found
+                layouts += fitting
             else:
                 failed.add(way)
         return layouts

@@ -21,7 +21,7 @@ from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.plan import GIB
 from estimator.published import rows
-from estimator.published.rows import Row
+from estimator.published.rows import PublishedRow
 
 UNDER = 0.03  # a prediction this much below the measurement counts as under
 _RDMA = re.compile(r"EFA|IB|InfiniBand|RoCE|RDMA|TCPX", re.IGNORECASE)
@@ -31,7 +31,7 @@ _RDMA = re.compile(r"EFA|IB|InfiniBand|RoCE|RDMA|TCPX", re.IGNORECASE)
 class Scored:
     """One row's measurement and prediction: GiB of one GPU, or tokens/s of one GPU."""
 
-    row: Row
+    row: PublishedRow
     measured: float
     predicted: float
     upper: float | None  # of speed: the upper end of its range; None where there is none
@@ -62,7 +62,7 @@ class Score:
 class Comparison:
     """A table of measurements, scored."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     memory: tuple[Scored, ...]
     throughput: tuple[Scored, ...]
     memory_skipped: Mapping[str, str]  # reason by id: rows with a peak that isn't scored
@@ -76,7 +76,7 @@ class Comparison:
 
 
 # Names of the groups and what a row is grouped by.
-GROUPS: dict[str, Callable[[Row], str]] = {
+GROUPS: dict[str, Callable[[PublishedRow], str]] = {
     "source": lambda row: row.source,
     "framework": lambda row: row.framework,
     "method": lambda row: row.method,
@@ -92,7 +92,7 @@ def compare(path: str | Path) -> Comparison:
     return compare_rows(rows.read(path))
 
 
-def compare_rows(table: Iterable[Row]) -> Comparison:
+def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
     table = tuple(table)
     peaks, speeds = [], []
     no_peak, no_speed = {}, {}
@@ -116,43 +116,43 @@ def compare_rows(table: Iterable[Row]) -> Comparison:
     )
 
 
-def _memory(row: Row) -> Scored | str:
+def _memory(row: PublishedRow) -> Scored | str:
     """The row scored, or why it isn't."""
     if row.memory_skip or row.setup is None or row.kind is None or row.gib is None:
         return row.memory_skip or "no memory was measured"
     try:
-        found = memory.range_of(row.setup, row.kind)
+        estimate = memory.range_of(row.setup, row.kind)
     except UserError as error:
         return error.problem
     return Scored(
         row=row,
         measured=row.gib,
-        predicted=found.likely_bytes / GIB,
-        upper=found.upper_bytes / GIB,
-        basis=found.basis,
+        predicted=estimate.likely_bytes / GIB,
+        upper=estimate.upper_bytes / GIB,
+        basis=estimate.basis,
     )
 
 
-def _throughput(row: Row) -> Scored | str:
+def _throughput(row: PublishedRow) -> Scored | str:
     if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
         return row.throughput_skip or "no throughput was measured"
     gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)
     if row.network_gbps is not None:
         gbps, rdma = row.network_gbps, True
     try:
-        found = throughput.speed(row.setup, row.gpu, network_gbps=gbps, rdma=rdma)
+        speed = throughput.speed(row.setup, row.gpu, network_gbps=gbps, rdma=rdma)
     except UserError as error:
         return error.problem
-    if found.tokens_per_second is None:
-        return found.basis
-    each = found.tokens_per_second / row.setup.world_size
-    span = found.tokens_per_second_range
+    if speed.tokens_per_second is None:
+        return speed.basis
+    per_gpu = speed.tokens_per_second / row.setup.world_size
+    span = speed.tokens_per_second_range
     return Scored(
         row=row,
         measured=row.tps_per_gpu,
-        predicted=each,
+        predicted=per_gpu,
         upper=span[1] / row.setup.world_size if span else None,
-        basis=found.basis,
+        basis=speed.basis,
     )
 
 
@@ -163,11 +163,11 @@ def usual_network(gpu: Gpu, processes_per_node: int) -> tuple[float | None, bool
     That of the best connected of the clouds' largest machines with the GPU; where none is in the table, as
     for GB200, of its architecture. In proportion where NVLink joins more GPUs than that machine has (NVL72).
     """
-    known = [item for item in hardware.instances() if item.network_gbps and item.gpu_count]
-    machines = [item for item in known if item.gpu == gpu.name]
+    connected = [item for item in hardware.instances() if item.network_gbps and item.gpu_count]
+    machines = [item for item in connected if item.gpu == gpu.name]
     if not machines and gpu.architecture is not None and "NVLink" in gpu.interconnect:
         architectures = {other.name: other.architecture for other in hardware.gpus()}
-        machines = [item for item in known if architectures.get(item.gpu) == gpu.architecture]
+        machines = [item for item in connected if architectures.get(item.gpu) == gpu.architecture]
     if not machines:
         return None, False
     best = max(machines, key=lambda item: (item.gpu_count, item.network_gbps or 0))
@@ -194,12 +194,12 @@ def score(items: Iterable[Scored]) -> Score:
     )
 
 
-def grouped(items: Iterable[Scored], by: Callable[[Row], str]) -> dict[str, Score]:
+def grouped(items: Iterable[Scored], by: Callable[[PublishedRow], str]) -> dict[str, Score]:
     """A score for each group, largest group first."""
-    found: dict[str, list[Scored]] = {}
+    groups: dict[str, list[Scored]] = {}
     for item in items:
-        found.setdefault(by(item.row), []).append(item)
-    ordered = sorted(found.items(), key=lambda group: (-len(group[1]), group[0]))
+        groups.setdefault(by(item.row), []).append(item)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     return {name: score(group) for name, group in ordered}
 
 
@@ -217,30 +217,35 @@ def _share(flags: list[bool]) -> float | None:
     return sum(flags) / len(flags) if flags else None
 
 
-def _why(found: Comparison, row: Row) -> str:
+def _why(comparison: Comparison, row: PublishedRow) -> str:
     """One reason; both where a row had both measurements."""
-    reasons = [found.memory_skipped.get(row.id), found.throughput_skipped.get(row.id)]
-    given = list(dict.fromkeys(reason for reason in reasons if reason))
-    return "; ".join(given) or "neither memory nor throughput was measured"
+    reasons = [comparison.memory_skipped.get(row.id), comparison.throughput_skipped.get(row.id)]
+    distinct = list(dict.fromkeys(reason for reason in reasons if reason))
+    return "; ".join(distinct) or "neither memory nor throughput was measured"
 
 
-def as_json(found: Comparison, *, each_row: bool = False) -> dict[str, Any]:
+def as_json(comparison: Comparison, *, each_row: bool = False) -> dict[str, Any]:
     """What ``finetune compare --json`` prints."""
-    scored = {item.row.id for item in (*found.memory, *found.throughput)}
+    scored = {item.row.id for item in (*comparison.memory, *comparison.throughput)}
     answer: dict[str, Any] = {
-        "rows": len(found.rows),
+        "rows": len(comparison.rows),
         "rows_scored": len(scored),
-        "rows_skipped": found.skipped,
-        "memory": _block(found.memory, found.memory_skipped, GROUPS),
-        "throughput": _block(found.throughput, found.throughput_skipped, SPEED_GROUPS),
+        "rows_skipped": comparison.skipped,
+        "memory": _block(comparison.memory, comparison.memory_skipped, GROUPS),
+        "throughput": _block(comparison.throughput, comparison.throughput_skipped, SPEED_GROUPS),
     }
     if each_row:
-        answer["each_row"] = [*_lines("memory", found.memory), *_lines("throughput", found.throughput)]
+        answer["each_row"] = [
+            *_lines("memory", comparison.memory),
+            *_lines("throughput", comparison.throughput),
+        ]
     return answer
 
 
 def _block(
-    items: tuple[Scored, ...], skipped: Mapping[str, str], groupings: Mapping[str, Callable[[Row], str]]
+    items: tuple[Scored, ...],
+    skipped: Mapping[str, str],
+    groupings: Mapping[str, Callable[[PublishedRow], str]],
 ) -> dict[str, Any]:
     groups = {
         name: {key: asdict(value) for key, value in grouped(items, by).items()}

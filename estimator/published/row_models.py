@@ -38,14 +38,14 @@ class Dims:
 
 def model_of(dims: Dims) -> ModelSpec:
     """The row's model; raises :class:`UnsupportedRow` where neither table nor row describes it."""
-    called = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
+    of_that_name = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
     vocab = dims.vocab
     # a published vocabulary may be padded to a multiple that suits the hardware
-    named = [spec for spec in called if vocab in (None, spec.vocab)] or [
-        replace(spec, vocab=vocab) for spec in called if vocab
+    fitting = [spec for spec in of_that_name if vocab in (None, spec.vocab)] or [
+        replace(spec, vocab=vocab) for spec in of_that_name if vocab
     ]
-    if named:
-        return _nearest([variant for spec in named for variant in _positions(spec, dims)], dims)
+    if fitting:
+        return _nearest([variant for spec in fitting for variant in _positions(spec, dims)], dims)
     plain = list(_candidates(dims, (dims.hidden or 0) // (dims.heads or 1)))
     if not plain:
         raise UnsupportedRow(f"model {dims.name!r} is not in the table and the row leaves its shape blank")
@@ -64,8 +64,8 @@ def model_of(dims: Dims) -> ModelSpec:
 
 def _nearest(specs: list[ModelSpec], dims: Dims) -> ModelSpec:
     """The one whose count is nearest to the row's; the first where the row has none."""
-    said = dims.parameters
-    return specs[0] if said is None else min(specs, key=lambda spec: abs(spec.parameters - said))
+    parameters = dims.parameters
+    return specs[0] if parameters is None else min(specs, key=lambda spec: abs(spec.parameters - parameters))
 
 
 def _off(spec: ModelSpec, dims: Dims) -> float:
@@ -89,7 +89,7 @@ def _agrees(spec: ModelSpec, dims: Dims) -> bool:
         (dims.kv_heads, spec.kv_heads),
         (dims.ffn, spec.ffn),
     )
-    return all(said is None or said == have for said, have in stated)
+    return all(value is None or value == spec_value for value, spec_value in stated)
 
 
 def _candidates(dims: Dims, head_dim: int) -> Iterator[ModelSpec]:
@@ -134,9 +134,9 @@ def _normal(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _by_name() -> dict[str, tuple[ModelSpec, ...]]:
-    found: dict[str, dict[str, ModelSpec]] = {}
+    specs_by_key: dict[str, dict[str, ModelSpec]] = {}
     for name in models.names():
         spec = models.find(name)
         for key in (name, *models.aliases(name)):
-            found.setdefault(_normal(key), {})[name] = spec
-    return {key: tuple(specs.values()) for key, specs in found.items()}
+            specs_by_key.setdefault(_normal(key), {})[name] = spec
+    return {key: tuple(specs.values()) for key, specs in specs_by_key.items()}

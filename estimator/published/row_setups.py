@@ -87,20 +87,20 @@ def _precision(cells: Cells, engine: Engine) -> Precision:
     DeepSpeed and Megatron-Core always keep fp32 master weights; torchtitan, Composer and fms-fsdp keep fp32
     shards where the table is silent; elsewhere silence means the dtype of computing.
     """
-    kept, computed = cells.text("param_dtype").lower(), cells.text("compute_dtype").lower()
+    stored_dtype, compute_dtype = cells.text("param_dtype").lower(), cells.text("compute_dtype").lower()
     method = cells.text("method").lower()
-    if computed in ("fp32", "float32", "tf32"):
+    if compute_dtype in ("fp32", "float32", "tf32"):
         return "fp32"
     if engine in ("deepspeed", "megatron"):
         return "bf16-mixed"
-    if "pure" in method or re.search("16|half", kept):  # bytes are the same in fp16
+    if "pure" in method or re.search("16|half", stored_dtype):  # bytes are the same in fp16
         return "bf16"
-    if "fp16" in computed or "float16" in computed.replace("bfloat16", ""):
+    if "fp16" in compute_dtype or "float16" in compute_dtype.replace("bfloat16", ""):
         return "fp16-autocast"
     sharded = bool(cells.text("fsdp_shard") or cells.text("zero_stage"))
-    if "autocast" in computed and "autocast_adapter" not in computed:
+    if "autocast" in compute_dtype and "autocast_adapter" not in compute_dtype:
         return "bf16-autocast"
-    if "fp32" in kept or "float32" in kept or "(amp" in method or "amp" in computed:
+    if "fp32" in stored_dtype or "float32" in stored_dtype or "(amp" in method or "amp" in compute_dtype:
         return "bf16-mixed" if sharded or engine in ("torchtitan", "composer") else "bf16-autocast"
     return "bf16-mixed" if engine in ("torchtitan", "composer") else "bf16"
 
@@ -152,11 +152,11 @@ def _data_parallel(
     cells: Cells, engine: Engine, model_parallel: int, context: int
 ) -> tuple[int, StateSharding, int, int]:
     """GPUs in all, how states are shared among those that hold the same part of the model, and degrees."""
-    said, stage = cells.whole("n_gpus"), cells.whole("zero_stage")
+    gpus, stage = cells.whole("n_gpus"), cells.whole("zero_stage")
     shard, replicate = cells.whole("fsdp_shard"), cells.whole("dp_replicate") or 1
-    if said is None and shard is None:
+    if gpus is None and shard is None:
         raise UnsupportedRow("the number of GPUs is not stated")
-    world = said or (shard or 1) * replicate * model_parallel * context
+    world = gpus or (shard or 1) * replicate * model_parallel * context
     rest, remainder = divmod(world, model_parallel)
     if remainder or rest < 1:
         raise UnsupportedRow(f"{world} GPUs can't be divided by tensor x pipeline parallel {model_parallel}")
@@ -202,20 +202,20 @@ def _accumulation(cells: Cells, micro_batch: int, data_parallel: int) -> int:
     stated = cells.whole("grad_accum")
     if stated:
         return stated
-    if found := re.search(r"\bGBS ?=? ?(\d+)", cells.text("notes")):
-        return max(int(found[1]) // (micro_batch * data_parallel), 1)
+    if match := re.search(r"\bGBS ?=? ?(\d+)", cells.text("notes")):
+        return max(int(match[1]) // (micro_batch * data_parallel), 1)
     return 1
 
 
 def _schedule(cells: Cells, pipeline: int, virtual: int) -> Schedule:
     if pipeline == 1:
         return "none"
-    said = " ".join(cells.text(column) for column in ("notes", "framework", "locator")).lower()
-    if re.search(r"zero[- ]?bubble|zbv", said):
+    words = " ".join(cells.text(column) for column in ("notes", "framework", "locator")).lower()
+    if re.search(r"zero[- ]?bubble|zbv", words):
         return "zero-bubble"
-    if re.search(r"gpipe|afab|device_map|naive", said):
+    if re.search(r"gpipe|afab|device_map|naive", words):
         return "afab"
-    return "interleaved" if virtual > 1 or "interleaved" in said else "1f1b"
+    return "interleaved" if virtual > 1 or "interleaved" in words else "1f1b"
 
 
 def _per_node(cells: Cells, world: int, gpu: Gpu | None) -> int:

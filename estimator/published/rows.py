@@ -24,7 +24,7 @@ from estimator.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class PublishedRow:
     """One published measurement. ``setup`` is None where both reasons say why."""
 
     id: str
@@ -44,7 +44,7 @@ class Row:
     throughput_skip: str | None
 
 
-def read(path: str | Path) -> list[Row]:
+def read(path: str | Path) -> list[PublishedRow]:
     """All rows of the table at ``path``.
 
     Raises :class:`UserError` for a file that is missing, is not CSV, lacks a column that is needed, is empty,
@@ -53,7 +53,7 @@ def read(path: str | Path) -> list[Row]:
     return [_row(cells) for cells in table_cells.read(Path(path))]
 
 
-def _row(cells: Cells) -> Row:
+def _row(cells: Cells) -> PublishedRow:
     measured = {column: cells.number(column) for column in MEASURED}
     kind, memory_skip = None, None
     try:
@@ -82,7 +82,7 @@ def _row(cells: Cells) -> Row:
     except UserError as error:
         memory_skip, throughput_skip = memory_skip or error.problem, throughput_skip or error.problem
     memory_skip = memory_skip or _unstated(cells)
-    return Row(
+    return PublishedRow(
         id=cells.text("id"),
         source=cells.text("source"),
         framework=cells.text("framework"),
@@ -111,8 +111,8 @@ def _peak(measured: Mapping[str, float | None]) -> float | None:
 
 def _network(notes: str) -> float | None:
     """Gbit/s between nodes, from notes such as "interconnect 400Gbps"."""
-    found = re.search(r"(?:interconnect|network|fabric) (\d+) ?Gbps", notes, re.IGNORECASE)
-    return float(found[1]) if found else None
+    match = re.search(r"(?:interconnect|network|fabric) (\d+) ?Gbps", notes, re.IGNORECASE)
+    return float(match[1]) if match else None
 
 
 def find_gpu(text: str) -> Gpu | None:
@@ -128,9 +128,9 @@ def find_gpu(text: str) -> Gpu | None:
         re.sub(r"(?<=RTX)(?=\d)", " ", bare),
         f"{family} SXM",
     ):
-        found = hardware.find_gpu_by_nvml_name(name) if name else None
-        if found is not None:
-            return found
+        gpu = hardware.find_gpu_by_nvml_name(name) if name else None
+        if gpu is not None:
+            return gpu
     return None
 
 

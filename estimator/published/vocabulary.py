@@ -123,17 +123,17 @@ def targets_of(text: str) -> tuple[str, ...]:
     """LoRA's target modules by Hugging Face's names; () where the text is blank."""
     bare = re.sub(r"\(.*?\)", "", text.lower()).strip()
     tokens = [token.strip() for token in re.split(r"[,;|/+]|\s(?!linear)", bare) if token.strip()]
-    found: list[str] = []
+    modules: list[str] = []
     for token in tokens:
         if token in ("w1", "w2", "w3"):  # Llama's own names where there are three, Qwen 1's where two
             llama = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
             qwen = {"w1": "up_proj", "w2": "gate_proj"}
-            found.append((llama if "w3" in tokens else qwen)[token])
+            modules.append((llama if "w3" in tokens else qwen)[token])
         elif token in _TARGETS:
-            found += _TARGETS[token]
+            modules += _TARGETS[token]
         else:
             raise UnsupportedRow(f"LoRA target {token!r} is not known")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(modules))
 
 
 def quantization_of(text: str, quantised: bool) -> Quantization:

@@ -149,7 +149,7 @@ def volumes(setup: Setup) -> Volumes:
     all-to-alls in either direction (Lepikhin et al. 2020, arXiv:2006.16668).
     """
     model, size = setup.model, 4 if setup.precision == "fp32" else 2
-    own = 1 / (setup.tensor * setup.pipeline)  # of the weights, before data parallel sharding
+    rank_share = 1 / (setup.tensor * setup.pipeline)  # of the weights, before data parallel sharding
     count = weights_of(model)
     experts = count.one_expert * model.experts
     weights = count.all - experts + experts / setup.expert
@@ -163,13 +163,13 @@ def volumes(setup: Setup) -> Volumes:
     stage = -(-model.layers // setup.pipeline)
     gather = gather_step = replicas = 0.0
     if setup.sharding == "fsdp" or setup.zero_stage == 3:
-        gather = (2 * stored + trained) * own
-        replicas = 2 * trained * own / setup.shard
+        gather = (2 * stored + trained) * rank_share
+        replicas = 2 * trained * rank_share / setup.shard
     elif setup.sharding == "shard_grad_op":
-        gather = (stored + trained) * own
-        replicas = 2 * trained * own / setup.shard
+        gather = (stored + trained) * rank_share
+        replicas = 2 * trained * rank_share / setup.shard
     else:
-        gather_step = 2 * trained * own
+        gather_step = 2 * trained * rank_share
     width = tokens * model.hidden * size
     tensor = (4 + 4 + 2 * repeats) * width * stage if setup.tensor > 1 else 0.0
     keys = tokens * (model.kv_dim + model.v_dim) * size
@@ -207,7 +207,7 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     """
     volume = volumes(setup)
     tensor, shard = setup.tensor, setup.shard
-    found = [
+    times = [
         wires.ring(volume.tensor, tensor),
         wires.exchange(volume.expert, setup.expert, tensor, max(setup.model.experts_per_token, 1)),
         wires.ring(volume.context, setup.context, tensor),
@@ -216,8 +216,8 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
         wires.ring(volume.gather_step, shard * setup.replicate, tensor),
         wires.ring(volume.replicas_step, setup.replicate, tensor * shard),
     ]
-    seconds = [value for value in found if value is not None]
-    if len(seconds) < len(found):
+    seconds = [value for value in times if value is not None]
+    if len(seconds) < len(times):
         return None
     return Times(
         tensor=seconds[0],

@@ -39,9 +39,9 @@ class Efficiency:
     def get(self, name: str, *scopes: str) -> float | None:
         """The value in the first of the scopes that has one, then of "*"; None where there is none."""
         for scope in (*scopes, "*"):
-            found = self.table.get((name, scope))
-            if found is not None:
-                return found.value
+            coefficient = self.table.get((name, scope))
+            if coefficient is not None:
+                return coefficient.value
         return None
 
     def of(self, name: str, *scopes: str) -> float:

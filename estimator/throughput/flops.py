@@ -135,7 +135,7 @@ def work(setup: Setup) -> Work:
     attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
     rest_passes = 3 + repeat_rest + reference
     read = (dense + _resident_experts(setup)) * split * (4 if setup.precision == "fp32" else 2)
-    kept = tokens * model.hidden * stage * model.layers / setup.tensor
+    saved = tokens * model.hidden * stage * model.layers / setup.tensor
     unpacked = 0.0
     if setup.quantization != "none":
         unpacked = weights.linear * split * (QUANTISED_BYTES[setup.quantization] + 2)
@@ -148,7 +148,7 @@ def work(setup: Setup) -> Work:
         weights=read * passes,
         dequantised=unpacked * passes,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
-        offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * kept,
+        offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * saved,
         trained=setup.trainable_parameters if setup.adapters else weights.all,
         model_flops_per_token=_model_flops(setup),
     )

@@ -219,9 +219,9 @@ def test_columns_that_share_a_stem_differ_in_their_unit_only() -> None:
 
 
 def test_every_cell_of_the_shipped_tables_keeps_the_rules_for_users_files() -> None:
-    from estimator.hardware.csv_files import read
+    from estimator.hardware.csv_files import read_rows
 
-    gpus, machines = (read(hardware.DATA / name) for name in ("gpus.csv", "instances.csv"))
+    gpus, machines = (read_rows(hardware.DATA / name) for name in ("gpus.csv", "instances.csv"))
     assert (len(gpus), len(machines)) == (len(hardware.gpus()), len(hardware.instances()))
     assert {name for row in gpus for name in row.cells} == GPU.keys()
     assert {name for row in machines for name in row.cells} == INSTANCE.keys()

@@ -58,7 +58,7 @@ def table(folder: Path, *lines: dict[str, str]) -> Path:
     return path
 
 
-def read(folder: Path, **cells: str) -> rows.Row:
+def read(folder: Path, **cells: str) -> rows.PublishedRow:
     return rows.read(table(folder, cells))[0]
 
 
