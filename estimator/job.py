@@ -22,7 +22,10 @@ DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One fine-tuning job. None and "auto" are for the planner to decide."""
+    """One fine-tuning job. None and "auto" are for the planner to decide.
+
+    Raises UserError for a value that is not known or not possible, and for values that contradict each other.
+    """
 
     model: ModelSpec
     method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
@@ -160,19 +163,20 @@ class Job:
 
     @property
     def trainable_parameters(self) -> int:
+        """Parameters that are trained: all of the model, or the adapters."""
         if not self.adapters:
             return self.model.parameters
         return self.model.lora_parameters(self.lora_rank, self.lora_targets)
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all sequences; a preference pair is two."""
+        """Tokens of all sequences of one optimizer step; a preference pair is two sequences."""
         return self.global_batch_size * self.seq_len * (2 if self.task in PAIR_TASKS else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a local machine, or each node of a scheduler's allocation, has; given in by the caller."""
+    """What a local machine, or each node of a scheduler's allocation, has. The caller looks it up."""
 
     gpus: tuple[tuple[str, int], ...] = ()  # (NVML product name, memory in bytes)
     cpu_cores: int
@@ -207,23 +211,23 @@ class Target:
 
     @property
     def at_hand(self) -> bool:
-        """Whether the machines are there already, rather than to be chosen."""
+        """Whether the machines are there already, rather than to be chosen by the planner."""
         return self.kind in ("local", "allocation")
 
     @property
     def sharers(self) -> int:
-        """Nodes that share the one machine."""
+        """How many nodes share the one machine."""
         return (self.nodes or 1) if self.kind == "local" else 1
 
 
 def divides_heads(model: ModelSpec, degree: int) -> bool:
-    """Whether so many tensor parallel processes get equal parts of the heads and of the MLP."""
+    """Whether ``degree`` tensor parallel processes get equal parts of the heads and of the MLP."""
     shared = model.kv_heads % degree == 0 or degree % model.kv_heads == 0
     return model.heads % degree == 0 and shared and model.ffn % degree == 0
 
 
 def divides_sequence(seq_len: int, degree: int) -> bool:
-    """Whether context parallel processes get equal work.
+    """Whether ``degree`` context parallel processes get equal work.
 
     With a causal mask each takes one piece from the front and one from the back (zig-zag): twice as many
     pieces as processes. Megatron-LM, core/utils.py, get_batch_on_this_cp_rank.
@@ -232,6 +236,7 @@ def divides_sequence(seq_len: int, degree: int) -> bool:
 
 
 def divisors(number: int) -> list[int]:
+    """All whole numbers that divide ``number``, in order."""
     return [degree for degree in range(1, number + 1) if number % degree == 0]
 
 

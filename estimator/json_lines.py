@@ -13,7 +13,7 @@ LOCK_SECONDS = 5.0  # a writer holds the lock for one line; a longer wait is a f
 
 
 def append(path: Path, line: str) -> None:
-    """Add one line; raises OSError where the file can't be written or locked."""
+    """Add one line to a file, made if need be; raises OSError where it can't be written or locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = line + "\n"
     with path.open("a+b") as file, _locked(file.fileno(), fcntl.LOCK_EX):
@@ -30,7 +30,7 @@ def append(path: Path, line: str) -> None:
 
 
 def read(path: Path) -> list[str]:
-    """All lines; those of a killed writer may be damaged. Raises OSError where the file can't be read."""
+    """All lines of a file. A killed writer may have left half a line. OSError where it can't be read."""
     with path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
         return file.read().decode(errors="replace").splitlines()
 

@@ -53,6 +53,7 @@ class MemoryEstimate:
 
     @property
     def likely_bytes(self) -> int:
+        """The sum of the categories."""
         return sum(value for _, value in self.categories)
 
     @property
@@ -63,7 +64,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is asked of the cluster, for each node unless said otherwise."""
+    """What is asked of the cluster; sizes and counts are of one node unless said otherwise."""
 
     nodes: int
     gpus_per_node: int  # 0: the job runs on CPUs
@@ -103,11 +104,12 @@ class Layout:
 
     @property
     def world_size(self) -> int:
+        """Processes of all nodes."""
         return self.nodes * self.processes_per_node
 
     @property
     def data_parallel(self) -> int:
-        """Processes (or groups of them) that see different sequences."""
+        """Processes (or groups of them that work on the same sequences) that see different sequences."""
         return self.world_size // (self.tensor_parallel * self.context_parallel * self.pipeline_parallel)
 
     @property
@@ -137,7 +139,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
-    """A value of the user's that replaced a planned one."""
+    """A planned value that was replaced, by what, and who said so."""
 
     name: str
     planned: str
@@ -147,7 +149,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRate:
-    """A rate to start a search of one's own from: a published run's, carried over to this batch by a rule."""
+    """A learning rate to start a search from: a published run's, carried over to this batch by a rule."""
 
     rule: Literal["sqrt", "linear"]
     value: float
@@ -176,7 +178,7 @@ class Plan:
 
     @property
     def planned_only(self) -> str | None:
-        """Why this package can't run the plan; None where it can."""
+        """Why this package can't run the plan, in one clause; None where it can."""
         for what, value, known in (
             ("engine", self.engine, LAUNCHED_ENGINES),
             ("method", self.method, LAUNCHED_METHODS),
@@ -188,6 +190,7 @@ class Plan:
         return None
 
     def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values; tuples stay tuples."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
@@ -201,7 +204,7 @@ class Plan:
         return plan
 
     def with_override(self, override: Override, **request: Any) -> Plan:
-        """The same plan with ``request`` fields replaced and the override noted."""
+        """The same plan with these fields of its request replaced, and the override noted."""
         return dataclasses.replace(
             self,
             request=dataclasses.replace(self.request, **request),

@@ -35,7 +35,11 @@ Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """One training step as memory and time see it. Counts are of processes; one process has one GPU."""
+    """One training step as memory and time see it. Counts are of processes; one process has one GPU.
+
+    Raises UserError for a value that is not known or not possible, and for degrees that don't divide the
+    model.
+    """
 
     model: ModelSpec
     engine: Engine = "torchtune"
@@ -133,6 +137,7 @@ class Setup:
 
     @property
     def nodes(self) -> int:
+        """Machines that the processes take, ``processes_per_node`` on each."""
         return -(-self.world_size // self.processes_per_node)
 
     @property
@@ -147,21 +152,22 @@ class Setup:
 
     @property
     def sequences(self) -> int:
-        """Sequences in one forward pass of one process: pairs count twice."""
+        """Sequences in one forward pass of one process; a preference pair is two sequences."""
         return self.micro_batch_size * (2 if self.task in ("dpo", "orpo", "reward") else 1)
 
     @property
     def tokens(self) -> int:
-        """Tokens in one forward pass of one process, its share of the context alone."""
+        """Tokens in one forward pass of one process: with context parallel, its share of each sequence."""
         return self.sequences * self.seq_len // self.context
 
     @property
     def zero_stage(self) -> int | None:
-        """DeepSpeed's stage, None where it is not DeepSpeed's."""
+        """DeepSpeed's ZeRO stage; None where the engine is not DeepSpeed."""
         return int(self.sharding[-1]) if self.sharding.startswith("zero") else None
 
     @property
     def trainable_parameters(self) -> int:
+        """Parameters that are trained: all of the model, or adapters and modules trained beside them."""
         if not self.adapters:
             return self.model.parameters
         return self.adapter_parameters + self.trained_module_parameters

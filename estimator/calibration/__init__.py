@@ -48,7 +48,7 @@ ADDED = "calibration"  # the category of what runs need beyond the formulas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """What runs of one engine, method and GPU say about an estimate."""
+    """What finished runs of one engine, method and GPU say about an estimate of the same kind."""
 
     gpu: str  # "cpu" where it is one
     factor: float  # on the likely value
@@ -57,12 +57,13 @@ class Correction:
 
     @property
     def basis(self) -> str:
+        """The evidence in words, for an estimate's ``basis``: number of runs, factor, largest ratio."""
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         return f"calibrated on {runs}: x{self.factor:.2f}, at most x{self.largest_ratio:.2f} measured"
 
 
 class Calibration:
-    """Corrections by engine, method and GPU."""
+    """Corrections by engine, method and GPU, from the finished runs of a store."""
 
     def __init__(self, finished: Iterable[Finished] = ()) -> None:
         self._ratios: dict[tuple[str, str, str, str], list[float]] = {}
@@ -71,7 +72,7 @@ class Calibration:
             self._ratios.setdefault(key, []).append(run.ratio)
 
     def correction(self, engine: str, method: str, gpu: str) -> Correction | None:
-        """What is known of such runs; None where there are none that today's formulas predicted.
+        """The correction from runs of this engine, method and GPU; None where today's formulas made none.
 
         ``gpu`` is a GPU's name of the table or "cpu". factor = exp(n / (n + PRIOR_RUNS) x the median of
         ln(measured / predicted)): shrunk towards 1 while runs are few, and not moved far by one odd run.
@@ -88,30 +89,33 @@ class Calibration:
         return Correction(gpu=gpu, factor=factor, largest_ratio=max(ratios), runs=n)
 
     def of(self, setup: Setup, gpu: str | None) -> Correction | None:
-        """The correction for a step on a GPU of that name; None is an unknown GPU."""
+        """The correction for a training step on a GPU of that name; None where GPU or runs are unknown."""
         where = "cpu" if setup.device == "cpu" else gpu
         return self.correction(setup.engine, method_of(setup), where) if where else None
 
     def corrected(self, estimate: MemoryEstimate, setup: Setup, gpu: str | None) -> MemoryEstimate:
-        """The estimate as earlier runs correct it, with a note of the formulas that it was made by."""
+        """The estimate as earlier runs correct it, marked with today's formulas (:func:`formulas`)."""
         correction = self.of(setup, gpu)
         uncorrected = dataclasses.replace(estimate, formulas=formulas(setup.engine, method_of(setup)))
         return apply(uncorrected, correction) if correction else uncorrected
 
 
 def load(path: Path | str | None = None) -> tuple[Calibration, tuple[str, ...]]:
-    """The store's corrections, and a line for each of its lines that can't be used."""
+    """Read the store at ``path`` (default: :func:`~estimator.calibration.finished.default_path`).
+
+    Returns its corrections, and one line for each line of the file that can't be used.
+    """
     records = Store(path).read()
     return Calibration(records.finished), records.problems
 
 
 def correction(setup: Setup, gpu: str | None, *, store: Store | None = None) -> Correction | None:
-    """What the local store says about a step on a GPU of that name."""
+    """The local store's correction for a training step on a GPU of that name; None where it has none."""
     return Calibration((store or Store()).read().finished).of(setup, gpu)
 
 
 def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
-    """An uncorrected estimate, corrected.
+    """Correct an estimate that has not been corrected yet; raises ValueError for one that has.
 
     likely = factor x likely. Where that is more, the difference is a category of its own; where it is less,
     it comes off the empirical categories in proportion, and off the others only when those are used up.
@@ -160,15 +164,16 @@ def _scaled(categories: tuple[tuple[str, int], ...], target: int) -> tuple[tuple
 
 
 def method_of(setup: Setup) -> str:
-    """The name that users give a step's method: adapters on a quantised base are qlora and qdora."""
+    """The user's name of a step's method: full, lora, dora; with a quantised base qlora, qdora."""
     return f"q{setup.method}" if setup.quantization != "none" else setup.method
 
 
 @lru_cache(maxsize=64)
 def formulas(engine: Engine, method: str) -> str:
-    """A mark of what the formulas predict for an engine and method today.
+    """A mark (12 hexadecimal digits) of what the formulas predict for an engine and method today.
 
-    Runs that other formulas predicted say nothing about today's error.
+    It is a hash of three predictions, so it changes when the formulas do. Runs that other formulas predicted
+    say nothing about today's error.
     """
     from estimator import memory, models
 

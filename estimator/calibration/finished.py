@@ -20,7 +20,11 @@ LARGEST_RATIO = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """One finished run: predicted and measured peak of its largest process, in bytes."""
+    """One finished run: the predicted and the measured peak memory of its largest process, in bytes.
+
+    Raises UserError for a name that is empty, a size below 1, and two sizes that are more than
+    ``LARGEST_RATIO`` times apart.
+    """
 
     engine: str
     method: str  # "full", "lora", "qlora", "dora", "qdora"
@@ -58,15 +62,16 @@ class Finished:
 
     @property
     def ratio(self) -> float:
-        """Measured over predicted."""
+        """Measured bytes over predicted bytes."""
         return self.measured_bytes / self.predicted_bytes
 
     def to_json(self) -> str:
+        """One line of JSON, keys sorted, without a line break."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Finished:
-        """Read :meth:`to_json`'s text; raises UserError with what is wrong with it."""
+        """The run of a line that :meth:`to_json` wrote; raises UserError with what is wrong with the line."""
         try:
             values = json.loads(text)
         except ValueError:
@@ -87,7 +92,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What a store holds, and a line for each of its lines that can't be used."""
+    """The runs of a store, and one line for each of the store's lines that can't be used."""
 
     finished: tuple[Finished, ...]
     problems: tuple[str, ...]
@@ -104,7 +109,7 @@ class Store:
         json_lines.append(self.path, finished.to_json())
 
     def read(self) -> Records:
-        """All runs, the first of each name; damaged lines are told, not raised."""
+        """All runs; of several with one name the first. Damaged lines end up in ``problems``; no error."""
         try:
             lines = json_lines.read(self.path)
         except FileNotFoundError:
@@ -128,7 +133,7 @@ class Store:
 
 
 def default_path() -> Path:
-    """``FINETUNE_CALIBRATION``, else calibration.jsonl in the user's data folder (XDG)."""
+    """The store's file: ``FINETUNE_CALIBRATION``, else calibration.jsonl in the user's data folder (XDG)."""
     path = os.environ.get(VARIABLE)
     if path:
         return Path(path).expanduser()

@@ -24,7 +24,7 @@ from estimator.throughput import MeasuredBandwidth, Speed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What the step runs on; None is not known."""
+    """What a training step runs on: GPU, machine, links, and what was measured there. None is not known."""
 
     gpu: Gpu | None
     instance: Instance | None  # whose price and network are taken
@@ -39,7 +39,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """None is not known."""
+    """The estimate of one configuration: memory in bytes, speed, price in USD. None is not known."""
 
     setup: Setup
     site: Site
@@ -54,7 +54,7 @@ class Answer:
     usd: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; sizes in bytes."""
+        """The answer as plain values for JSON; sizes in bytes, their units in the keys."""
         setup = dataclasses.asdict(self.setup)
         setup["model"] = self.setup.model.name
         return {
@@ -98,7 +98,7 @@ class Answer:
         }
 
     def to_row(self) -> dict[str, Any]:
-        """One row of CSV."""
+        """The answer as one flat row for CSV; sizes in bytes."""
         setup, speed = self.setup, self.speed
         return {
             "model": setup.model.name,
@@ -124,7 +124,10 @@ class Answer:
 
 @contextlib.contextmanager
 def catalogue(file: Path | None) -> Iterator[None]:
-    """The GPUs and machines of the tables, with the user's own file over them."""
+    """Inside this context GPUs and machines come from the tables with the user's own ``file`` over them.
+
+    Raises UserError for a file that can't be read. None leaves the default catalogue in place.
+    """
     if file is None:
         yield
         return
@@ -133,7 +136,10 @@ def catalogue(file: Path | None) -> Iterator[None]:
 
 
 def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer:
-    """Estimate one configuration; raises UserError for a value that can't be used."""
+    """Estimate the configuration that the command line's options describe.
+
+    Raises UserError for an option's value that is not known and for values that contradict each other.
+    """
     instance = hardware.instance(place.instance_type) if place.instance_type else None
     gpus = options.gpus if options.gpus is not None else (instance.gpu_count if instance else 1)
     setup = setup_from(options, models.resolve(options.model), gpus)
@@ -141,6 +147,7 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
 
 
 def estimate_setup(setup: Setup, site: Site) -> Answer:
+    """Estimate memory, disk, speed and price of one training step at a site; no option is read here."""
     gpu, machine = site.gpu, site.instance
     capacity = gpu.vram_bytes if gpu and setup.device == "cuda" else None
     estimate = memory.estimate(setup, capacity_bytes=capacity)
@@ -170,9 +177,10 @@ def estimate_setup(setup: Setup, site: Site) -> Answer:
 
 
 def site_of(place: PlaceOptions, setup: Setup, instance: Instance | None) -> Site:
-    """The GPU and the machine that the options name.
+    """The GPU and machine that the options name; ``instance`` is that of ``--instance-type``, if any.
 
-    Where only a GPU is named: the cheapest machine that has as many of it as each node of the step.
+    Where only a GPU is named: the cheapest machine that has as many of it as each node of the step. Raises
+    UserError where GPU, machine and the step's number of processes contradict each other.
     """
     if place.network_gbps is not None and place.network_gbps <= 0:
         raise UserError(f"--network-gbps {place.network_gbps:g} must be above 0.")

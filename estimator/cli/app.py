@@ -30,10 +30,12 @@ class Commands(TyperGroup):
     """Loads a command's module when that command is called, and no other's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Note the command line as it was typed, for the commands that are suggested where no plan fits."""
         ctx.meta["command"] = shlex.join([ctx.info_name or "finetune", *args])
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Replace the stand-in of the command that was called by the command itself, from its module."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 
@@ -56,7 +58,7 @@ class Commands(TyperGroup):
 
 
 def load(name: str) -> Any:
-    """The command of that name, from its module."""
+    """The typer command of that name, from ``estimator/cli/NAME.py``."""
     module = importlib.import_module(f"estimator.cli.{name}")
     program = typer.Typer(add_completion=False)
     program.command(name, help=_help(module, name))(getattr(module, name))

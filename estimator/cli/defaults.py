@@ -11,7 +11,10 @@ from estimator.setup import Checkpointing, LossKind, Precision, Quantization, St
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineDefaults:
-    """One engine's. On one process nothing is sharded."""
+    """What one engine does where an option is left out.
+
+    ``*_unsharded`` holds where one process has all the states, ``*_sharded`` where several divide them.
+    """
 
     precision: Precision
     precision_unsharded: Precision | None = None  # where no process shares the states; None: the same
@@ -30,12 +33,15 @@ class EngineDefaults:
     source: str
 
     def precision_of(self, *, sharded: bool) -> Precision:
+        """The precision where the states are ``sharded`` over processes, or are not."""
         return self.precision if sharded else self.precision_unsharded or self.precision
 
     def checkpointing_of(self, *, sharded: bool) -> Checkpointing:
+        """The activation checkpointing where the states are ``sharded`` over processes, or are not."""
         return (self.checkpointing_sharded if sharded else None) or self.checkpointing
 
     def chunks_of(self, seq_len: int) -> int:
+        """Chunks of the loss for sequences of ``seq_len`` tokens."""
         return max(seq_len // self.loss_positions, 1) if self.loss_positions else self.loss_chunks
 
 
@@ -96,7 +102,7 @@ ENGINES: dict[str, EngineDefaults] = {
 
 
 def defaults(engine: str) -> EngineDefaults:
-    """That engine's row; raises UserError with the known ones."""
+    """The defaults of one engine; raises UserError, naming the known engines, for another name."""
     if engine not in ENGINES:
         raise UserError(f"--engine {engine} is not known.", f"Choose one of {', '.join(ENGINES)}.")
     return ENGINES[engine]

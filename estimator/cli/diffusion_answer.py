@@ -25,7 +25,7 @@ def show(
     as_csv: bool,
     exact: bool,
 ) -> None:
-    """Print the answer; raises UserError for a value that can't be used."""
+    """Print a diffusion model's estimate; raises UserError for an option's value that can't be used."""
     if exact:
         raise UserError(
             f"Exact mode can't trace {model.name}: it knows language models.", "Leave --exact out."
@@ -67,7 +67,7 @@ def show(
 def memory_of(
     model: DiffusionSpec, options: SetupOptions, image_size: int
 ) -> tuple[dict[str, int | None], list[str]]:
-    """Bytes of one process by category, None where unknown, and a clause for each unknown."""
+    """Bytes of one process by category (None where unknown), and a clause for each thing that is unknown."""
     precision = options.precision or "bf16"
     parts: dict[str, int | None] = {
         "weights": None,

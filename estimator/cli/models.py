@@ -24,7 +24,7 @@ _SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRow:
-    """One model as this command shows it; None where a field means nothing for it."""
+    """One model as ``finetune models`` lists it; None where a field means nothing for the model."""
 
     name: str
     aliases: tuple[str, ...]
@@ -46,6 +46,7 @@ class ModelRow:
     source: str
 
     def values(self) -> dict[str, Any]:
+        """The fields by name, in the order in which they are shown."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

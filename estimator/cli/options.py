@@ -34,7 +34,7 @@ def _one_of(values: tuple[str, ...], text: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetupOptions:
-    """One training step, as options say it. None is: as the engine does by default."""
+    """The options that describe one training step. None: as the engine does by default (cli/defaults.py)."""
 
     model: Annotated[
         str,
@@ -166,7 +166,7 @@ class SetupOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceOptions:
-    """What the step runs on, and what is known of it."""
+    """The options that say what a training step runs on, and what is known of that place."""
 
     gpu: Annotated[
         str | None, Option(help="A name of `finetune gpus`: capacity and speed.", rich_help_panel=_PLACE)
@@ -202,7 +202,11 @@ class PlaceOptions:
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters that are dataclasses of options are one option for each of their fields."""
+    """Decorate a command: a parameter whose type is a dataclass of options becomes an option for each field.
+
+    typer reads a command's signature, in which a dataclass would be one argument. So the command gets a
+    signature with the fields in place of the dataclass, and puts the dataclass together when it is called.
+    """
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []

@@ -26,11 +26,15 @@ def console() -> Console:
 
 
 def print_json(value: Any) -> None:
+    """Write a value as indented JSON to standard output."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with a header of all their columns, in the order in which they first come; None is empty."""
+    """Write rows as CSV to standard output.
+
+    The header has all columns of all rows, in the order in which they first come; None is an empty cell.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()
@@ -38,7 +42,7 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def note(text: str) -> None:
-    """A line beside the answer, which must not end up in it."""
+    """Write a line to standard error, so that it does not end up in JSON or CSV."""
     print(text, file=sys.stderr)
 
 
@@ -50,7 +54,7 @@ def one_format(**formats: bool) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole; raises UserError where that is not possible."""
+    """Write ``text`` as the whole file; raises UserError where the file can't be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -60,8 +64,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def hours(value: float) -> str:
+    """Hours as people read them: minutes below two hours."""
     return f"{value * 60:.0f} min" if value < 2 else f"{value:,.1f} h"
 
 
 def usd(value: float) -> str:
+    """An amount in USD, with cents."""
     return f"${value:,.2f}"

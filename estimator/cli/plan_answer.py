@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def row_of(rank: int, plan: Plan) -> dict[str, Any]:
+    """One plan as a flat row for CSV and JSON: sizes in bytes, prices in USD; None is not known."""
     request, layout, prediction = plan.request, plan.layout, plan.prediction
     price = None
     if prediction.usd_per_hour is not None and prediction.tokens_per_second is not None:
@@ -45,6 +46,7 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
 
 
 def show(ranking: Ranking) -> None:
+    """Print the order, a table of all plans, and the best plan in full."""
     console = output.console()
     console.print(f"Order: {ranking.order}")
     console.print(_table(ranking))

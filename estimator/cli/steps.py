@@ -14,7 +14,7 @@ from estimator.setup import Setup
 
 
 def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
-    """The step that the options ask for, on ``gpus`` GPUs of each machine.
+    """The training step that the options describe, on ``gpus`` GPUs of each machine.
 
     Raises UserError for a value that is not known and for values that contradict each other.
     """

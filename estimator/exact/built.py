@@ -13,7 +13,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # tokens, labels (b
 
 @dataclass(kw_only=True, slots=True)
 class BuiltModel:
-    """A model and where its parts are."""
+    """A model on fake tensors, where its parts are, and how it is called."""
 
     model: nn.Module
     blocks: list[nn.Module]
@@ -22,4 +22,5 @@ class BuiltModel:
 
     @property
     def trained(self) -> list[nn.Parameter]:
+        """The parameters that have gradients."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -31,9 +31,9 @@ KERNELS = {
 
 
 def compile_blocks(setup: Setup, blocks: list[nn.Module], dtype: torch.dtype) -> None:
-    """Each block's forward pass compiled, as torchtune and torchtitan do; blocks share their graphs.
+    """Replace each block's forward pass by a compiled one, as torchtune and torchtitan do.
 
-    The graphs are made here, before anything is followed: making them allocates too.
+    All blocks share the graphs. They are made here, before anything is followed: making them allocates too.
     """
     first: Any = blocks[0]
     code = first.forward
@@ -80,7 +80,7 @@ def compile_loss(
     shapes: set[tuple[int, int]],
     dtype: torch.dtype,
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A loss compiled for logits of these shapes, [tokens, vocabulary]."""
+    """Compile a loss for logits of these shapes, [tokens, vocabulary]."""
     graphs: dict[tuple[int, ...], Any] = {}
     for shape in shapes:
         graphs[shape] = _compiled(function)

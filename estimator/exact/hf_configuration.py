@@ -14,7 +14,10 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
 
 
 def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """Keyword arguments of ``AutoConfig.for_model`` beside the model type."""
+    """The keyword arguments that give ``AutoConfig.for_model(family, ...)`` this model's shape.
+
+    ``seq_len`` raises the number of positions where the model was made for fewer tokens.
+    """
     common: dict[str, Any] = {"vocab_size": spec.vocab, "use_cache": False}
     if spec.family in OTHER_NAMES:
         shape = {theirs: getattr(spec, ours) for ours, theirs in OTHER_NAMES[spec.family].items()}

@@ -18,8 +18,10 @@ NF4_BLOCK, NF4_SCALER_BLOCK = 64, 256
 
 
 class FusedRmsNorm(torch.autograd.Function):
-    """aten::_fused_rms_norm, which CUDA takes where input and weight have one type: it saves the input and
-    one fp32 number a row (aten/src/ATen/native/layer_norm.cpp)."""
+    """A stand-in for aten::_fused_rms_norm, which CUDA takes where input and weight have one type.
+
+    The real kernel saves the input and one fp32 number a row (aten/src/ATen/native/layer_norm.cpp).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -33,7 +35,7 @@ class FusedRmsNorm(torch.autograd.Function):
 
 
 class Nf4Product(torch.autograd.Function):
-    """torchao's linear_nf4: the weight is made whole for the product, forward and backward, and dropped."""
+    """A stand-in for torchao's linear_nf4, which unpacks the weight for each product and drops it then."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
@@ -49,13 +51,15 @@ class Nf4Product(torch.autograd.Function):
 
 
 def linear_nf4(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torchao's name
+    """torchao's ``linear_nf4``, replaced by :class:`Nf4Product`."""
     return Nf4Product.apply(input, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def to_nf4(weight: torch.Tensor, **_: Any) -> torch.Tensor:
-    """As many bytes as 4 bits a weight take, in the weight's own type: integers can't be parameters.
+    """A tensor with the bytes of the weight in 4 bits, in the weight's type: integers can't be parameters.
 
-    Two dimensions of odd proportions tell such a weight from others: no linear layer has one input.
+    Shape [bytes / element size, 1]. One column tells such a weight from others: no linear layer has one
+    input.
     """
     return torch.empty(weight.numel() // (2 * weight.element_size()), 1, dtype=weight.dtype)
 

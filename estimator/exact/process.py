@@ -26,7 +26,7 @@ NEEDED = {  # package -> engines that are traced with it
 
 
 def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
-    """One trace for each setup, all in one process. Raises UserError where it fails or takes too long."""
+    """Trace all setups in one child process; UserError where it fails or takes over ``time_limit_s``."""
     for package, engines in NEEDED.items():
         if any(setup.engine in engines for setup in setups) and find_spec(package) is None:
             raise UserError(f"exact mode needs {package}: pip install 'metaflow-finetune[train]'")
@@ -80,7 +80,7 @@ def _kill(child: subprocess.Popen[str]) -> None:
 
 
 def setup_from(values: dict[str, Any]) -> Setup:
-    """The Setup that ``dataclasses.asdict`` and JSON have made a dict of."""
+    """The Setup that was turned into JSON through ``dataclasses.asdict``."""
     model = {item.name: _frozen(values["model"][item.name]) for item in fields(ModelSpec)}
     rest = {name: _frozen(value) for name, value in values.items() if name != "model"}
     return Setup(model=ModelSpec(**model), **rest)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """The largest sum of live bytes in one part of the step, and what it is made of."""
+    """One part of the training step: its largest sum of live bytes, by category."""
 
     name: str
     parts: tuple[tuple[str, int], ...]  # category of estimator.memory -> bytes
 
     @property
     def total_bytes(self) -> int:
+        """The sum of the categories."""
         return sum(size for _, size in self.parts)
 
 
@@ -36,10 +37,12 @@ class ExactEstimate:
 
     @property
     def peak(self) -> Moment:
+        """The part of the step that holds the most live bytes."""
         return max(self.moments, key=lambda moment: moment.total_bytes)
 
     @property
     def peak_bytes(self) -> int:
+        """Live bytes at the peak."""
         return self.peak.total_bytes
 
     @property

@@ -39,7 +39,10 @@ class Meshes:
 
 @contextmanager
 def fake_processes(setup: Setup) -> Iterator[Meshes | None]:
-    """Meshes of this process and others that answer nothing; None for a process alone."""
+    """Inside this context a process group exists whose other members answer nothing.
+
+    Yields its meshes; None where the step runs on one process alone.
+    """
     if not (setup.sharding in FSDP or setup.tensor > 1):
         yield None
         return
@@ -73,7 +76,7 @@ def _real_ranks() -> Iterator[None]:
 
 
 def split_tensors(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
-    """Tensor parallel: torchtune's own plan, or torchtitan's with the norms on shards of the sequence."""
+    """Apply tensor parallel: torchtune's plan, or torchtitan's, whose norms take shards of the sequence."""
     for block in built.blocks:
         attention: Any = block.attn
         for name in ("num_heads", "num_kv_heads", "embed_dim"):
@@ -115,7 +118,7 @@ def _sequence_plan() -> dict[str, Any]:
 
 
 def shard(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
-    """FSDP2 over blocks, and over what is left as the root.
+    """Apply FSDP2 to each block, and to what is left as the root.
 
     torchtune frees every gathered group after the forward pass (training.shard_model); torchtitan keeps the
     last block and the root, which are needed again at once (models/llama3/infra/parallelize.py).
@@ -133,7 +136,7 @@ def shard(setup: Setup, built: BuiltModel, meshes: Meshes) -> None:
 
 @contextmanager
 def communication(tracker: StepTracker) -> Iterator[None]:
-    """What FSDP2 allocates to gather and to reduce counts as communication buffers."""
+    """Inside this context, what FSDP2 allocates to gather and to reduce counts as communication buffers."""
     with ExitStack() as stack:
         for name in ("unshard", "wait_for_unshard", "post_backward"):
             method = _as_communication(getattr(FSDPParamGroup, name), tracker)
@@ -161,12 +164,12 @@ _followed: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
-    """This process's part of a parameter."""
+    """The part of a parameter that this process holds, as a plain tensor."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of this process's part, reduced where tensor parallel has left it whole."""
+    """The gradient of this process's part of a parameter, reduced where tensor parallel has left it whole."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
         gradient = gradient.redistribute(placements=parameter.placements).to_local()

@@ -20,7 +20,7 @@ def check(setup: Setup) -> None:
 
 
 def untraceable(setup: Setup) -> str | None:
-    """The reason why not, in one clause; None where it can be traced."""
+    """Why a training step can't be traced, in one clause; None where it can be."""
     model = setup.model
     if setup.engine not in ENGINES:
         return f"it knows the models of {', '.join(ENGINES)}, not of {setup.engine}"

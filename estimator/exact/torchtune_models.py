@@ -20,7 +20,7 @@ ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj
 
 
 def build(setup: Setup) -> BuiltModel:
-    """The model on fake tensors, with its step's forward pass and loss."""
+    """Build torchtune's model of the setup's shape on fake tensors, with its forward pass and loss."""
     from torchtune.models.llama3_1._position_embeddings import Llama3ScaledRoPE
 
     name, extra = _builder(setup)
@@ -56,7 +56,7 @@ def build(setup: Setup) -> BuiltModel:
 
 
 def compile_blocks(setup: Setup, built: BuiltModel) -> None:
-    """Before checkpointing, as the recipes do it."""
+    """Compile the blocks as torchtune's recipes do; to be called before checkpointing wraps them."""
     compiled.compile_blocks(setup, built.blocks, _compute_type(setup))
 
 
@@ -65,7 +65,10 @@ def _compute_type(setup: Setup) -> torch.dtype:
 
 
 def checkpoint_blocks(setup: Setup, built: BuiltModel) -> None:
-    """Full: torchtune's own wrapping of each block. Selective: torchtitan's, by operation."""
+    """Wrap the blocks for activation checkpointing.
+
+    "full": torchtune's own wrapping of each block. "selective": torchtitan's, which saves by operation.
+    """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torchtune.modules import TransformerSelfAttentionLayer
     from torchtune.training import set_activation_checkpointing

@@ -22,7 +22,7 @@ AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 
 
 def trace(setup: Setup) -> dict[str, Any]:
-    """``ExactEstimate``'s fields, as JSON takes them."""
+    """Trace one training step; returns the fields of ``ExactEstimate`` as plain values for JSON."""
     begin = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(kernels.as_on_gpu(setup))
@@ -122,7 +122,7 @@ def _loss_parallel(setup: Setup) -> Any:
 
 
 class Step:
-    """Forward, loss, backward and the optimizer's step, followed by a tracker."""
+    """One training step on fake tensors: forward, loss, backward, optimizer; followed by a tracker."""
 
     def __init__(self, setup: Setup, built: BuiltModel, tracker: StepTracker) -> None:
         self.setup, self.built, self.tracker = setup, built, tracker
@@ -131,6 +131,7 @@ class Step:
         self._scales: list[torch.Tensor] = []  # of 4-bit weights
 
     def run(self) -> None:
+        """Run the step: then the tracker has each part's peak, ``states`` what stays between steps."""
         setup, tracker = self.setup, self.tracker
         self._mark_weights()
         self._follow()

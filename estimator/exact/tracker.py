@@ -54,6 +54,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     @property
     def moment(self) -> str:
+        """The part of the step that runs now: "forward", "loss", "backward, ...", "optimizer"."""
         return self._moment
 
     @moment.setter
@@ -63,7 +64,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def during(self, part: Part) -> Iterator[None]:
-        """New storages are ``part`` inside."""
+        """Inside this context new storages are counted as ``part``."""
         before, self.part = self.part, part
         try:
             yield
@@ -71,16 +72,17 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             self.part = before
 
     def mark(self, tensor: torch.Tensor | None, part: Part) -> None:
-        """Say what a tensor's storage is for, whether it was seen before or not."""
+        """Say what a tensor's storage is for, whether the tracker knows the storage already or not."""
         if tensor is not None:
             self._update_and_maybe_create_winfos(tensor, part)  # type: ignore[arg-type]
 
     def now(self) -> dict[str, int]:
-        """Live bytes by part."""
+        """Bytes that are alive now, by part."""
         snapshot: dict[Any, int] = self._curr_mem_snap.get(CPU, {})
         return {part.value: snapshot[part] for part in Part if snapshot.get(part)}
 
     def forget_peaks(self) -> None:
+        """Start the search for peaks anew; live storages stay known."""
         self.peaks.clear()
         self._highest.clear()
 

@@ -19,7 +19,10 @@ LOSS_POSITIONS = 1024
 
 
 def build(setup: Setup) -> BuiltModel:
-    """The model on fake tensors, with its step's forward pass and loss."""
+    """Build transformers' model of the setup's shape on fake tensors, with adapters, forward pass and loss.
+
+    Raises UserError where transformers can't build that shape, or builds another number of parameters.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(configuration(setup), dtype=torch.get_default_dtype())
@@ -43,7 +46,7 @@ def build(setup: Setup) -> BuiltModel:
 
 
 def configuration(setup: Setup) -> Any:
-    """A Hugging Face configuration of the model's shape."""
+    """transformers' configuration object of the model's shape; raises UserError where there is none."""
     from transformers import AutoConfig
 
     spec = setup.model
@@ -127,7 +130,10 @@ def _forward(setup: Setup, model: Any) -> Loss:
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """launchers/dataset/batches.py's loss, which computes each piece's fp32 copy twice."""
+    """The loss of launchers/dataset/batches.py: a sum over positions, each piece's fp32 copy made twice.
+
+    logits [batch, length, vocabulary], labels [batch, length] -> scalar.
+    """
     total = torch.zeros(())
     pieces = zip(
         torch.split(logits.flatten(0, -2), LOSS_POSITIONS),

@@ -14,6 +14,7 @@ from estimator.exact.process import setup_from
 
 def main() -> int:
     # The answer is the last line of standard output, whatever libraries print; warnings are not for users
+    """Trace the setups of standard input; the last line of the output has the estimates or what is wrong."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     try:

@@ -13,18 +13,23 @@ MOMENTS = {"adamw": 2, "sgd": 1}
 
 
 def optimizer_traced(setup: Setup) -> bool:
+    """Whether the optimizer's states and step can be traced on fake tensors; else they are computed."""
     return setup.zero_stage is None and setup.optimizer in TRACED_OPTIMIZERS
 
 
 def gradients_elsewhere(setup: Setup) -> bool:
-    """DeepSpeed moves each gradient into buffers of its own as soon as it is there."""
+    """Whether the engine moves each gradient into its own buffers as soon as it is there: DeepSpeed does."""
     return setup.zero_stage is not None
 
 
 def with_states(
     setup: Setup, peaks: dict[str, dict[str, int]], states: dict[str, int], sizes: dict[str, int]
 ) -> tuple[dict[str, dict[str, int]], dict[str, int], tuple[str, ...]]:
-    """Moments and states with what was not traced put in, and the names of those categories."""
+    """Put the states that could not be traced into moments and states.
+
+    Returns both (bytes by category), and the names of the categories that were computed. ``sizes`` are
+    numbers of parameters: "all" and "trained".
+    """
     if setup.zero_stage is not None:
         computed = partitions(setup, states, sizes)
     elif not optimizer_traced(setup):
@@ -40,7 +45,7 @@ def _filled(parts: dict[str, int], computed: dict[str, int]) -> dict[str, int]:
 
 
 def partitions(setup: Setup, traced: dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
-    """ZeRO's share of the states in one process.
+    """Bytes of ZeRO's share of the states in one process; ``traced`` are the model's own bytes by category.
 
     16-bit weights and gradients, an fp32 copy of what is trained and its fp32 moments; stage 1 divides the
     last two by the processes, stage 2 the gradients too, stage 3 the weights. Rajbhandari et al. 2020

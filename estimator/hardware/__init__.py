@@ -39,9 +39,10 @@ _chosen: ContextVar[Catalogue | None] = ContextVar("catalogue", default=None)
 
 
 def catalogue(extra: Path | None = None) -> Catalogue:
-    """The shipped tables, under the refreshed prices, the files of FINETUNE_HARDWARE and ``extra``.
+    """The shipped tables, under the refreshed prices, the files of FINETUNE_HARDWARE and the file ``extra``.
 
-    Later ones win, cell by cell. Raises UserError for a file that can't be read or a value that can't be.
+    Later ones win, cell by cell. Raises UserError for a file that can't be read or a value that can't be
+    right.
     """
     files = os.environ.get(VARIABLE, "")
     if extra is None:
@@ -50,13 +51,13 @@ def catalogue(extra: Path | None = None) -> Catalogue:
 
 
 def current() -> Catalogue:
-    """The catalogue that the functions below answer from: that of ``using``, else the default one."""
+    """The catalogue in use: that of the innermost :func:`using`, else the default one."""
     return _chosen.get() or catalogue()
 
 
 @contextmanager
 def using(chosen: Catalogue) -> Iterator[Catalogue]:
-    """Let ``gpu``, ``instances`` and the others answer from this catalogue, in this thread of work."""
+    """Inside this context ``gpu``, ``instances`` and this package's other functions read ``chosen``."""
     token = _chosen.set(chosen)
     try:
         yield chosen
@@ -65,7 +66,7 @@ def using(chosen: Catalogue) -> Iterator[Catalogue]:
 
 
 def forget() -> None:
-    """Read the default catalogue's files again when it is next asked for."""
+    """Drop the default catalogue, so that its files are read again when it is next needed."""
     _cached.cache_clear()
 
 
@@ -75,17 +76,17 @@ def gpu(name: str) -> Gpu:
 
 
 def find_gpu_by_nvml_name(name: str) -> Gpu | None:
-    """The GPU that a driver or a node label calls ``name``, or None."""
+    """The GPU that a driver or a node label calls ``name``; None where the catalogue has none."""
     return current().find_gpu(name)
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All rows of the GPU table."""
+    """All GPUs of the catalogue in use."""
     return current().gpus
 
 
 def instances() -> tuple[Instance, ...]:
-    """All rows of the machine table; their GPUs by the GPU table's names."""
+    """All machine types of the catalogue in use; their GPUs by the GPU table's names."""
     return current().instances
 
 
@@ -95,6 +96,7 @@ def instance(name: str) -> Instance:
 
 
 def clouds() -> tuple[str, ...]:
+    """The clouds that have a machine in the catalogue in use."""
     return current().clouds()
 
 

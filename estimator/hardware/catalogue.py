@@ -16,7 +16,7 @@ SIZE_TOLERANCE = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One accelerator. Rates are dense (no sparsity)."""
+    """One accelerator. Rates are dense, without structured sparsity; raises UserError for a memory of 0."""
 
     name: str
     vendor: str
@@ -48,10 +48,12 @@ class Gpu:
 
     @property
     def bf16(self) -> bool:
+        """Whether its matrix units take bf16."""
         return "bf16" in self.dtypes
 
     @property
     def vram_gib(self) -> float:
+        """Memory in GiB."""
         return self.vram_bytes / GIB
 
     def is_at_least(self, size: float) -> bool:
@@ -152,6 +154,7 @@ class Catalogue:
         return gpu
 
     def find_instance(self, name: str) -> Instance | None:
+        """The machine type of that name, in any case of letters; None where there is none."""
         return self._instance_index.get(name.strip().lower())
 
     def instance(self, name: str) -> Instance:
@@ -166,6 +169,7 @@ class Catalogue:
         return instance
 
     def clouds(self) -> tuple[str, ...]:
+        """The clouds that have a machine, in the table's order."""
         return tuple(dict.fromkeys(item.cloud for item in self.instances))
 
     def cloud(self, name: str) -> str:
@@ -177,10 +181,11 @@ class Catalogue:
         return name.strip().lower()
 
     def architectures(self) -> tuple[str, ...]:
+        """The architectures of the GPUs, in the table's order."""
         return tuple(dict.fromkeys(item.architecture for item in self.gpus if item.architecture))
 
     def architecture(self, name: str) -> tuple[str, ...]:
-        """The architectures that ``name`` begins ("ada" is Ada Lovelace); UserError with the known ones."""
+        """The architectures whose names begin with ``name`` ("ada": Ada Lovelace); else UserError."""
         matches = tuple(item for item in self.architectures() if normal(name) and fits(item, name))
         if not matches:
             raise UserError(
@@ -191,16 +196,17 @@ class Catalogue:
 
 
 def fits(architecture: str, name: str) -> bool:
+    """Whether an architecture's name begins with ``name``, case and punctuation aside."""
     return normal(architecture).startswith(normal(name))
 
 
 def normal(name: str) -> str:
-    """Letters and digits only, without the vendor, so that every spelling of one product is one key."""
+    """A product's name as a key: letters and digits only, lower case, without the vendor."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
 
 
 def day_of(text: str | None) -> date | None:
-    """The day at the start of a price's date, None where it gives only a year or nothing."""
+    """The day that a price's date begins with; None where it gives a year only, or is None."""
     if text is None or not re.match(r"\d{4}-\d{2}-\d{2}", text):
         return None
     try:

@@ -11,18 +11,22 @@ from datetime import date, timedelta
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One column. ``fault`` says in words what is wrong with a cell, or None."""
+    """One column of a hardware table: any text. ``rule`` and ``hint`` are used by kinds that take less."""
 
     rule: str = ""  # what it takes, in words
     hint: str = ""  # what to do, where nothing more exact is known
 
     def fault(self, text: str) -> tuple[str, str] | None:  # noqa: ARG002 - any text is fine
+        """What is wrong with a cell and what to do about it, in words; None where the cell is fine."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Number(Column):
-    """A figure from ``low`` to ``high``: some way beyond what exists, so that a wrong unit falls outside."""
+    """A figure from ``low`` to ``high`` in ``unit``; ``also`` matches other texts that are fine.
+
+    The limits lie some way beyond what exists, so that a figure in a wrong unit falls outside.
+    """
 
     unit: str
     low: float
@@ -33,6 +37,7 @@ class Number(Column):
     also: str = ""  # a pattern of other texts that are fine
 
     def fault(self, text: str) -> tuple[str, str] | None:
+        """See :meth:`Column.fault`. Out of range, the hint names the unit that was probably meant."""
         if self.also and re.fullmatch(self.also, text):
             return None
         kind = "whole number" if self.whole else "number"
@@ -50,12 +55,13 @@ class Number(Column):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words(Column):
-    """Words of a known set, separated by spaces."""
+    """Words of the set ``known``, separated by spaces; ``single``: one word, which may have spaces."""
 
     known: frozenset[str]
     single: bool = False
 
     def fault(self, text: str) -> tuple[str, str] | None:
+        """See :meth:`Column.fault`; names the first word that is not of the set."""
         words = [text] if self.single else text.split()
         odd = [word for word in words if word.lower() not in self.known]
         if not odd:
@@ -65,17 +71,21 @@ class Words(Column):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern(Column):
+    """A text that matches the regular expression ``pattern`` as a whole."""
+
     pattern: str
 
     def fault(self, text: str) -> tuple[str, str] | None:
+        """See :meth:`Column.fault`."""
         return None if re.fullmatch(self.pattern, text) else (f"is not {self.rule}", self.hint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Day(Column):
-    """A day, or as much as is known of it; words may follow."""
+    """A date (YYYY, YYYY-MM or YYYY-MM-DD, and words after it) that is not in the future."""
 
     def fault(self, text: str) -> tuple[str, str] | None:
+        """See :meth:`Column.fault`."""
         advice = "Write it as YYYY-MM-DD."
         if not re.match(r"\d{4}(-\d\d(-\d\d)?)?(?![\d-])", text):
             return "is not a date", advice
@@ -92,6 +102,7 @@ TEXT = Column()
 
 
 def rate() -> Number:
+    """A column of dense TFLOPS."""
     return Number(
         unit="TFLOPS",
         low=1,
@@ -102,6 +113,7 @@ def rate() -> Number:
 
 
 def usd() -> Number:
+    """A column of USD an hour, for a whole machine."""
     return Number(
         unit="USD an hour",
         low=0,
@@ -213,5 +225,5 @@ UNIT = re.compile(rf"_(?:{'|'.join(UNITS)})(?=_|$)", re.IGNORECASE)
 
 
 def stem(name: str) -> str:
-    """A column's name without its unit, lower case: two that share it differ in the unit only."""
+    """A column's name without its unit, lower case. Two columns with one stem differ in the unit only."""
     return UNIT.sub("", name).lower()

@@ -23,7 +23,7 @@ REPORTED_TO_LABEL = (0.85, 1.15)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardwareRow:
-    """One line of a user's file."""
+    """One line of a hardware table of the user's own; blank cells are left out of ``cells``."""
 
     file: Path
     line: int
@@ -31,13 +31,18 @@ class HardwareRow:
     cells: Cells
 
     def bad(self, column: str, rule: str, advice: str = "") -> UserError:
+        """A UserError that names file, line, column and value, and the ``rule`` that the value breaks."""
         value = self.cells.get(column)
         quoted = "" if value is None else f" {value!r}"
         return UserError(f"{self.file}, line {self.line}, column {column}:{quoted} {rule}.", advice)
 
 
 def read_rows(file: Path) -> list[HardwareRow]:
-    """The rows of a file, each cell checked by its column's rule."""
+    """The rows of a hardware table, each cell checked by its column's rule.
+
+    Raises UserError, naming file, line and column, for a file that can't be read, an unknown column, a cell
+    that breaks its rule, and two rows of one name.
+    """
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             lines = csv.reader(opened, strict=True)
@@ -138,7 +143,7 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
 
 
 def check_sizes(row: HardwareRow) -> None:
-    """A reported size near the label's."""
+    """Raise UserError where a GPU's reported memory is too far from its label's (``REPORTED_TO_LABEL``)."""
     reported, label = number(row.cells, "vram_reported_MiB"), number(row.cells, "vram_GB")
     if reported is None or label is None:
         return
@@ -164,10 +169,11 @@ def _check_unique(rows: list[HardwareRow]) -> None:
 
 
 def number(cells: Cells, column: str) -> float | None:
-    """The figure; of "16 or 32" the smaller. None where the cell is blank."""
+    """The figure in a cell; of "16 or 32" the first. None where the cell is blank."""
     text = cells.get(column)
     return None if text is None else float(text.split(" or ")[0])
 
 
 def aliases_of(cells: Cells) -> list[str]:
+    """A GPU's other names, from the cell ``aliases``: separated by semicolons."""
     return [name.strip() for name in cells.get("aliases", "").split(";") if name.strip()]

@@ -11,10 +11,10 @@ from estimator.job import Machine
 
 
 def here(folder: Path | str = ".") -> Machine:
-    """GPUs (through NVML), CPU cores, memory and the free disk of ``folder``'s file system.
+    """GPUs (through NVML), CPU cores, memory, and the free disk of the file system that ``folder`` is on.
 
-    Cores and memory are those that this process may use: its CPU affinity and its control group's limit.
-    No driver, no library or no GPU: no GPUs.
+    Cores and memory are those that this process may use: its CPU affinity and its control group's limit. No
+    driver, no library or no GPU: no GPUs.
     """
     import psutil  # not needed for planning a cluster's job
 

@@ -41,21 +41,21 @@ class ProviderAnswer:
 
 
 def path() -> Path:
-    """Where the file is, whether or not there is one."""
+    """The cache's file, there or not: metaflow-finetune/prices.csv in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     return folder / "metaflow-finetune" / "prices.csv"
 
 
 def rows(file: Path) -> dict[str, Cells]:
-    """The cached machines by name; none where there is no file. Raises UserError where it is damaged."""
+    """The cached cells by machine name; none where there is no file. UserError where it is damaged."""
     if not file.is_file():
         return {}
     return {row.cells["instance_type"]: row.cells for row in read_rows(file) if "instance_type" in row.cells}
 
 
 def write(file: Path, machines: dict[str, Cells]) -> None:
-    """Replace the file at once: readers see the old one or the new one. Raises OSError."""
+    """Replace the cache in one step, so that readers see the old file or the new one. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
     try:
@@ -71,7 +71,7 @@ def write(file: Path, machines: dict[str, Cells]) -> None:
 
 
 def overlay(tables: Tables, file: Path) -> tuple[str, ...]:
-    """Lay the cache over the tables; returns a warning for each thing that can't be used.
+    """Lay the cached prices and facts over the tables; returns a warning for each thing that can't be used.
 
     A price goes in where it is not older than the table's, a fact where the table has none. The cache is
     nobody's handwork, so a damaged one is no reason to fail.

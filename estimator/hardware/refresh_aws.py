@@ -43,7 +43,8 @@ class _Machine:
 def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     """On-demand and spot prices in the user's region, and what EC2 says of the machines.
 
-    What one API refuses does not keep the others from answering. ``deadline`` is of time.monotonic().
+    What one API refuses does not keep the others from answering. Ends soon after ``deadline`` (of
+    time.monotonic()); raises nothing that AWS answers.
     """
     try:
         import boto3
@@ -134,7 +135,7 @@ def _hourly(offer: Any) -> float | None:
 
 
 def spot(ec2: Any, names: list[str], deadline: float) -> dict[str, float]:
-    """The current spot price by machine type, of the zone where it is lowest."""
+    """The current spot price in USD an hour by machine type, of the zone where it is lowest."""
     prices: dict[str, float] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         # A filter and not InstanceTypes, which fails as a whole for one type that the region hasn't
@@ -151,7 +152,7 @@ def spot(ec2: Any, names: list[str], deadline: float) -> dict[str, float]:
 
 
 def describe(ec2: Any, names: list[str], deadline: float) -> dict[str, _Machine]:
-    """Machine types that the region has."""
+    """EC2's facts by machine type; types that the region doesn't have are missing."""
     pages = ec2.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": names}]
     )

@@ -40,7 +40,11 @@ class Offer:
 
 
 def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
-    """Prices of the catalogue's machines, each in the region that the table prices it in."""
+    """Prices of the catalogue's machines from gpuhunt, each in the region that the table prices it in.
+
+    Runs gpuhunt in a process that is ended at ``deadline`` (of time.monotonic()). Machines without a region
+    take the region of most of their cloud's prices.
+    """
     if importlib.util.find_spec("gpuhunt") is None:
         return ProviderAnswer(line="not asked: it is not installed (pip install gpuhunt)")
     names: dict[str, list[str]] = {theirs: [] for theirs in CLOUDS.values()}

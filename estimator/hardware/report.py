@@ -21,7 +21,10 @@ RATES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What a user wants to see; None is no wish. Checked against a catalogue by ``choose``."""
+    """What GPUs and machines a user wants to see; None is no wish.
+
+    Raises UserError for a size or price that can't be; names are checked by :func:`choose`.
+    """
 
     min_vram: float | None = None  # a card's size class in GB (Gpu.is_at_least)
     architecture: str | None = None
@@ -38,14 +41,16 @@ class Wish:
 
     @property
     def of_machines(self) -> bool:
+        """Whether the wish is about machines: then GPUs that no such machine has are left out."""
         return self.cloud is not None or self.max_usd_per_hour is not None or self.spot
 
     def price(self, item: Instance) -> float | None:
+        """A machine's price in USD an hour that counts here, spot or on demand; None where it has none."""
         return item.spot_usd_per_hour if self.spot else item.usd_per_hour
 
 
 def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Instance, ...]]:
-    """GPUs and machines that go with the wish; UserError for a name that no table has.
+    """The GPUs and machines that meet the wish; UserError for a name that no table has.
 
     A wish about machines leaves only GPUs that such a machine has. Machines come by GPU, then by price.
     """
@@ -88,7 +93,7 @@ def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
 
 
 def gpu_record(gpu: Gpu) -> dict[str, Any]:
-    """One GPU for JSON; unknown is null."""
+    """One GPU as plain values for JSON, units in the keys; unknown is None."""
     return {
         "name": gpu.name,
         "vendor": gpu.vendor,
@@ -111,7 +116,7 @@ def gpu_record(gpu: Gpu) -> dict[str, Any]:
 
 
 def instance_record(item: Instance, today: date) -> dict[str, Any]:
-    """One machine for JSON; unknown is null."""
+    """One machine type as plain values for JSON, units in the keys; unknown is None."""
     return {
         "cloud": item.cloud,
         "name": item.name,
@@ -134,6 +139,7 @@ def instance_record(item: Instance, today: date) -> dict[str, Any]:
 
 
 def cluster_record(cluster: Cluster) -> dict[str, Any]:
+    """A cluster's GPU nodes as plain values for JSON, and which nodes were left aside and why."""
     return {
         "context": cluster.context,
         "nodes": [
@@ -160,7 +166,7 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
 
 
 def as_csv(gpus: tuple[Gpu, ...], machines: tuple[Instance, ...]) -> str:
-    """Both in one table with a column ``kind``, in the form that ``--hardware`` reads."""
+    """GPUs and machines as one CSV table with a column ``kind``, in the form that ``--hardware`` reads."""
     columns = ["kind", *dict.fromkeys([*GPU, *INSTANCE])]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")

@@ -18,13 +18,13 @@ PRICED = ("price_date", "price_source")  # that a new price makes untrue
 
 @dataclass(kw_only=True, slots=True)
 class Tables:
-    """Both tables while files are laid over them: rows by the name that they go by, in order."""
+    """The GPU and the machine table while files are laid over them: rows by normalised name, in order."""
 
     gpus: dict[str, Cells]
     instances: dict[str, Cells]
 
     def gpu_key(self, name: str) -> str | None:
-        """The key of the GPU of that name or alias."""
+        """The key of the GPU that has this name or alias; None where no row has it."""
         spelling = normal(name)
         if spelling in self.gpus:
             return spelling
@@ -34,7 +34,7 @@ class Tables:
 
 
 def shipped(folder: Path) -> Tables:
-    """The tables of this package. What they may hold is tested, so that starting need not check it."""
+    """Read this package's own tables. Tests check what they hold, so that starting need not."""
 
     def table(name: str) -> list[Cells]:
         with (folder / name).open(newline="", encoding="utf-8") as file:
@@ -47,7 +47,7 @@ def shipped(folder: Path) -> Tables:
 
 
 def overlay(tables: Tables, file: Path) -> None:
-    """Lay a user's file over the tables; UserError names the file, line, column, value and rule."""
+    """Lay a user's file over the tables; UserError names file, line, column, value and the broken rule."""
     rows = read_rows(file)
     for row in rows:
         if row.kind == "gpu":
@@ -58,6 +58,7 @@ def overlay(tables: Tables, file: Path) -> None:
 
 
 def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
+    """Turn the rows into GPUs and machines; UserError where two rows claim one name."""
     gpus = tuple(_gpu(cells) for cells in tables.gpus.values())
     names = {normal(name): item.name for item in gpus for name in (item.name, *item.aliases)}
     return Catalogue(

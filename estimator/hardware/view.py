@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
+    """GPUs as a table for a terminal; a figure without a source is "?"."""
     table = _table("GPU", "memory", "architecture", ">bf16 TFLOPS", ">bandwidth GB/s", "interconnect")
     for gpu in gpus:
         table.add_row(
@@ -36,6 +37,7 @@ def _memory(gpu: Gpu) -> str:
 
 
 def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
+    """Machine types as a table for a terminal, with the prices' age in days on ``today``."""
     table = _table(
         *("cloud", "type", "GPUs", ">vCPU", ">RAM GiB", ">Gbit/s", "fabric"),
         *(">$/h", ">spot $/h", "region", ">age", ">source"),
@@ -62,7 +64,7 @@ def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
 
 
 def price_sources(machines: tuple[Instance, ...]) -> list[str]:
-    """The prices' sources; the table of machines gives their numbers, from 1."""
+    """The sources of the machines' prices; the table of machines refers to them by number, from 1."""
     return list(dict.fromkeys(item.price_source for item in machines if item.price_source))
 
 
@@ -71,6 +73,7 @@ def _undated(text: str | None) -> str:
 
 
 def cluster_table(cluster: Cluster) -> Table:
+    """A cluster's GPU nodes as a table for a terminal, a line for each kind of node."""
     table = _table(
         *(">nodes", "type", "GPUs of each", "memory of each GPU", ">cores", ">memory GiB", ">disk GiB"),
         *(">EFA", "spot", "zones", "taints"),

@@ -40,7 +40,7 @@ CATEGORIES = (
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What one counter of memory should show at the peak, in bytes."""
+    """What a counter of one process's memory should show at its peak, in bytes."""
 
     likely_bytes: int
     upper_bytes: int
@@ -71,9 +71,10 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
 
 
 def range_of(setup: Setup, kind: str) -> Range:
-    """What a counter shows: torch.cuda's "allocated", "active" or "reserved", or the whole "process".
+    """What one counter of memory should show: likely and upper bytes of one process.
 
-    Active memory is allocated memory and what streams still hold; the formulas do not tell the two apart.
+    ``kind`` is torch.cuda's "allocated", "active" or "reserved", or "process": the whole process. Active
+    memory is allocated memory and what streams still hold; the formulas do not tell the two apart.
     """
     largest, residual = peak(setup), residual_of(setup, kind)
     likely = int(largest.active * residual.factor) if kind in LIVE else _reserved_bytes(largest, residual)
@@ -88,7 +89,7 @@ def _reserved_bytes(largest: Peak, residual: Residual) -> int:
 
 
 def active(setup: Setup) -> dict[str, int]:
-    """The categories at the moment of the peak, without runtime and fragmentation."""
+    """Bytes by category at the moment of the peak, without runtime and fragmentation."""
     return dict(peak(setup).categories)
 
 

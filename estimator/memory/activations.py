@@ -28,7 +28,7 @@ SOFT_CAPPED = ("gemma2",)
 
 
 def block_bytes(setup: Setup) -> float:
-    """What one block keeps for one token, without checkpointing; the mean over blocks of different kinds."""
+    """Bytes that a block saves for one token without checkpointing; the mean over unlike blocks."""
     model = setup.model
     dense = model.dense_layers if model.experts else model.layers
     parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
@@ -46,7 +46,7 @@ def _fp8_eager(setup: Setup) -> float:
 
 
 def _around(setup: Setup) -> float:
-    """Norms, attention and their inputs."""
+    """Bytes that norms, attention and their inputs save, of one block for one token."""
     model, code, size = setup.model, implementations.of(setup), computing(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
@@ -70,7 +70,7 @@ def _around(setup: Setup) -> float:
 
 
 def _norm_bytes(setup: Setup) -> int:
-    """One norm's kept bytes an element."""
+    """Bytes an element that one norm saves."""
     code = implementations.of(setup)
     if setup.model.norm == "layer":
         return computing(setup)  # torch's own kernel reads its input again
@@ -80,15 +80,21 @@ def _norm_bytes(setup: Setup) -> int:
 
 
 def _gathered(setup: Setup) -> int:
-    """By how much tensor parallel divides the products' inputs: torch's DTensor keeps them gathered over the
-    sequence, Megatron gathers them again (arXiv:2205.05198, section 4.2.2)."""
+    """By how much tensor parallel divides the products' inputs.
+
+    torch's DTensor keeps them gathered over the sequence, Megatron gathers them again (arXiv:2205.05198,
+    section 4.2.2).
+    """
     again = setup.engine == "megatron" and setup.sequence_parallel
     return setup.tensor if again else 1
 
 
 def _attention(setup: Setup, code: implementations.Implementation, size: int) -> float:
-    """Flash attention keeps queries, keys, values, its result and the fp32 logsumexp of each head
-    (Dao et al. 2022, arXiv:2205.14135); the result is the output projection's input."""
+    """Bytes that attention saves, of one block for one token.
+
+    Flash attention saves queries, keys, values, its result and the fp32 logsumexp of each head (Dao et al.
+    2022, arXiv:2205.14135); the result is the output projection's input.
+    """
     model = setup.model
     out = model.attention_out_dim
     if model.latent_attention:
@@ -115,7 +121,7 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
 
 
 def _mean_mlp(setup: Setup, dense: float) -> float:
-    """The MLP of a dense block and that of a block with experts, as often as there are blocks of each."""
+    """Bytes that the MLP saves, of one block for one token: the mean over blocks with and without experts."""
     model = setup.model
     dense_width = (model.dense_ffn or model.ffn) if model.experts else model.ffn
     saved = dense * _mlp(setup, dense_width)
@@ -132,9 +138,12 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
 
 
 def _mlp(setup: Setup, width: int) -> float:
-    """Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj
-    trains or has an adapter. Else: the activation's input and result (4f). A quantised base with fp32 norms
-    computes its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type)."""
+    """Bytes that an MLP of that width saves for one token.
+
+    Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj trains
+    or has an adapter. Else: the activation's input and result (4f). A quantised base with fp32 norms computes
+    its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type).
+    """
     size = computing(setup)
     last = size if not setup.adapters else 0
     saved = (3 * size if setup.model.gated_mlp else size) * width
@@ -145,6 +154,7 @@ def _mlp(setup: Setup, width: int) -> float:
 
 
 def _compiled(setup: Setup, dense: float) -> float:
+    """Bytes that a block compiled by torch saves for one token; ``dense`` is the share of dense blocks."""
     model = setup.model
     widths = dense * ((model.dense_ffn or model.ffn) if model.experts else model.ffn)
     if model.experts:
@@ -160,7 +170,7 @@ def _compiled(setup: Setup, dense: float) -> float:
 
 
 def _adapter_inputs(setup: Setup) -> float:
-    """Adapters' inputs and the narrow results between their two matrices.
+    """Bytes for one token and one block: adapters' inputs, and the narrow results between their two matrices.
 
     torchtune, and PEFT in the weights' type: adapters on the same input share it. Dropout keeps a mask of one
     byte and the result for each target. PEFT's fp32 adapters cast their input for each target
@@ -241,14 +251,14 @@ def _input_widths(model: ModelSpec) -> int:
 
 
 def boundary_bytes(setup: Setup) -> float:
-    """A block's input for one token, which full checkpointing keeps."""
+    """Bytes of one block's input for one token: what full checkpointing saves of a block."""
     sequence = setup.tensor if setup.sequence_parallel else 1
     wide = setup.precision.endswith("autocast") or setup.upcast_frozen
     return (4 if wide else computing(setup)) * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:
-    """What torchtitan's selective checkpointing keeps of a block for one token beyond its input.
+    """Bytes for one token that torchtitan's selective checkpointing saves of a block beyond its input.
 
     The results of attention and of every second product: q, v, gate and down of the seven
     (torchtitan/distributed/activation_checkpoint.py). With tensor parallel also both reduce-scatters'
@@ -266,15 +276,18 @@ def selective_bytes(setup: Setup) -> float:
 
 
 def backward_bytes(setup: Setup) -> float:
-    """Gradients that are alive while one block's backward pass runs, for one token: two of the MLP's width
-    and two of the hidden size, which tensor parallel has whole before they are reduced."""
+    """Bytes for one token of the gradients that are alive while one block's backward pass runs.
+
+    Two of the MLP's width and two of the hidden size, which tensor parallel has whole before they are
+    reduced.
+    """
     model, size = setup.model, computing(setup)
     width = max(model.ffn * max(model.experts_per_token, 1), model.q_dim)
     return 2 * size * width / setup.tensor + 2 * size * model.hidden / _gathered(setup)
 
 
 def last_bytes(setup: Setup) -> float:
-    """The last norm and the head's input, for one token."""
+    """Bytes for one token that the last norm saves, and of the head's input."""
     model, size = setup.model, computing(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)

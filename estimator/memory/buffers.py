@@ -37,7 +37,7 @@ BLOCKS_FSDP2, BLOCKS_FSDP1 = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Bytes of communication buffers at each moment, and those on streams of their own.
+    """Bytes of communication buffers of one process at each moment of a step.
 
     ``reduced`` are the inputs of reduce-scatters, which an allocator keeps apart from the model's own memory:
     ``apart``, with what FSDP2 frees of them before the largest moment.
@@ -57,7 +57,7 @@ NONE = Buffers(0, 0, 0, 0, 0, 0)
 
 
 def buffers(setup: Setup, part: Part) -> Buffers:
-    """Communication buffers of one process."""
+    """The communication buffers of one process that holds ``part`` of the model."""
     stage = setup.zero_stage
     if stage is not None:
         return _deepspeed(setup, stage, part)
@@ -175,7 +175,10 @@ def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
 
 
 def dequantised_bytes(setup: Setup) -> int:
-    """The largest quantised matrix in the computing type, for its product (bitsandbytes, MatMul4Bit)."""
+    """Bytes of the largest quantised matrix in the computing type, unpacked for its product.
+
+    bitsandbytes, MatMul4Bit; 0 where nothing is quantised to 4 bits.
+    """
     if setup.quantization in ("none", "int8"):
         return 0
     largest = shape_of(setup.model).largest_linear

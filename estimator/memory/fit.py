@@ -36,7 +36,7 @@ FEW = 5  # runs of quality A; a class with fewer takes those of quality B as wel
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement and the formulas' sum for it, in GiB."""
+    """One published measurement of memory and the formulas' sum for it, both in GiB."""
 
     id: str
     source: str
@@ -50,22 +50,26 @@ class Run:
 
     @property
     def ratio(self) -> float:
+        """Measured over formulas."""
         return self.measured / self.formulas
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
+    """What a fit says of one run, in GiB."""
+
     run: Run
     likely: float
     upper: float
 
     @property
     def error(self) -> float:
+        """Likely over measured, minus 1."""
         return self.likely / self.run.measured - 1
 
 
 def runs_of(path: Path = MEASURED) -> list[Run]:
-    """The runs of a table whose memory can be scored."""
+    """The runs of a table of measurements whose memory can be scored."""
     runs = []
     for row in rows.read(path):
         if row.memory_skip or row.setup is None or row.gib is None or row.kind in (None, "process"):
@@ -90,10 +94,11 @@ def runs_of(path: Path = MEASURED) -> list[Run]:
 
 
 def fit(runs: Iterable[Run], previous: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
-    """Factor and upper bound of each class; a class without runs takes what all runs of its counter say.
+    """Factor and upper bound of each class of runs, by (counter, class).
 
-    The bound has what sources differ by once; twice where one source alone speaks for the class, and for
-    engines that none of its runs used.
+    ``previous`` are the rows of the table so far: they say which classes there are, and those of ``GIVEN``
+    stay. A class without runs takes what all runs of its counter say. The bound has what sources differ by
+    once; twice where one source alone speaks for the class, and for engines that none of its runs used.
     """
     all_runs, rows = list(runs), list(previous)
     width = _width(all_runs, rows)
@@ -142,15 +147,21 @@ def _width(runs: list[Run], previous: list[Residual]) -> float:
 
 
 def _covering(ratios: list[float]) -> float:
-    """The k-th smallest of n covers the next with a chance of k / (n + 1), if runs are alike."""
+    """The ratio that covers the next one with a chance of ``COVERED``; 1 where there is none.
+
+    The k-th smallest of n covers the next with a chance of k / (n + 1), if runs are alike.
+    """
     ordered = sorted(ratios)
     place = math.ceil(COVERED * (len(ordered) + 1))
     return ordered[min(place, len(ordered)) - 1] if ordered else 1.0
 
 
 def _factor(runs: list[Run], key: tuple[str, str]) -> float:
-    """A class whose runs come from one source alone takes the factor of all classes: a source's own habits
-    would pass for the class's."""
+    """The factor of a class, at least 1.
+
+    A class whose runs come from one source alone takes the factor of all classes: a source's own habits would
+    pass for the class's.
+    """
     class_runs = _runs_of_class(runs, key)
     if len({run.source for run in class_runs}) < 2:
         class_runs = [run for run in runs if run.counter == key[0] and run.quality == "A"]
@@ -160,6 +171,7 @@ def _factor(runs: list[Run], key: tuple[str, str]) -> float:
 
 
 def _runs_of_class(runs: list[Run], key: tuple[str, str]) -> list[Run]:
+    """A class's runs of quality A; where they are fewer than ``FEW``, those of quality B as well."""
     of_class = [run for run in runs if (run.counter, run.name) == key]
     best = [run for run in of_class if run.quality == "A"]
     return best if len(best) >= FEW else [run for run in of_class if run.quality in ("A", "B")]
@@ -173,7 +185,7 @@ def _basis(class_runs: list[Run], runs: list[Run]) -> str:
 
 
 def _quantile(ordered: list[float], share: float) -> float:
-    """Linear between the two nearest."""
+    """The value below which that share of the ordered values lies, linear between the two nearest."""
     at = share * (len(ordered) - 1)
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
@@ -181,6 +193,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def predict(runs: Iterable[Run], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
+    """What the residuals say of each run."""
     predictions = []
     for run in runs:
         residual = residuals[run.counter, run.name]
@@ -190,7 +203,7 @@ def predict(runs: Iterable[Run], residuals: dict[tuple[str, str], Residual]) -> 
 
 
 def held_out(runs: list[Run], previous: list[Residual]) -> list[Prediction]:
-    """Each source's runs as the fit to all other sources predicts them."""
+    """Each source's runs as a fit to all other sources predicts them."""
     predictions = []
     for source in sorted({run.source for run in runs}):
         others = fit([run for run in runs if run.source != source], previous)
@@ -215,6 +228,7 @@ def score(predictions: list[Prediction]) -> dict[str, float]:
 
 
 def main() -> None:
+    """Fit again; write ``data/residuals.csv`` and the scores in ``benchmarks/results``, and print them."""
     previous = list(table().values())
     runs = runs_of()
     residuals = fit(runs, previous)

@@ -23,20 +23,23 @@ GPU_PROCESS_HOST_BYTES = 3 * GIB
 
 
 def runtime_bytes(setup: Setup) -> int:
-    """Memory of a process that holds no tensor yet, outside PyTorch's allocator."""
+    """Memory of one process that holds no tensor yet: CUDA's context and NCCL, or on a CPU Python and torch.
+
+    It lies outside PyTorch's allocator.
+    """
     if setup.device == "cpu":
         return CPU_RUNTIME_BYTES + (GLOO_BYTES if setup.world_size > 1 else 0)
     return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else 0)
 
 
 def host_bytes(setup: Setup) -> int:
-    """Memory of one node of a job that trains on GPUs.
+    """Host memory in bytes of one node of a job that trains on GPUs.
 
     Each process: Python, torch and CUDA's host side. Loading: torchtune maps the safetensors files, whose
-    pages all ranks share, and permutes copies of the query and key weights in each; transformers maps them
-    as well and loads straight onto the GPU, but with ZeRO-3 each rank holds one file of up to 5 GB.
-    Saving: the first rank gathers the model on the host and converts it. Offload of states: DeepSpeed's own
-    rule, 16 B a trained parameter over the nodes, times 1.5 (runtime/zero/stage_1_and_2.py,
+    pages all ranks share, and permutes copies of the query and key weights in each; transformers maps them as
+    well and loads straight onto the GPU, but with ZeRO-3 each rank holds one file of up to 5 GB. Saving: the
+    first rank gathers the model on the host and converts it. Offload of states: DeepSpeed's own rule, 16 B a
+    trained parameter over the nodes, times 1.5 (runtime/zero/stage_1_and_2.py,
     estimate_zero2_model_states_mem_needs); on NVMe, the buffers of one sub-group alone. Offload of
     activations: every block's input.
     """
@@ -68,15 +71,16 @@ def _offloaded_bytes(setup: Setup, ranks: int) -> int:
 
 
 def shared_memory_bytes(setup: Setup) -> int:
-    """Shared memory (/dev/shm) of one node: NCCL's rings and a data loader's batches, 1 GiB for each process
-    (NCCL's shared memory transport takes some 10 MiB a channel and peer; PyTorch's documentation asks for
-    --ipc=host).
+    """Shared memory (/dev/shm) in bytes of one node: 1 GiB for each process.
+
+    For NCCL's rings and a data loader's batches (NCCL's shared memory transport takes some 10 MiB a channel
+    and peer; PyTorch's documentation asks for --ipc=host).
     """
     return min(setup.processes_per_node, setup.world_size) * GIB
 
 
 def disk_bytes(setup: Setup) -> int:
-    """Room that one node needs: the weights, the kept checkpoints (and one being written), the result."""
+    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result."""
     weights = 2 * setup.model.parameters
     parts = states(setup)
     names = ("master weights", "optimizer", "adapters")

@@ -46,6 +46,7 @@ class Implementation:
 
 @lru_cache(maxsize=1)
 def table() -> dict[tuple[str, str], Implementation]:
+    """The rows of ``data/implementations.csv`` by (engine, version)."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [_row(row) for row in csv.DictReader(file)]
     return {(row.engine, row.version): row for row in rows}
@@ -101,6 +102,8 @@ def _of(engine: str, version: str, family: str) -> Implementation:
 
 
 def of(setup: Setup) -> Implementation:
-    """The row of a setup's engine, of the version that it names where there is one, as its model's family
-    changes it."""
+    """The implementation that a setup runs: its engine's row, as its model's family changes it.
+
+    Of the version that the setup names; of today's where the table has no row for that version.
+    """
     return _of(setup.engine, setup.engine_version, setup.model.family)

@@ -23,7 +23,7 @@ CALLER_HOLDS = 14  # 12 B a logit and the 16-bit logits, which the caller still 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Bytes at the loss."""
+    """Bytes of logits and loss in one process, for one micro batch."""
 
     peak: int
     summed: int = 0  # that are left when the head's gradients of two pieces are added up

@@ -42,23 +42,25 @@ class Peak:
 
     @property
     def active(self) -> int:
+        """Bytes that are alive at the peak."""
         return sum(self.categories.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is alive at one moment beside the states. ``apart`` is the part of it on other streams."""
+    """Bytes that are alive at one moment beside the states; ``apart``: those of them on other streams."""
 
     parts: dict[str, int]
     apart: int = 0
 
     @property
     def total(self) -> int:
+        """The sum of the parts."""
         return sum(self.parts.values())
 
 
 def peak(setup: Setup) -> Peak:
-    """The largest moment of the stage that needs the most."""
+    """The largest moment of one process; in a pipeline, of the stage that needs the most."""
     peaks = [_stage_peak(setup, part_of(setup, stage), stage) for stage in stages(setup)]
     return max(peaks, key=lambda largest: largest.active + largest.beside)
 
@@ -93,8 +95,10 @@ def _beside(moments: list[Moment], largest: Moment) -> int:
 
 
 def _unfitting(setup: Setup, block_per_token: float) -> float:
-    """A recomputed block's tensors of many sizes, for which the freed logits are no place that fits; for one
-    token."""
+    """Bytes for one token that the allocator reserves beside, because freed blocks fit nothing that follows.
+
+    A recomputed block's tensors have many sizes, for which the freed logits are no place that fits.
+    """
     if not checkpointed(setup) or setup.compile or setup.device == "cpu":
         return 0.0
     return block_per_token
@@ -183,7 +187,7 @@ def _moments(
 
 
 def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int, int, int]:
-    """All that is kept for the backward pass; one block while its backward pass runs; one block's input."""
+    """Bytes saved for the backward pass; of one block while its backward pass runs; of one block's input."""
     tokens = setup.tokens
     boundary = boundary_bytes(setup)
     passes = in_flight(setup, part)
@@ -203,16 +207,21 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
 
 
 def _cast_weights(setup: Setup, part: Part) -> int:
-    """The 16-bit copies that autocast makes of fp32 weights, which each product keeps for its backward pass
-    (torch.amp; Accelerate's table has them with the gradients); of one block where it is recomputed."""
+    """Bytes of the 16-bit copies that autocast makes of fp32 weights and keeps for the backward pass.
+
+    torch.amp; Accelerate's table has them with the gradients. Of one block where blocks are recomputed.
+    """
     if not setup.precision.endswith("autocast") or setup.quantization != "none":
         return 0
     return 2 * (part.block_linear if checkpointed(setup) else part.blocks_linear + part.own_head)
 
 
 def checkpointed(setup: Setup) -> bool:
-    """Whether blocks are recomputed. Megatron-Core's "selective" recomputes attention's scores alone, which
-    flash attention never keeps (arXiv:2205.05198, section 5)."""
+    """Whether blocks are recomputed in the backward pass.
+
+    Megatron-Core's "selective" recomputes attention's scores alone, which flash attention never keeps
+    (arXiv:2205.05198, section 5).
+    """
     if setup.checkpointing == "selective":
         return setup.engine != "megatron"
     return setup.checkpointing == "full"
@@ -260,15 +269,17 @@ def _head_gradient(setup: Setup, part: Part) -> int:
 
 
 def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
-    """PyTorch's pipeline schedules keep the last stage's result for every micro batch of a step
-    (torch/distributed/pipelining/stage.py, output_chunks)."""
+    """Bytes of the last stage's results, which PyTorch's pipeline schedules keep for every micro batch.
+
+    torch/distributed/pipelining/stage.py, output_chunks.
+    """
     if setup.pipeline == 1 or not part.last or setup.engine == "megatron":
         return 0
     return setup.accumulation * tokens * -(-setup.model.vocab // setup.tensor) * computing(setup)
 
 
 def stale_bytes(setup: Setup, part: Part) -> int:
-    """What an earlier step's graph still holds during the next forward pass.
+    """Bytes that an earlier step's graph still holds during the next forward pass.
 
     bitsandbytes before 0.43 keeps each 4-bit product's input as an attribute of the graph
     (autograd/_functions.py, MatMul4Bit), which lives as long as the loss does: in litgpt's loop, until the

@@ -19,7 +19,7 @@ LIVE = ("allocated", "active")  # what torch.cuda counts of tensors; the others 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """One class of runs, of one kind of counter."""
+    """How measured memory compares with the formulas in one class of runs, for one kind of counter."""
 
     counter: str  # "live" or "held"
     name: str
@@ -38,6 +38,7 @@ class Residual:
 
 @lru_cache(maxsize=1)
 def table() -> dict[tuple[str, str], Residual]:
+    """The rows of ``data/residuals.csv`` by (counter, class)."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [
             Residual(
@@ -81,6 +82,6 @@ def class_of(setup: Setup, counter: str) -> str:
 
 
 def residual_of(setup: Setup, kind: str = "reserved") -> Residual:
-    """The row for a setup and a counter: "allocated", "active", "reserved" or "process"."""
+    """The row for a setup and a kind of counter: "allocated", "active", "reserved" or "process"."""
     counter = "live" if kind in LIVE else "held"
     return table()[counter, class_of(setup, counter)]

@@ -10,7 +10,7 @@ from estimator.setup import Setup
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Counts of one whole model; what follows from ``ModelSpec`` alone is worked out once."""
+    """Numbers of parameters of one whole model, by where they are; follows from ``ModelSpec`` alone."""
 
     layers: int
     dense_layers: int  # blocks without experts
@@ -36,7 +36,7 @@ _SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a Model
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    """Counted once for each model object."""
+    """The model's counts, worked out once for each model object."""
     counted = _SHAPES.get(id(model))
     if counted is None:
         if len(_SHAPES) > 1000:
@@ -91,9 +91,9 @@ def adapter_parameters(setup: Setup) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the processes of one pipeline stage hold together, over tensor and expert parallel ranks one each.
+    """What one rank of a pipeline stage holds of the model, before data parallel processes divide it.
 
-    Counts are of parameters of one such rank before the states are shared out over data parallel processes.
+    Counts are of parameters; tensor and expert parallelism are divided out.
     """
 
     layers: int
@@ -112,16 +112,17 @@ class Part:
 
     @property
     def parameters(self) -> int:
+        """All parameters of the part."""
         return self.blocks + self.embedding + self.own_head + self.norm
 
 
 def stages(setup: Setup) -> tuple[str, ...]:
-    """The pipeline stages that can hold the peak; one that is both without a pipeline."""
+    """The pipeline stages that can hold the peak: "first" and "last", or "only" without a pipeline."""
     return ("only",) if setup.pipeline == 1 else ("first", "last")
 
 
 def part_of(setup: Setup, stage: str) -> Part:
-    """Layers and parameters of one rank of a stage.
+    """The part of the model that one rank of a stage ("only", "first", "last") holds.
 
     Tensor parallel divides every matrix, the vocabulary too; norms stay whole (Shoeybi et al. 2019,
     arXiv:1909.08053, section 3). Expert parallel divides the experts. Blocks are spread evenly over stages.

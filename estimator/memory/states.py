@@ -59,7 +59,7 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
 
 
 def computing(setup: Setup) -> int:
-    """Bytes of one element of what the matrix products read and write."""
+    """Bytes of one element of the matrix products' inputs and results."""
     return 4 if setup.precision == "fp32" else 2
 
 
@@ -76,7 +76,7 @@ def _weight_size(setup: Setup) -> int:
 
 
 def state_bytes(setup: Setup) -> tuple[int, int, float]:
-    """Bytes a trained parameter of its weight, of its master weight, and of its optimizer states."""
+    """Bytes a trained parameter: of its weight, of its master weight, and of its optimizer states."""
     weight = adapter_size(setup) if setup.adapters else _weight_size(setup)
     if setup.fp8 in MSAMP and not setup.adapters:
         level = MSAMP[setup.fp8]
@@ -141,7 +141,7 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
 
 
 def scale_bytes(setup: Setup, part: Part) -> int:
-    """Scales of quantised weights, shared out as the weights are."""
+    """Bytes of the scales of quantised weights in one process, divided as the weights are."""
     if setup.quantization in ("none", "int8"):
         return 0
     scale_size = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
@@ -174,8 +174,10 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
 
 
 def late_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Of the kept gradients, those that are still to come at the largest moment of the first block's backward
-    pass: the embedding's, where the head has none with it, and the block's but for one matrix."""
+    """Bytes of gradients that do not exist yet at the largest moment of the first block's backward pass.
+
+    The embedding's, where the head has none with it, and the block's but for one matrix.
+    """
     if setup.adapters or setup.optimizer_in_backward:
         return 0
     size = gradient_size(setup)
@@ -188,10 +190,10 @@ def late_gradient_bytes(setup: Setup, part: Part) -> int:
 
 
 def partial_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Of an embedding that torchtune divides by rows (``models/llama3/_parallelism.py``), the gradient beyond
-    a process's own rows.
+    """Bytes of the embedding's gradient beyond a process's own rows, where torchtune divides it by rows.
 
-    DTensor leaves each rank a partial sum of all rows until the optimizer needs it; FSDP reduces it at once.
+    torchtune, models/llama3/_parallelism.py: DTensor leaves each rank a partial sum of all rows until the
+    optimizer needs it; FSDP reduces it at once.
     """
     if setup.engine != "torchtune" or setup.tensor == 1 or divisor(setup, "gradients") > 1:
         return 0
@@ -212,13 +214,13 @@ def flat(setup: Setup) -> bool:
 
 
 def fsdp1(setup: Setup) -> bool:
-    """Whether FSDP1 shares the states."""
+    """Whether FSDP1 divides the states."""
     wraps = setup.sharding in ("fsdp", "shard_grad_op") and setup.shard > 1
     return wraps and (setup.flat_parameters or implementations.of(setup).flat_gradients)
 
 
 def gradient_size(setup: Setup) -> int:
-    """Bytes of one element of a gradient that is kept."""
+    """Bytes of one element of the gradients that are held."""
     if setup.adapters:
         return adapter_size(setup)
     if setup.fp8 in MSAMP:
@@ -229,7 +231,7 @@ def gradient_size(setup: Setup) -> int:
 
 
 def divisor(setup: Setup, what: str) -> int:
-    """By how many processes each category is divided."""
+    """By how many processes "weights", "gradients" or "optimizer" are divided."""
     shared = {
         "weights": ("fsdp", "zero3"),
         "gradients": ("fsdp", "zero2", "zero3", "shard_grad_op"),
@@ -241,10 +243,11 @@ def divisor(setup: Setup, what: str) -> int:
 
 
 def shared(setup: Setup, part: Part, total: int, what: str) -> int:
-    """One process's part of bytes that are spread evenly over a stage's weights.
+    """One process's share of ``total`` bytes of "weights", "gradients" or "optimizer" of a stage.
 
-    Processes that hold different experts share the rest of the weights alone (DeepSpeed-MoE,
-    arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do alike).
+    The bytes are spread evenly over the stage's weights. Processes that hold different experts share the rest
+    of the weights alone (DeepSpeed-MoE, arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do
+    alike).
     """
     among = divisor(setup, what)
     trained_adapters = setup.adapters and what != "weights"  # a small part, shared out like any other
@@ -260,14 +263,15 @@ def offloads_states(setup: Setup) -> bool:
 
 
 def offloads_gradients(setup: Setup) -> bool:
-    """DeepSpeed moves each gradient to its state; FSDP's CPU offload moves all."""
+    """Whether gradients leave the GPU: DeepSpeed moves each to its state; FSDP's CPU offload moves all."""
     return offloads_states(setup) and (setup.zero_stage is not None or setup.offload == "all")
 
 
 def offloads_weights(setup: Setup) -> bool:
+    """Whether the weights wait in host memory or on a disk instead of a GPU."""
     return offloads_states(setup) and setup.offload == "all" and setup.sharding in ("zero3", "fsdp")
 
 
 def share(total: int, among: int) -> int:
-    """One process's part, rounded up."""
+    """One of ``among`` equal parts of ``total``, rounded up."""
     return -(-total // among)

@@ -96,6 +96,7 @@ def _pair(level: int, into: int, out: int) -> Iterator[_Part]:
 
 
 def unet_parameters() -> int:
+    """Parameters of Stable Diffusion XL's UNet."""
     first = _CHANNELS[0]
     total = _conv(_LATENT_CHANNELS, first) + _conv(first, _LATENT_CHANNELS) + _norm(first)
     for width in (first, _ADDED):  # time; pooled text and sizes
@@ -135,14 +136,17 @@ def _norm(c: int) -> int:
 
 
 def clip_parameters(*, width: int, layers: int, projection: int = 0) -> int:
-    """A CLIP text encoder: vocabulary 49,408, 77 positions, MLP of four widths, biases everywhere."""
+    """Parameters of a CLIP text encoder: 49,408 tokens, 77 positions, MLP of four widths, biases all over."""
     block = 4 * _linear(width, width) + _linear(width, 4 * width) + _linear(4 * width, width)
     embeddings = (49_408 + _TEXT_TOKENS) * width
     return embeddings + layers * (block + 2 * _norm(width)) + _norm(width) + projection * width
 
 
 def vae_parameters() -> int:
-    """vae/config.json: channels 128, 256, 512, 512; two residual blocks a level, three in the decoder."""
+    """Parameters of the VAE.
+
+    vae/config.json: channels 128, 256, 512, 512; two residual blocks a level, three in the decoder.
+    """
     channels, latent = (128, 256, 512, 512), _LATENT_CHANNELS
     top = channels[-1]
     middle = 2 * _resnet(top, top) + _norm(top) + 4 * _linear(top, top)
@@ -167,11 +171,12 @@ def _levels(channels: tuple[int, ...], resnets: int) -> int:
 
 
 def unet_activation_bytes(width: int, height: int, batch: int, dtype: str) -> int:
-    """What the UNet keeps for its backward pass when all its weights are trained, without checkpointing.
+    """Bytes that the UNet saves for its backward pass, all its weights trained and without checkpointing.
 
-    Counted from the feature maps that each layer keeps, with flash attention and weights and activations
-    of one type; mixed precision by autocast keeps more. Equal to a trace of diffusers 0.42.1's
-    UNet2DConditionModel under FakeTensorMode (torch 2.13): tests/estimator/models/test_diffusion.py.
+    Counted from the feature maps that each layer keeps, with flash attention and weights and activations of
+    one type; mixed precision by autocast keeps more. Equal to a trace of diffusers 0.42.1's
+    UNet2DConditionModel under FakeTensorMode (torch 2.13): tests/estimator/models/test_diffusion.py. Raises
+    UserError for a size, batch or type that can't be.
 
     Parameters
     ----------

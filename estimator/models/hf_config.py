@@ -47,7 +47,7 @@ _REFUSED = ("qk_layernorm", "qk_ln", "add_cross_attention")  # they add paramete
 
 
 def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """A shape from the contents of a ``config.json``; of the language part where there are others.
+    """The shape that a ``config.json`` describes; of its language part where there are others.
 
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.

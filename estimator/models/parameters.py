@@ -14,7 +14,7 @@ from estimator.models.shape import ModelShape
 
 
 def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
-    """Linear layers of one block's attention -> (out, in)."""
+    """One block's attention: each linear layer's name -> (out, in)."""
     if not m.latent_attention:
         return {
             "q_proj": (m.q_dim, m.hidden),
@@ -36,7 +36,7 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 def mlp_shapes(m: ModelShape, width: int) -> dict[str, tuple[int, int]]:
-    """Linear layers of one MLP of that width -> (out, in)."""
+    """One MLP of that width: each linear layer's name -> (out, in)."""
     gate = {"gate_proj": (width, m.hidden)} if m.gated_mlp else {}
     return {**gate, "up_proj": (width, m.hidden), "down_proj": (m.hidden, width)}
 
@@ -46,11 +46,12 @@ def _weights(shapes: dict[str, tuple[int, int]]) -> int:
 
 
 def attention_weights(m: ModelShape) -> int:
+    """Weights of the linear layers of one block's attention, without biases."""
     return _weights(attention_shapes(m))
 
 
 def attention_extras(m: ModelShape) -> int:
-    """Biases, sinks, and norms of queries, keys and latents."""
+    """Parameters of one block's attention beside weights: biases, sinks, norms of queries, keys, latents."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
     count += m.heads * m.attention_sinks
     count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]
@@ -58,33 +59,34 @@ def attention_extras(m: ModelShape) -> int:
 
 
 def mlp_weights(m: ModelShape, width: int) -> int:
-    """3hf where it is gated, 2hf otherwise."""
+    """Weights of one MLP of that width: 3hf where it is gated, 2hf otherwise."""
     return (3 if m.gated_mlp else 2) * m.hidden * width
 
 
 def mlp(m: ModelShape, width: int) -> int:
-    """One MLP with its biases."""
+    """Parameters of one MLP of that width, biases included."""
     bias = (2 if m.gated_mlp else 1) * width + m.hidden if m.mlp_bias else 0
     return mlp_weights(m, width) + bias
 
 
 def router(m: ModelShape) -> int:
-    """hE, its biases, and the gate of the shared experts."""
+    """Parameters of one block's router: hE, its biases, and the gate of the shared experts."""
     return m.experts * (m.hidden + m.router_bias) + (m.hidden if m.shared_expert_gate else 0)
 
 
 def norm(m: ModelShape) -> int:
+    """Parameters of one norm over the hidden size."""
     return m.hidden * (2 if m.norm_bias else 1)
 
 
 def layer(m: ModelShape) -> int:
-    """One block; one with experts where there are any."""
+    """Parameters of one block; of one with experts where the model has experts."""
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     return _around_mlp(m) + max(m.experts, 1) * mlp(m, m.ffn) + shared + router(m)
 
 
 def dense_layer(m: ModelShape) -> int:
-    """One of the blocks without experts of a model that has experts."""
+    """Parameters of a block without experts, in a model that has experts."""
     return _around_mlp(m) + mlp(m, m.dense_ffn or m.ffn)
 
 
@@ -97,23 +99,26 @@ def _around_mlp(m: ModelShape) -> int:
 
 
 def embeddings(m: ModelShape) -> int:
-    """Tokens, learned positions, token types."""
+    """Parameters of the embeddings: tokens, learned positions, token types."""
     return (m.vocab + m.position_embeddings + m.token_types) * m.hidden
 
 
 def head(m: ModelShape) -> int:
-    """The output head, where it is a matrix of its own; an encoder has none."""
+    """Parameters of the output head, where it is a matrix of its own; an encoder has none."""
     weight = 0 if m.tied_embeddings or not m.causal else m.vocab * m.hidden
     return weight + m.vocab * m.head_bias
 
 
 def pooler(m: ModelShape) -> int:
-    """BERT's dense layer over the first token."""
+    """Parameters of BERT's dense layer over the first token; 0 in other models."""
     return m.hidden * (m.hidden + 1) if m.pooler else 0
 
 
 def model(m: ModelShape) -> int:
-    """All parameters. One norm more than the blocks have: after them, or in BERT before them."""
+    """All parameters of the model.
+
+    One norm more than the blocks have: after them, or in BERT before them.
+    """
     blocks = (m.layers - m.dense_layers) * layer(m) + m.dense_layers * dense_layer(m)
     return embeddings(m) + blocks + norm(m) + head(m) + pooler(m)
 
@@ -145,7 +150,7 @@ def linears(m: ModelShape) -> int:
 
 
 def lora(m: ModelShape, rank: int, group: tuple[str, ...]) -> int:
-    """Adapters on one matrix of every block, which may be several projections fused into one.
+    """Parameters of the adapters on one matrix of every block; ``group`` are the projections fused into it.
 
     Two matrices each, (rank, in) and (out, rank): Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """

@@ -26,7 +26,10 @@ def assemble(
     rejected: tuple[str, ...],
     tokens: int | None = None,
 ) -> Plan:
-    """The Plan of a candidate. ``tokens`` of the whole job give its hours and its price."""
+    """Make the Plan of a candidate.
+
+    ``why`` and ``rejected`` are lines for people; ``tokens`` of the whole job give its hours and its price.
+    """
     setup = setup_of(job, candidate.layout)
     layout, place = candidate.layout, candidate.place
     peak = None

@@ -29,7 +29,7 @@ MOST_REJECTIONS = 10
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
-    """What was found on all machines."""
+    """The machines that a job may use, and what a search on each of them found."""
 
     job: Job
     target: Target
@@ -44,12 +44,14 @@ class Survey:
     indivisible: set[int] = field(default_factory=set)  # numbers of processes that can't make up the batch
 
     def search(self, place: Place) -> Search:
+        """The search for the precision that suits this machine's GPU; machines of one precision share it."""
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
             self.searches[precision] = Search(self.job, precision, "cuda", self.evidence)
         return self.searches[precision]
 
     def run(self) -> Survey:
+        """Search all machines; candidates then come in the order of the goals."""
         for place in self.places:
             self._look_at(place)
         self.candidates.sort(key=lambda candidate: sort_key(candidate, self.goals))
@@ -100,10 +102,12 @@ class Survey:
 
     @property
     def thorough(self) -> bool:
+        """Whether to go on after the first machine that fits: for a catalogue, and where there are goals."""
         return self.target.kind == "catalogue" or self.goals != Goals()
 
 
 def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
+    """Search all machines that a target and goals leave; UserError where they leave none."""
     tokens = goals.total_tokens(job)
     return Survey(
         job=job,
@@ -116,7 +120,7 @@ def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) ->
 
 
 def host_miss(candidate: Candidate, place: Place) -> Miss | None:
-    """The nodes' memory, where the job needs more of it than it may have."""
+    """By how much a node's memory is too small for the candidate; None where it suffices or is unknown."""
     if place.ram_bytes is None:
         return None
     share = place.allocatable * candidate.layout.processes_per_node / place.gpus
@@ -127,7 +131,7 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
 
 
 def rank_plans(survey: Survey, top: int) -> Ranking:
-    """The first ``top`` plans of a survey that has found some."""
+    """The first ``top`` plans of a survey that has candidates, and the nearest of what was rejected."""
     best = survey.candidates[0]
     order = distinct(survey.candidates)
     misses = of_misses(survey.misses, MOST_REJECTIONS // 2)
@@ -148,6 +152,7 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
 
 
 def plan_of(survey: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
+    """The Plan of one of a survey's candidates, with the reasons that tell it from the ``best`` one."""
     search = survey.searches[candidate.layout.precision]
     named_by_user = bool(survey.target.instance_type)
     if not survey.candidates:
@@ -161,7 +166,10 @@ def plan_of(survey: Survey, candidate: Candidate, rejected: Iterable[str], best:
 
 
 def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan | None:
-    """A plan without its failure's alternatives; never recurses into them."""
+    """The best plan of a job on other machines, without alternatives; None where there is none.
+
+    The alternatives of a failed plan are found with it, so it never looks for alternatives itself.
+    """
     try:
         survey = survey_places(job, target, goals or Goals(), Evidence())
     except UserError:
@@ -170,7 +178,7 @@ def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan |
 
 
 def as_qlora(job: Job) -> Job | None:
-    """The same job with QLoRA on torchtune; None where there is no such thing."""
+    """The same job with QLoRA, which torchtune has and DeepSpeed doesn't; None where it can't be done."""
     if job.method == "qlora" or job.model.experts or job.precision == "bf16-mixed":
         return None
     engine = "torchtune" if job.engine == "deepspeed" else job.engine  # DeepSpeed here has no QLoRA

@@ -31,7 +31,7 @@ def dense_mask(engine: str, device: str) -> bool:
 
 
 def setup_of(job: Job, layout: Layout) -> Setup:
-    """The step that the engine runs for a job in a layout."""
+    """The training step that a job's engine runs in a layout."""
     sharding: StateSharding = layout.sharding
     shared = layout.sharding not in ("none", "ddp", "zero0")
     # With context parallel the states are shared over its processes as well

@@ -17,7 +17,10 @@ PREFERENCES = ("price", "speed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goals:
-    """Limits and wishes. None and empty: no limit."""
+    """What the user wants of a plan beyond that it fits; None and empty: no limit.
+
+    Raises UserError for a value that can't be, and for epochs of a dataset whose size is not given.
+    """
 
     deadline_hours: float | None = None
     budget_usd: float | None = None
@@ -52,7 +55,7 @@ class Goals:
             )
 
     def total_tokens(self, job: Job) -> int | None:
-        """Tokens of the whole job; None where nothing says so. A deadline or a budget needs them."""
+        """Tokens of the whole job; None where nothing says so. UserError where a goal needs them."""
         if self.tokens is not None:
             return self.tokens
         if self.dataset_tokens is not None:

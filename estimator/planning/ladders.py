@@ -16,7 +16,7 @@ LARGEST_PIPELINE_MICRO_BATCH = 4
 
 @dataclass(frozen=True, slots=True, eq=False)  # each is made once, so that identity will do as a key
 class Ladder:
-    """One spread with or without checkpointing; its rungs are the micro batches."""
+    """One spread on a number of nodes, with or without checkpointing; its rungs are the micro batches."""
 
     nodes: int
     processes: int
@@ -25,7 +25,7 @@ class Ladder:
 
 
 class Ladders:
-    """The layouts of one job in one precision; each is made once, when it is asked for."""
+    """The layouts of one job in one precision. Each is made once, when it is first needed."""
 
     def __init__(self, job: Job, precision: Literal["bf16", "bf16-mixed", "fp32"], device: Device) -> None:
         self.job, self.precision, self.device = job, precision, device
@@ -34,7 +34,7 @@ class Ladders:
         self._layouts: dict[tuple[Ladder, int], Layout] = {}
 
     def of(self, nodes: int, processes: int) -> list[Ladder]:
-        """The kinds of layout: without checkpointing first, and those that divide the model least."""
+        """The ladders on so many processes; first without checkpointing, and what divides the model least."""
         key = (nodes, processes)
         if key not in self._made:
             checkpointing_setting = self.job.activation_checkpointing
@@ -50,7 +50,7 @@ class Ladders:
         return self._made[key]
 
     def rung(self, ladder: Ladder, step: int = 0) -> Layout:
-        """The layout with the smallest micro batch but ``step``."""
+        """The layout on one rung: step 0 has the ladder's smallest micro batch."""
         key = (ladder, step)
         if key not in self._layouts:
             size, each = self.sizes(ladder)[step], self._each(ladder)
@@ -60,7 +60,7 @@ class Ladders:
         return self._layouts[key]
 
     def sizes(self, ladder: Ladder) -> list[int]:
-        """Micro batches, from the smallest up."""
+        """A ladder's micro batches, from the smallest up; empty where none makes up the global batch."""
         if ladder not in self._sizes:
             each, way = self._each(ladder), ladder.spread
             if self.job.micro_batch_size:
@@ -81,6 +81,7 @@ class Ladders:
     def layout(
         self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch_size: int, passes: int
     ) -> Layout:
+        """The layout of a spread with this micro batch and ``passes`` forward passes an optimizer step."""
         return Layout(
             device=self.device,
             nodes=nodes,

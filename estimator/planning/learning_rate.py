@@ -27,7 +27,7 @@ SOURCES: dict[Literal["sqrt", "linear"], str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """One published run."""
+    """One published run: its batch in sequences, its learning rate."""
 
     method: str
     batch: int  # sequences for each optimizer step
@@ -56,7 +56,7 @@ def hints(job: Job) -> tuple[LearningRate, ...]:
 
 @lru_cache(maxsize=1)
 def references() -> dict[str, Reference]:
-    """The published runs by method."""
+    """The published runs of ``data/learning_rates.csv``, by method."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {

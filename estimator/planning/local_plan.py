@@ -36,14 +36,14 @@ RAM_OF_A_PROCESS = 16 * 2**30
 
 
 def pod_of_cpus(processes: int) -> Machine:
-    """What one node's processes share on a cluster's CPUs, where nothing says which machines it has."""
+    """What one node's processes share on a cluster without GPUs, where nothing says which machines it has."""
     return Machine(
         cpu_cores=CORES_OF_A_PROCESS * processes, ram_bytes=RAM_OF_A_PROCESS * processes, disk_free_bytes=0
     )
 
 
 def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
-    """The plan for what is at hand; CannotFit where the job or a deadline does not fit."""
+    """The plan for the machines at hand; CannotFit where the job does not fit or misses the deadline."""
     plan = _plan(job, target, goals, evidence)
     limit, hours = goals.deadline_hours, plan.prediction.hours
     if limit is not None and hours is None:
@@ -214,7 +214,7 @@ def _fits(job: Job, target: Target) -> bool:
 
 
 def describe_place(target: Target) -> str:
-    """What the plan is for, in words."""
+    """The machines that a plan is for, in words."""
     return "this machine" if target.kind == "local" else "each node of this job"
 
 

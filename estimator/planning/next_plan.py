@@ -25,7 +25,7 @@ AFTER = "out of memory in attempt"  # how an override of this kind says who gave
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextPlan:
-    """What the next attempt is to do."""
+    """What the attempt after one that ran out of memory is to do."""
 
     plan: Plan
     change: str
@@ -62,7 +62,7 @@ def after_out_of_memory(
 
 
 def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
-    """Layouts of the same processes, in the order in which they are to be tried."""
+    """Layouts of the same processes that may need less, in the order in which they are to be tried."""
     ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
     same = [ladder for ladder in ladders if _is_same_kind(ladder, failed, search)]
     # At least halved: two attempts are all that there usually are
@@ -83,7 +83,7 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
 
 
 def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]:
-    """The largest micro batch up to ``most`` of each."""
+    """Of each ladder the layout with the largest micro batch up to ``most``."""
     for ladder in ladders:
         fitting = [step for step, size in enumerate(search.ladders.sizes(ladder)) if size <= most]
         if fitting:
@@ -91,11 +91,12 @@ def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]
 
 
 def _is_same_kind(ladder: Ladder, failed: Layout, search: Search) -> bool:
+    """Whether a ladder differs from the failed layout in the micro batch only."""
     return ladder.checkpointing == failed.activation_checkpointing and _divides_alike(ladder, failed, search)
 
 
 def _divides_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
-    """Whether a ladder divides the model as the failed layout did."""
+    """Whether a ladder divides the model over the processes as the failed layout did."""
     first = search.ladders.rung(ladder)
     varying = ("micro_batch_size", "accumulation", "activation_checkpointing")
     alike = replace(first, **{name: getattr(failed, name) for name in varying})

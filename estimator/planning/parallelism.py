@@ -25,7 +25,7 @@ SHORTEST_PIECE = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """One product of parallel degrees."""
+    """One way to divide a job over processes: the degrees of each kind of parallelism."""
 
     sharding: Sharding
     tensor: int = 1
@@ -42,6 +42,7 @@ class Spread:
 
     @property
     def schedule(self) -> Schedule:
+        """The pipeline's schedule."""
         if self.pipeline == 1:
             return "none"
         return "interleaved" if self.virtual_stages > 1 else "1f1b"
@@ -60,7 +61,7 @@ class Spread:
 
 
 def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
-    """All that reach the global batch, those that divide the model least first."""
+    """All ways to divide the job that make up its global batch; those that divide the model least first."""
     world = nodes * per_node
     if job.engine not in PARALLEL_ENGINES:
         return [Spread(sharding=kind) for kind in _shardings(job, world)] if _reaches(job, world) else []
@@ -78,7 +79,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
 
 
 def unshared(job: Job) -> Sharding:
-    """The sharding of one process, which holds all the states."""
+    """The sharding of a single process, which holds all the states."""
     return "zero0" if job.engine == "deepspeed" else "none"
 
 

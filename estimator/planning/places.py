@@ -24,7 +24,7 @@ RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """One kind of machine."""
+    """One kind of machine that a plan may use, and what of it jobs may have."""
 
     name: str
     gpu: Gpu
@@ -41,7 +41,7 @@ class Place:
     most_nodes: int | None = None
 
     def shapes(self, target: Target, goals: Goals) -> Iterator[tuple[int, int]]:
-        """(nodes, GPUs for each node) to try, fewest GPUs first."""
+        """The numbers of machines to try, as (nodes, GPUs for each node), fewest GPUs first."""
         counts = [2**power for power in range(5) if 2**power < self.gpus] + [self.gpus]
         if target.gpus:
             counts = [target.gpus]
@@ -54,7 +54,7 @@ class Place:
 
 
 def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
-    """The machines that the user's choices leave; UserError where they leave none."""
+    """The machines that the user's choices leave; raises UserError where they leave none."""
     gpu = hardware.gpu(target.gpu) if target.gpu else None
     if goals.cluster_nodes:
         candidates = [_of_cluster(nodes, goals.spot) for nodes in goals.cluster_nodes]

@@ -28,7 +28,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """The answer: plans from the best down, and the nearest of what was rejected."""
+    """Plans from the best down, and the nearest of what was rejected."""
 
     plans: tuple[Plan, ...]
     rejected: tuple[Rejection, ...]
@@ -36,9 +36,11 @@ class Ranking:
 
     @property
     def best(self) -> Plan:
+        """The first plan."""
         return self.plans[0]
 
     def to_dict(self) -> dict[str, Any]:
+        """Plans and rejections as plain values."""
         return {
             "order": self.order,
             "plans": [plan.to_dict() for plan in self.plans],
@@ -46,11 +48,15 @@ class Ranking:
         }
 
     def to_json(self) -> str:
+        """Plans and rejections as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
 
 def sort_key(candidate: Candidate, goals: Goals) -> tuple[float, ...]:
-    """Sort key; a smaller one is better. Unknown prices and speeds come after known ones."""
+    """A candidate's place in the order of the goals: the smaller, the better.
+
+    Unknown prices and speeds come after known ones.
+    """
     cost, speed = candidate.usd_per_token, candidate.speed.tokens_per_second
     # What is not known to fit the machine's memory comes after what is
     host = candidate.place is not None and candidate.place.ram_bytes is None
@@ -87,7 +93,7 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
 
 
 def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
-    """The nearest, one for each GPU type."""
+    """A rejection for each GPU type on which nothing fits, nearest first, at most ``most``."""
     nearest: dict[str, Rejection] = {}
     for miss in sorted(misses, key=lambda miss: miss.over):
         kind: RejectionKind = "host memory" if miss.where == "host memory" else "memory"
@@ -97,7 +103,7 @@ def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
 
 
 def distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """The best of each cloud for each GPU and number of them: other machines with the same only cost more."""
+    """Of each cloud, GPU and number of GPUs the best candidate: others with the same only cost more."""
     first: dict[tuple[object, ...], Candidate] = {}
     for candidate in candidates:
         gpu, place, layout = candidate.gpu, candidate.place, candidate.layout
@@ -108,7 +114,7 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) -> list[Rejection]:
-    """Machines that fit as well and come later, the first of each GPU type."""
+    """A rejection for each GPU type that fits as well but comes later in the order, at most ``most``."""
     lines: list[Rejection] = []
     gpu_names = {best.gpu.name if best.gpu else ""}
     for other in others:
@@ -137,7 +143,7 @@ def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
 
 
 def unknown(candidate: Candidate, goals: Goals) -> str:
-    """Which of price and speed is not known, in words."""
+    """Which of a candidate's price and speed is not known, in words."""
     if candidate.usd_per_hour is None:
         return f"its {'spot ' if goals.spot else ''}price is not known"
     return f"its speed is not known: {candidate.speed.basis}"

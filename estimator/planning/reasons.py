@@ -12,7 +12,7 @@ from estimator.planning.search import Candidate, Search, gib, percent
 
 
 def of_layout(search: Search, candidate: Candidate) -> list[str]:
-    """Why precision, sharding, parallelism, micro batch and checkpointing are as they are."""
+    """Why precision, sharding, parallelism, micro batch and checkpointing are as they are, in lines."""
     job, layout = search.job, candidate.layout
     return [
         _precision(job, layout),
@@ -100,7 +100,7 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
 
 
 def of_machine(best: Candidate, candidates: list[Candidate], named_by_user: bool, goals: Goals) -> list[str]:
-    """Why this machine and so many of them."""
+    """Why this machine and so many of them, in lines."""
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
@@ -126,12 +126,12 @@ def of_machine(best: Candidate, candidates: list[Candidate], named_by_user: bool
 
 
 def nearest(candidate: Candidate) -> list[str]:
-    """Of a plan that fits and misses the goals."""
+    """Why a plan that misses the goals is shown, in lines."""
     return [f"{candidate.what} comes nearest of all that fit", *_source(candidate)]
 
 
 def behind(other: Candidate, best: Candidate) -> list[str]:
-    """How a plan further down compares with the best."""
+    """How a plan further down compares with the best, in lines."""
     parts = [f"fits on {other.what}"]
     if other.usd_per_token is not None and best.usd_per_token is not None:
         parts.append(

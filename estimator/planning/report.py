@@ -14,7 +14,7 @@ BAR = 24  # width of the longest memory bar
 
 
 def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
-    """The whole plan, at most ``width`` columns wide, without colour codes.
+    """The whole plan as text of at most ``width`` columns, without colour codes.
 
     ``everything``: with hints for what the plan leaves to its user.
     """

@@ -34,7 +34,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One layout on one kind of machine that fits."""
+    """One layout that fits on one kind of machine."""
 
     layout: Layout
     memory: MemoryEstimate
@@ -44,21 +44,25 @@ class Candidate:
 
     @property
     def usd_per_hour(self) -> float | None:
+        """USD an hour of all nodes; None where the machine has no price."""
         if self.place is None or self.place.usd_per_hour is None:
             return None
         return self.place.usd_per_hour * self.layout.nodes
 
     @property
     def usd_per_token(self) -> float | None:
+        """USD for one token of training; None where price or speed is unknown."""
         if self.usd_per_hour is None or self.speed.tokens_per_second is None:
             return None
         return self.usd_per_hour / 3600 / self.speed.tokens_per_second
 
     def hours(self, tokens: int | None) -> float | None:
+        """Hours for that many tokens; None where tokens or speed are unknown."""
         speed = self.speed.tokens_per_second
         return None if tokens is None or speed is None else tokens / speed / 3600
 
     def usd(self, tokens: int | None) -> float | None:
+        """USD for that many tokens; None where tokens, speed or price are unknown."""
         hours, hourly = self.hours(tokens), self.usd_per_hour
         return None if hours is None or hourly is None else hours * hourly
 
@@ -72,7 +76,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Miss:
-    """The leanest layout on one kind of machine, which still does not fit."""
+    """One kind of machine on which even the leanest layout does not fit, in bytes."""
 
     what: str
     needs: int
@@ -81,10 +85,12 @@ class Miss:
 
     @property
     def over(self) -> float:
+        """By how much of what there is the need is too large."""
         return self.needs / self.has - 1
 
     @property
     def reason(self) -> str:
+        """The miss in words: what is needed, what there is, by how much it is over."""
         kind = "" if self.where == "memory" else f" of {self.where}"
         return f"needs {gib(self.needs)}{kind}, has {gib(self.has)}: {percent(self.over)} over"
 
@@ -136,7 +142,7 @@ class Search:
         return bool(self.ladders.of(nodes, processes))
 
     def leanest(self, what: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
-        """The layout that needs least, as a miss."""
+        """The layout that needs the least memory, as a miss; ``what`` names the machines."""
         key = (nodes, processes, self._measured_on(gpu))
         if key not in self._needs:
             # Of many products those with the smallest states, and then the smallest activations
@@ -154,6 +160,7 @@ class Search:
         return Miss(what=what, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
+        """The memory of one process in a layout, as earlier runs on that GPU correct it, if any."""
         calibration = self.evidence.calibration
         key = (layout, self._measured_on(gpu))
         if key not in self._estimates:
@@ -164,12 +171,16 @@ class Search:
         return self._estimates[key]
 
     def setup(self, layout: Layout) -> Setup:
+        """The training step of a layout."""
         if layout not in self._setups:
             self._setups[layout] = setup_of(self.job, layout)
         return self._setups[layout]
 
     def whole_states(self) -> int:
-        """The states of one copy of the model: what all GPUs together can't go below."""
+        """Bytes of the states of one copy of the model, which all GPUs together can't go below.
+
+        0 where earlier runs correct the formulas or states leave the GPU: then it is no limit.
+        """
         if self.evidence.calibration is not None or self.job.offload != "none":
             return 0
         if self._whole is None:
@@ -249,6 +260,7 @@ class Search:
         return self._states[key]
 
     def speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
+        """The speed of a layout; without a place, with an unknown network."""
         network = place.network_gbps if place else None
         rdma = place is not None and place.rdma
         key = (layout, gpu.name if gpu else None, *((network, rdma) if layout.nodes > 1 else ()))
@@ -269,11 +281,12 @@ def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "
 
 
 def divides(job: Job, nodes: int, per_node: int) -> bool:
-    """Whether so many processes can make up the global batch."""
+    """Whether ``nodes`` of ``per_node`` processes can make up the job's global batch."""
     return bool(spreads(job, nodes, per_node))
 
 
 def indivisible(job: Job, world: int, what: str) -> UserError:
+    """The error for processes that can't make up the global batch, with the nearest batch that can."""
     step = world * (job.micro_batch_size or 1)
     micro = f" with micro batch {job.micro_batch_size}" if job.micro_batch_size else ""
     return UserError(
@@ -289,12 +302,15 @@ def shape(place: Place, nodes: int, per_node: int) -> str:
 
 
 def title(job: Job) -> str:
+    """A job in a few words: model, method, engine, length."""
     return f"{job.model.name} ({job.method}, {job.engine}, {job.seq_len} tokens)"
 
 
 def gib(size: int) -> str:
+    """Bytes as GiB with one decimal."""
     return f"{size / GIB:.1f} GiB"
 
 
 def percent(value: float) -> str:
+    """A fraction as per cent, with a decimal below 10 %."""
     return f"{value * 100:.1f} %" if abs(value) < 0.1 else f"{value * 100:.0f} %"

@@ -31,17 +31,22 @@ MEASURED = ("peak_mem_GiB", "gib_min", "gib_max", "tps_per_gpu", "micro_batch", 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One row's cells. A blank cell, or a mark that stands for one, is "" or None."""
+    """The cells of one row. A blank cell, or a mark that stands for one, is "" or None."""
 
     file: str
     line: int
     values: Mapping[str, str]
 
     def text(self, column: str) -> str:
+        """A cell's text."""
         value = self.values.get(column, "")
         return "" if value.lower() in ("n/a", "na", "-", "?") else value
 
     def number(self, column: str) -> float | None:
+        """A cell's number of at least 0.
+
+        Another text raises UserError in a column of measurements and UnsupportedRow in any other.
+        """
         text = self.values.get(column, "")
         if text.lower() in _BLANK:
             return None
@@ -59,12 +64,14 @@ class Cells:
         raise UnsupportedRow(f"{column} = {text!r} is not a number")
 
     def whole(self, column: str) -> int | None:
+        """A cell's whole number; UnsupportedRow for a fraction."""
         value = self.number(column)
         if value is not None and value != int(value):
             raise UnsupportedRow(f"{column} = {self.values[column]!r} is not a whole number")
         return None if value is None else int(value)
 
     def flag(self, column: str) -> bool | None:
+        """A cell as yes or no; any text that does not say no is yes."""
         text = self.text(column).lower()
         return None if not text else text not in ("0", "0.0", "false", "no", "none", "off")
 

@@ -39,10 +39,12 @@ class Scored:
 
     @property
     def error(self) -> float:
+        """Predicted over measured, minus 1."""
         return self.predicted / self.measured - 1
 
     @property
     def covered(self) -> bool | None:
+        """Whether the measurement is at most the upper bound; None where there is no bound."""
         return None if self.upper is None else self.upper >= self.measured
 
 
@@ -88,11 +90,12 @@ SPEED_GROUPS = {name: by for name, by in GROUPS.items() if "kind" not in name}
 
 
 def compare(path: str | Path) -> Comparison:
-    """Predicts every row of the table at ``path`` that can be predicted. Raises UserError for a bad table."""
+    """Score every row of the table at ``path`` that can be predicted; raises UserError for a bad table."""
     return compare_rows(rows.read(path))
 
 
 def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
+    """Score every row that can be predicted; the others keep their reason."""
     table = tuple(table)
     peaks, speeds = [], []
     no_peak, no_speed = {}, {}
@@ -180,6 +183,7 @@ def usual_network(gpu: Gpu, processes_per_node: int) -> tuple[float | None, bool
 
 
 def score(items: Iterable[Scored]) -> Score:
+    """The errors of a group of rows, summed up."""
     items = tuple(items)
     errors = [item.error for item in items]
     bounds = [item.covered for item in items if item.covered is not None]
@@ -195,7 +199,7 @@ def score(items: Iterable[Scored]) -> Score:
 
 
 def grouped(items: Iterable[Scored], by: Callable[[PublishedRow], str]) -> dict[str, Score]:
-    """A score for each group, largest group first."""
+    """A score for each group of rows, largest group first; ``by`` names a row's group."""
     groups: dict[str, list[Scored]] = {}
     for item in items:
         groups.setdefault(by(item.row), []).append(item)

@@ -22,7 +22,7 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dims:
-    """What a row says of its model; None where it is blank."""
+    """The dimensions that a row states of its model; None where a cell is blank."""
 
     name: str
     parameters: int | None
@@ -37,7 +37,10 @@ class Dims:
 
 
 def model_of(dims: Dims) -> ModelSpec:
-    """The row's model; raises :class:`UnsupportedRow` where neither table nor row describes it."""
+    """The model that the dimensions describe: the table's of that name, else one made of them.
+
+    Raises :class:`UnsupportedRow` where neither table nor row describes it.
+    """
     of_that_name = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
     vocab = dims.vocab
     # a published vocabulary may be padded to a multiple that suits the hardware

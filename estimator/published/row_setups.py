@@ -22,7 +22,7 @@ _RANK, _TARGETS = {"megatron": 32}, {"megatron": PROJECTIONS}
 
 
 def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
-    """What the row says, and where it is silent what its engine does.
+    """The training step that a row describes; where it is silent, its engine's own defaults.
 
     Raises :class:`UnsupportedRow` where it says too little or something that nobody here predicts, and
     :class:`UserError` where it contradicts itself.

@@ -25,7 +25,7 @@ from estimator.setup import Setup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRow:
-    """One published measurement. ``setup`` is None where both reasons say why."""
+    """One published measurement. Where ``setup`` is None, both ``*_skip`` say why."""
 
     id: str
     source: str

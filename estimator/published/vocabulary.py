@@ -48,6 +48,7 @@ _ENGINES: tuple[tuple[str, Engine], ...] = (
 
 
 def engine_of(framework: str) -> Engine:
+    """The engine behind a framework's name."""
     text = framework.lower()
     for word, engine in _ENGINES:
         if word in text:
@@ -56,8 +57,10 @@ def engine_of(framework: str) -> Engine:
 
 
 def version_of(framework: str, engine: Engine) -> str:
-    """A row of ``data/implementations.csv``: torchtitan had both FSDPs in spring 2024 alone, and
-    torchtune's norms kept less up to 0.4."""
+    """The version of ``data/implementations.csv`` whose code the framework ran; "" is today's.
+
+    torchtitan had both FSDPs in spring 2024 alone, and torchtune's norms kept less up to 0.4.
+    """
     if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
         return "2024-05"
     return "0.4" if engine == "torchtune" and framework.endswith(" 0.4") else ""
@@ -68,7 +71,7 @@ _OTHER_METHODS = ("adalora", "lora-fa", "lorafa", "longlora", "weights only", "m
 
 
 def method_of(text: str) -> tuple[Method, Task, bool, bool]:
-    """Method, task, whether the base is quantised, and whether embeddings and head are trained whole."""
+    """(method, task, whether the base is quantised, whether embeddings and head are trained whole)."""
     words = text.lower().strip()
     if any(other in words for other in _OTHER_METHODS):
         raise UnsupportedRow(f"method {text!r} is not claimed")
@@ -137,7 +140,7 @@ def targets_of(text: str) -> tuple[str, ...]:
 
 
 def quantization_of(text: str, quantised: bool) -> Quantization:
-    """How the frozen base is stored; ``quantised``: the method says that it is."""
+    """How the frozen base is stored. ``quantised``: the method says that it is, whatever this cell says."""
     words = text.lower()
     if re.search(r"gptq|awq|aqlm|hqq|eetq|nvfp4|\b[23]-?bit", words):
         raise UnsupportedRow(f"quantization {text!r} is not claimed")
@@ -153,6 +156,7 @@ def quantization_of(text: str, quantised: bool) -> Quantization:
 
 
 def optimizer_of(text: str) -> Optimizer:
+    """The optimizer; a blank cell is AdamW."""
     words = text.lower()
     if re.search(r"lora-fa|galore|lion|lomo|badam|apollo|shampoo|soap|lamb", words):
         raise UnsupportedRow(f"optimizer {text!r} is not claimed")
@@ -173,7 +177,7 @@ def optimizer_of(text: str) -> Optimizer:
 
 
 def checkpointing_of(text: str) -> Checkpointing | None:
-    """None where the table doesn't say."""
+    """The activation checkpointing; None for a blank cell."""
     words = text.lower().strip()
     if not words:
         return None
@@ -187,7 +191,7 @@ def checkpointing_of(text: str) -> Checkpointing | None:
 
 
 def loss_of(text: str, engine: Engine, seq_len: int) -> tuple[LossKind, int]:
-    """Kind of loss and its number of chunks."""
+    """(kind of loss, number of its chunks); a blank cell is what the engine does."""
     words = text.lower()
     chunks = 8  # torchtune's and torchtitan's default number
     if not words.strip():

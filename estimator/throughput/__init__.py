@@ -52,7 +52,7 @@ HOST_LINK = {"Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9, "*": 25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """Seconds of one optimizer step; they add up to it."""
+    """The seconds of one optimizer step, by what they are spent on."""
 
     compute: float
     communication: float  # that computing does not hide
@@ -61,6 +61,7 @@ class Parts:
 
     @property
     def total(self) -> float:
+        """Seconds of the whole step."""
         return self.compute + self.communication + self.bubble + self.optimizer
 
 
@@ -82,7 +83,7 @@ class Speed:
 
 
 class Cost(NamedTuple):
-    """What a number of tokens takes; None where the speed or the price is unknown."""
+    """Hours and USD for a number of tokens; None where the speed or the price is unknown."""
 
     hours: float | None
     usd: float | None
@@ -171,7 +172,7 @@ def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) ->
 
 
 def compute_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
-    """Seconds of one micro batch on the GPU alone."""
+    """Seconds of one micro batch's kernels on the GPU: products, attention, and the memory between them."""
     kind = kernels(setup)
     peak = gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") or 0.0
     bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
@@ -216,7 +217,7 @@ def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> 
 
 
 def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
-    """Bytes that a paged optimizer moves over the host's link: states that don't fit, there and back."""
+    """Bytes that a paged optimizer moves over the host's link in a step: states that don't fit, both ways."""
     if not setup.optimizer.startswith("paged"):
         return 0.0
     size = 4 if setup.precision == "fp32" else 2
@@ -241,7 +242,7 @@ def host_link(gpu: Gpu) -> float:
 
 
 def _together(one: float, other: float, power: float) -> float:
-    """Time of two things that overlap, less and less well the more alike they are: their p-norm."""
+    """Seconds of two things that overlap: their p-norm. They overlap less well the more alike they are."""
     if not other or not one:
         return one + other
     large, small = (one, other) if one > other else (other, one)
@@ -249,7 +250,7 @@ def _together(one: float, other: float, power: float) -> float:
 
 
 def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
-    """Why there is no speed, "" where there is one."""
+    """Why there is no predicted speed, in one clause; "" where there is one."""
     if gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") is None:
         return f"no sourced peak for the {gpu.name} in the precision of its products"
     if gpu.bandwidth_gbps is None:

@@ -44,7 +44,7 @@ class MeasuredBandwidth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """Bytes a second: of one process within its domain, and of a whole domain to the others.
+    """Rates in bytes a second: of one process within its domain, and of a whole domain to the others.
 
     A domain is a node, or all nodes that one NVLink switch connects. None where the rate is unknown.
     """
@@ -101,7 +101,7 @@ def links(
     rdma: bool,
     busbw: MeasuredBandwidth | None = None,
 ) -> Links:
-    """The links of a job; ``network_gbps`` is a node's, in gigabits a second.
+    """The rates of a job's links; ``network_gbps`` is one node's network, in gigabits a second.
 
     In an NVL72 rack ``processes_per_node`` may be the node's or the rack's; fast links join the whole rack.
     """
@@ -141,12 +141,13 @@ class Volumes:
 
 @lru_cache(maxsize=65536)
 def volumes(setup: Setup) -> Volumes:
-    """Bytes by kind of parallelism; a ring moves (n - 1) / n of them, which ``Links.seconds`` counts.
+    """Bytes that one process sends, by kind of parallelism.
 
-    ZeRO and FSDP: Rajbhandari et al. 2020 (arXiv:1910.02054), section 7. Tensor parallelism with sequence
-    parallelism: Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2: per layer two all-gathers and two
-    reduce-scatters in either direction. Ring attention: Liu et al. 2023 (arXiv:2310.01889). Experts: two
-    all-to-alls in either direction (Lepikhin et al. 2020, arXiv:2006.16668).
+    A ring moves (n - 1) / n of them, which ``Links.ring`` counts. ZeRO and FSDP: Rajbhandari et al. 2020
+    (arXiv:1910.02054), section 7. Tensor parallelism with sequence parallelism: Korthikanti et al. 2022
+    (arXiv:2205.05198), section 4.2.2: per layer two all-gathers and two reduce-scatters in either direction.
+    Ring attention: Liu et al. 2023 (arXiv:2310.01889). Experts: two all-to-alls in either direction (Lepikhin
+    et al. 2020, arXiv:2006.16668).
     """
     model, size = setup.model, 4 if setup.precision == "fp32" else 2
     rank_share = 1 / (setup.tensor * setup.pipeline)  # of the weights, before data parallel sharding
@@ -201,7 +202,7 @@ class Times:
 
 
 def communication_seconds(setup: Setup, wires: Links) -> Times | None:
-    """The volumes over the links; None where one of them is needed and unknown.
+    """Seconds that the volumes take over the links; None where a link is needed whose rate is unknown.
 
     Neighbours in the order of processes: tensor parallel first, then context and data, then stages.
     """

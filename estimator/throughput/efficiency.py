@@ -23,7 +23,10 @@ Kernels = Literal["eager", "compiled", "fused"]
 
 @dataclass(frozen=True, slots=True)
 class Coefficient:
-    """One number of the table. ``rows`` of published runs constrain it; none: taken from elsewhere."""
+    """One number of ``data/efficiency.csv``.
+
+    ``rows`` published runs constrain it; 0: it is taken from the ``source`` alone.
+    """
 
     value: float
     rows: int
@@ -45,7 +48,7 @@ class Efficiency:
         return None
 
     def of(self, name: str, *scopes: str) -> float:
-        """As ``get``, for a coefficient that the table must have."""
+        """The value in the first of the scopes that has one, then of "*"; KeyError where there is none."""
         value = self.get(name, *scopes)
         if value is None:
             raise KeyError(f"{TABLE.name} has no {name} for {', '.join(scopes) or '*'}")
@@ -70,7 +73,7 @@ def products_share(gpu: Gpu, table: Efficiency) -> float | None:
 
 
 def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | None:
-    """How much faster than in bf16 products are in the setup's 8- or 4-bit recipe; None without a run."""
+    """How much faster products are in the setup's 8- or 4-bit recipe than in bf16; None without a run."""
     if setup.fp8 == "none":
         return 1.0
     recipe = f"{gpu.architecture} {setup.fp8}"

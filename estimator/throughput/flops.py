@@ -77,7 +77,7 @@ class Weights:
 
 @lru_cache(maxsize=1024)
 def weights_of(model: ModelSpec) -> Weights:
-    """Counted once for each model, as a plan asks for it thousands of times."""
+    """A model's numbers of weights, counted once for each model."""
     blocks = model.layers - model.dense_layers
     expert = blocks * parameters.mlp_weights(model, model.ffn) if model.experts else 0
     dense = model.layers * (model.attention_linear_parameters + model.hidden * model.experts)
@@ -118,7 +118,7 @@ def _model_flops(setup: Setup) -> float:
 
 @lru_cache(maxsize=65536)
 def work(setup: Setup) -> Work:
-    """The work of one micro batch; cached, as planning asks for the same setups again and again."""
+    """The work of one micro batch; cached, as a plan needs the same setups again and again."""
     model, tokens = setup.model, float(setup.tokens)
     stage = -(-model.layers // setup.pipeline) / model.layers  # share of the layers in the fullest stage
     split = stage / setup.tensor
