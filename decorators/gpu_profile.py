@@ -48,8 +48,8 @@ from decorators.profiler import NO_PROFILE, Profile
 from decorators.storage import remember_origin
 from estimator.errors import UserError
 from estimator.plan import Plan
+from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
-from launchers.gang.rank import die_with_parent
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs

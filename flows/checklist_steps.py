@@ -31,7 +31,7 @@ from decorators.storage import datastore
 from estimator.errors import UserError
 from flows.checklist_launch import RunConfig, table_of
 from launchers.cluster.channel import NodeAddress
-from launchers.gang.rank import die_with_parent
+from launchers.cluster.processes import die_with_parent
 
 MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
 HISTORY_S = 60.0  # for reading them

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from estimator.errors import UserError
-from launchers.cluster.processes import PARENT, child_environment, tail
-from launchers.gang.rank import die_with_parent
+from launchers.cluster.processes import PARENT, child_environment, die_with_parent, tail
 
 if TYPE_CHECKING:
     from launchers.dataset.prepared import Prepared

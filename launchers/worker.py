@@ -20,10 +20,10 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from launchers import engines, full_disk
-from launchers.cluster.processes import PARENT
+from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.full_disk import NO_SPACE
 from launchers.gang.job import TrainJob
-from launchers.gang.rank import RankEnv, die_with_parent, write_error
+from launchers.gang.rank import RankEnv, write_error
 
 _RESERVE_BYTES = 256 * 1024
 

@@ -7,8 +7,6 @@ may print what they like to standard output, which is a log file.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import queue
@@ -21,8 +19,7 @@ from typing import Any
 
 from checklist.probes import flight
 from checklist.probes.context import DIRECTORY, PARENT, PIPE, Message, Worker
-
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+from launchers.cluster.processes import die_with_parent
 
 
 def run(worker: Worker, command: Message) -> None:
@@ -84,14 +81,6 @@ def _read(worker: Worker, commands: queue.Queue[Message | None]) -> None:
         else:
             commands.put(command)
     os._exit(0)  # the supervisor has gone
-
-
-def die_with_parent(parent: int) -> None:
-    """Let the kernel end this process when the thread that started it ends."""
-    with contextlib.suppress(OSError, AttributeError):  # no such call outside Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it ended before the kernel was asked
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from checklist.measurements import Measurements
 from checklist.options import Options
 from checklist.probes import gpus
 from checklist.probes.context import PARENT
-from checklist.probes.worker import die_with_parent
 from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.supervisor import run
 from estimator.errors import UserError
 from launchers.cluster.channel import Secret
+from launchers.cluster.processes import die_with_parent
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NODE = "CHECKLIST_LOCAL_NODE"  # which node a process is, for people who look at it

@@ -24,6 +24,7 @@ _RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # where somebody has
 PARENT = "FINETUNE_PARENT_PID"  # who a process's parent should be, for die_with_parent
 _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
 
 
 def marked_pids(marker: str) -> list[int]:
@@ -166,6 +167,22 @@ def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
 def end_sweeper(sweeper: subprocess.Popen[bytes]) -> None:
     sweeper.kill()
     sweeper.wait(timeout=10)
+
+
+def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """Ask Linux to send ``how`` to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
+
+    ``parent_pid`` is who the parent should be: if it has already gone, this process ends at once. The kernel
+    takes the end of the thread that has started this process for the end of its parent.
+    """
+    import ctypes  # here, as the sweeper starts leaner without it
+
+    with contextlib.suppress(AttributeError):  # no such call outside Linux
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), how)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from launchers.cluster.processes import PARENT
-from launchers.gang.rank import die_with_parent
+from launchers.cluster.processes import PARENT, die_with_parent
 
 
 def main() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import socket
 import time
 import traceback
@@ -17,20 +15,6 @@ import psutil
 
 from estimator.errors import UserError
 from launchers.report.telemetry import DistInfo, Memory, Phase, Step, Writer
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Ask Linux to send ``how`` to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
-
-    ``parent_pid`` is who the parent should be: if it has already gone, this process ends at once.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
-        os.kill(os.getpid(), how)
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
