@@ -3,7 +3,8 @@
 Every process of a gang carries ``FINETUNE_GANG=<marker>`` in its environment, and so do all that it
 starts. So they can be found whatever session they are in and whoever their parent is now. Three things
 end them: the node's task; when the task itself is killed, the kernel (PR_SET_PDEATHSIG on each step of
-task -> agent -> rank) and launchers.sweeper, which finds what the kernel's chain does not reach.
+task -> agent -> rank) and the sweeper (this module as a process), which finds what the kernel's chain does
+not reach: what a rank has started itself (workers of its data loader, compilers).
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def start_agent(
 def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
     """Start the small process that ends the gang's processes when this one has gone."""
     return subprocess.Popen(
-        [sys.executable, "-S", "-m", "launchers.sweeper", marker, str(os.getpid())],
+        [sys.executable, "-S", "-m", "launchers.cluster.processes", marker, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -250,3 +251,23 @@ def tail(path: Path, lines: int = 20) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except OSError:
         return ""
+
+
+def sweep(marker: str, task_pid: int) -> None:
+    """The sweeper: wait for a node's task to end, then end all that is left of its gang."""
+    for how in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(how, signal.SIG_IGN)
+    while os.getppid() == task_pid:
+        time.sleep(0.5)
+    # Two passes that find nothing: a process could be starting another one during the first.
+    clean = 0
+    deadline = time.monotonic() + 60
+    while clean < 2 and time.monotonic() < deadline:
+        pids = marked_pids(marker)
+        clean = 0 if pids else clean + 1
+        _signal(pids, signal.SIGKILL)
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sweep(sys.argv[1], int(sys.argv[2]))

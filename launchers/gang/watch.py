@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launchers.cgroups import oom_kills
 from launchers.cluster.processes import is_running, tail
 from launchers.gang.control import Timeouts
 from launchers.gang.failures import Failure
@@ -23,6 +22,8 @@ from launchers.report.telemetry import Event, Memory, Phase, Step
 _EXIT = re.compile(r"exitcode\s*: (-?\d+)\)?[^\n]*?\(pid: (\d+)\)")
 _EXIT_RANK = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) ")
 _WAIT_FOR_CODE_S = 1.5
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 # Whole models are read or written in these, and merged, without a word until they are done.
@@ -233,3 +234,34 @@ def signal_name(number: int) -> str:
         return f"{signal.Signals(number).name} ({number})"
     except ValueError:
         return f"signal {number}"
+
+
+def oom_kills(membership: Path = _MEMBERSHIP, mount: Path = _CGROUPS) -> int | None:
+    """How many processes of this one's group the kernel's out-of-memory killer has ended; None: unknown.
+
+    Kernel documentation: ``oom_kill`` of ``memory.events`` (cgroup v2) and of ``memory.oom_control`` (v1).
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found = _counter(mount / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            found = _counter(mount / "memory" / path.lstrip("/") / "memory.oom_control")
+        else:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _counter(file: Path) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    values = dict(line.partition(" ")[::2] for line in lines)
+    return int(values["oom_kill"]) if values.get("oom_kill", "").isdigit() else None

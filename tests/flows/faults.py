@@ -239,7 +239,7 @@ class Flow:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                if "launchers.sweeper" in words and words[-1] in pids:
+                if "launchers.cluster.processes" in words and words[-1] in pids:
                     yield process
 
     def clean_up(self) -> None:

@@ -12,8 +12,8 @@ from estimator import Job, Plan, Target, plan
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
-from launchers.cgroups import oom_kills
 from launchers.gang.failures import Failure
+from launchers.gang.watch import oom_kills
 from launchers.models.tiny_llama import make
 from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
 from launchers.settings import Settings
