@@ -79,7 +79,7 @@ def pack(plan: Plan) -> str:
 
 
 def unpack(text: str) -> Plan:
-    """Undo :func:`pack`."""
+    """The plan that :func:`pack` has made text of."""
     return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
 
 

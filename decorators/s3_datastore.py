@@ -104,12 +104,12 @@ class Patience:
         ``since``: when the datastore last answered, by the clock; None: it may have done so just now. However
         long ago that is, it is asked for some seconds more.
         """
-        began, said = self.clock(), ""
+        began, last_trouble = self.clock(), ""
         if since is not None:
             began = max(since, began - self.away_s + min(FIRST_S, self.away_s / 2))
         while True:
             try:
-                found = operation()
+                answer = operation()
             except Exception as error:
                 trouble = trouble_of(error)
                 self.answered = self.answered or trouble is None
@@ -121,10 +121,10 @@ class Patience:
                     raise self._end(trouble.error(where, waited)) from None
             else:
                 self.answered = True
-                return found
-            if trouble.text != said:
-                said = trouble.text
-                self.say(f"The datastore {where} {said}; asking on for {_minutes(limit)} minutes.")
+                return answer
+            if trouble.text != last_trouble:
+                last_trouble = trouble.text
+                self.say(f"The datastore {where} {last_trouble}; asking on for {_minutes(limit)} minutes.")
             self.sleep(min(PAUSE_S, limit - waited))
             if trouble.expired:
                 renew()

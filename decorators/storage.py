@@ -92,15 +92,15 @@ def fetch_model(run: str, folder: Path) -> Path:
 def origin_run_ids() -> tuple[str, ...]:
     """The runs that this one was resumed from, the nearest first; empty for a run of its own."""
     store = datastore()
-    found: list[str] = []
+    run_ids: list[str] = []
     run_id = _metaflow.origin_run_id()
-    while run_id is not None and run_id not in found:
-        found.append(run_id)
+    while run_id is not None and run_id not in run_ids:
+        run_ids.append(run_id)
         try:
             run_id = store.get_bytes(_origin_key(run_id)).decode()
         except FileNotFoundError:
             break
-    return tuple(found)
+    return tuple(run_ids)
 
 
 def remember_origin() -> None:
@@ -132,19 +132,19 @@ class _OtherStorage:
 
     def get_file(self, key: str, path: Path) -> None:
         with self._storage.load_bytes([self._path(key)]) as loaded:
-            for _, found, _ in loaded:
-                if found is None:
+            for _, local, _ in loaded:
+                if local is None:
                     raise FileNotFoundError(self.describe(key))
-                shutil.copyfile(found, path)
+                shutil.copyfile(local, path)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         self._storage.save_bytes([(self._path(key), io.BytesIO(data))], overwrite=True)
 
     def get_bytes(self, key: str) -> bytes:
         with self._storage.load_bytes([self._path(key)]) as loaded:
-            for _, found, _ in loaded:
-                if found is not None:
-                    return Path(found).read_bytes()
+            for _, local, _ in loaded:
+                if local is not None:
+                    return Path(local).read_bytes()
         raise FileNotFoundError(self.describe(key))
 
     def size(self, key: str) -> int | None:
@@ -154,15 +154,15 @@ class _OtherStorage:
         return None if size is None else int(size)
 
     def keys(self, prefix: str) -> list[str]:
-        found: list[str] = []
+        names: list[str] = []
         folders = [self._path(prefix)]
         while folders:
             for path, is_file in self._storage.list_content([folders.pop()]):
                 if is_file:
-                    found.append(path[len(self._folder) + 1 :])
+                    names.append(path[len(self._folder) + 1 :])
                 else:
                     folders.append(path)
-        return sorted(found)
+        return sorted(names)
 
     def delete(self, keys: Iterable[str]) -> bool:
         if list(keys) and not _OtherStorage._said:

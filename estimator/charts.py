@@ -90,8 +90,8 @@ class Chart:
 
 def ordered(names: object) -> tuple[str, ...]:
     """Known categories in their order, then the others as they come; each once."""
-    found = list(dict.fromkeys(names))  # type: ignore[call-overload]
-    return tuple(name for name in ORDER if name in found) + tuple(n for n in found if n not in ORDER)
+    unique = list(dict.fromkeys(names))  # type: ignore[call-overload]
+    return tuple(name for name in ORDER if name in unique) + tuple(n for n in unique if n not in ORDER)
 
 
 def appearance(category: str, categories: Sequence[str] = ()) -> tuple[str, str]:
@@ -246,7 +246,7 @@ _STYLE = """<style>
 
 def _definitions(categories: Sequence[str]) -> str:
     """Fills: each category's colour, with lines or dots in it for the second and third round of colours."""
-    found = []
+    patterns = []
     for number, name in enumerate(categories):
         colour, pattern = appearance(name, categories)
         if pattern == "hatched":
@@ -255,11 +255,11 @@ def _definitions(categories: Sequence[str]) -> str:
             mark = '<circle cx="4" cy="4" r="1.6" fill="#000"/>'
         else:
             continue
-        found.append(
+        patterns.append(
             f'<pattern id="fill{number}" width="8" height="8" patternUnits="userSpaceOnUse">'
             f'<rect width="8" height="8" fill="{colour}"/>{mark}</pattern>'
         )
-    return f"<defs>{''.join(found)}</defs>"
+    return f"<defs>{''.join(patterns)}</defs>"
 
 
 def _fill(name: str, categories: Sequence[str]) -> str:

@@ -40,8 +40,8 @@ def before_retry(step: StepView, backend: Backend, prepare: Callable[[str, int],
     In the process that runs the flow. The decorator's values go into the attempt's command right after it;
     what it returns are environment variables for the process that waits for the container.
     """
-    found = step._find(backend)
-    begin = found.runtime_step_cli
+    decorator = step._find(backend)
+    begin = decorator.runtime_step_cli
 
     def runtime_step_cli(cli_args: Any, retry_count: int, *others: Any) -> None:
         if retry_count > 0:
@@ -49,4 +49,4 @@ def before_retry(step: StepView, backend: Backend, prepare: Callable[[str, int],
                 cli_args.env.update(prepare(str(cli_args.task.run_id), retry_count))
         begin(cli_args, retry_count, *others)
 
-    found.runtime_step_cli = runtime_step_cli
+    decorator.runtime_step_cli = runtime_step_cli

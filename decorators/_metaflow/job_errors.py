@@ -19,7 +19,9 @@ from estimator.errors import UserError
 def put_batch_in_words(
     words: Callable[[Exception, str], UserError], ended: Callable[[WaitedJob], None]
 ) -> None:
-    """The same as :func:`put_in_words` for AWS Batch; ``words`` is given the id of a job that is left.
+    """End with two lines where submitting a step to AWS Batch, or waiting for it, meets an exception.
+
+    ``words`` makes them from the exception and the id of a job that is left there; empty: none is.
 
     ``ended`` hears of a step that has failed.
     """
@@ -46,9 +48,9 @@ def _batch_in_words(
             if isinstance(error, MetaflowException) and job is not None:
                 ended(batch_job(job))
                 raise  # a step that has failed: Metaflow says how in a line
-            found = words(error, job.id if job is not None and not _terminated(job) else "")
-            say(found.problem)
-            say(found.advice)
+            refusal = words(error, job.id if job is not None and not _terminated(job) else "")
+            say(refusal.problem)
+            say(refusal.advice)
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
 
     return clean
@@ -100,9 +102,9 @@ def _in_words(
                 raise
             name = f"{kubernetes_job(job).what} in namespace {job._namespace}" if job is not None else ""
             hurry()
-            found = words(error, name)
-            say(found.problem)
-            say(found.advice)
+            refusal = words(error, name)
+            say(refusal.problem)
+            say(refusal.advice)
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
 
     return clean

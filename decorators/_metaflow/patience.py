@@ -21,7 +21,7 @@ def hurry() -> None:
 
 
 def with_patience(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same question, asked again while the API server doesn't answer, or takes the login for outdated.
+    """A question to the API server, asked again while that doesn't answer, or takes the login for outdated.
 
     The login is read anew each time, as somebody may renew it.
     """
@@ -31,12 +31,12 @@ def with_patience(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        began, said = time.monotonic(), ""
+        began, last_problem = time.monotonic(), ""
         while True:
             try:
-                found = fetch(self)
+                answer = fetch(self)
                 self._answered = True
-                return found
+                return answer
             except (HTTPError, ApiException) as error:
                 status = getattr(error, "status", None)
                 gone = not status or status in (401, 429) or status >= 500
@@ -45,9 +45,9 @@ def with_patience(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 if not gone or time.monotonic() - began >= _patience_s:
                     raise
             problem = _PROBLEMS.get(status or 0, "doesn't answer")
-            if problem != said:
+            if problem != last_problem:
                 say(f"The Kubernetes API {problem}; asking on for {_patience_s / 60:g} minutes.")
-                said = problem
+                last_problem = problem
             time.sleep(2)
             if status == 401:
                 self._client._refresh_client()

@@ -34,12 +34,12 @@ def shape_pods(priority_class: str | None) -> None:
         return spec
 
     def dump(self: Any) -> Any:
-        made = own_jobset(self)
-        pod = made["template"]["spec"]["template"]["spec"]
+        jobset = own_jobset(self)
+        pod = jobset["template"]["spec"]["template"]["spec"]
         pod["containers"][0]["env"].append({"name": "NODE_NAME", **_NODE_NAME})
         if priority_class:
             pod["priorityClassName"] = priority_class
-        return made
+        return jobset
 
     KubernetesJob.create_job_spec = create_job_spec
     JobSetSpec.dump = dump

@@ -59,28 +59,28 @@ class StepView:
 
     def given(self, decorator: str) -> dict[str, Given]:
         """What the user wrote explicitly into a decorator, in the flow or after ``--with``."""
-        found = self._find(decorator)
-        if found is None or found.inserted_by:
+        deco = self._find(decorator)
+        if deco is None or deco.inserted_by:
             return {}
-        by = f"@{decorator} in the flow" if found.statically_defined else f"--with {decorator}"
+        by = f"@{decorator} in the flow" if deco.statically_defined else f"--with {decorator}"
         return {
-            name: Given(value=value, by=by if found.statically_defined else f"{by}:{name}=")
-            for name, value in getattr(found, _GIVEN).items()
+            name: Given(value=value, by=by if deco.statically_defined else f"{by}:{name}=")
+            for name, value in getattr(deco, _GIVEN).items()
             if value is not None
         }
 
     def values(self, decorator: str) -> dict[str, Any]:
         """All values of a decorator, Metaflow's own configuration filled in; empty when it isn't there."""
-        found = self._find(decorator)
-        return dict(found.attributes) if found is not None else {}
+        deco = self._find(decorator)
+        return dict(deco.attributes) if deco is not None else {}
 
     def set_values(self, decorator: str, values: dict[str, Any]) -> None:
         """Lay values over a decorator, adding it first where the step hasn't got it."""
-        found = self._find(decorator)
-        if found is None:
+        deco = self._find(decorator)
+        if deco is None:
             self._mutable.add_decorator(decorator, deco_kwargs=values)
         else:
-            found.attributes.update(values)
+            deco.attributes.update(values)
 
     def add_environment(self, variables: dict[str, str]) -> None:
         """Environment variables for the step's container."""
@@ -120,7 +120,7 @@ class StepView:
                 "There is no run to resume: no earlier run of this flow is known here.",
                 "Name one: resume --origin-run-id RUN",
             )
-        found = list(
+        tasks = list(
             TaskDataStoreSet(
                 FlowDataStore(flow.name),
                 run_id,
@@ -128,12 +128,12 @@ class StepView:
                 prefetch_data_artifacts=list(declared),
             )
         )
-        if not found:
+        if not tasks:
             raise FinetuneError(
                 f"Run {run_id} can't be resumed: its parameters are not in the datastore.",
                 "Name another: resume --origin-run-id RUN",
             )
-        return {_key(p): found[0][var] for var, p in declared.items() if var in found[0]}
+        return {_key(p): tasks[0][var] for var, p in declared.items() if var in tasks[0]}
 
     def _find(self, name: str) -> Any:
         for decorator in self._step.decorators:

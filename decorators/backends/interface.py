@@ -44,7 +44,7 @@ class Toleration:
         return self.key in ("", key) and self.effect in ("", effect) and self.value in (None, value)
 
     def to_dict(self) -> dict[str, str]:
-        """As a pod's specification has it."""
+        """The toleration as a pod's specification has it."""
         toleration = {
             "key": self.key,
             "operator": "Exists" if self.value is None else "Equal",

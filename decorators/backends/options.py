@@ -37,9 +37,9 @@ class Options:
         """The queue of a run on that GPU type."""
         if self.queue or gpu is None:
             return self.queue
-        wanted = hardware.current().gpu(gpu).name
+        known_as = hardware.current().gpu(gpu).name
         return next(
-            (queue for name, queue in self.queues if hardware.current().gpu(name).name == wanted), None
+            (queue for name, queue in self.queues if hardware.current().gpu(name).name == known_as), None
         )
 
     @classmethod
@@ -75,7 +75,7 @@ class Options:
 
 
 def _queues(text: str) -> dict[str, str]:
-    found = {}
+    queues = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         gpu, separator, queue = part.partition("=")
         if not (gpu and separator and queue):
@@ -83,5 +83,5 @@ def _queues(text: str) -> dict[str, str]:
                 f"{QUEUES_VARIABLE}: {part!r} names no queue.",
                 f"Write {QUEUES_VARIABLE}=H100=queue-a,A10G=queue-b",
             )
-        found[gpu.strip()] = queue.strip()
-    return found
+        queues[gpu.strip()] = queue.strip()
+    return queues

@@ -142,7 +142,7 @@ def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
     """The limits that may count a machine of AWS's, that of the narrowest family first."""
     named = re.match(r"([a-z]+)\d+", instance_type)
     families = (named[0], named[1]) if named else ()  # "p5en.48xlarge": p5, p
-    found = [
+    quotas = [
         Quota(
             family=row["family"],
             spot=row["market"] == "spot",
@@ -153,7 +153,7 @@ def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
         for row in _rows("quotas.csv")
         if row["family"] in families
     ]
-    return sorted((row for row in found if row.spot == spot), key=lambda row: -len(row.family))
+    return sorted((row for row in quotas if row.spot == spot), key=lambda row: -len(row.family))
 
 
 def release(name: str) -> Release:
@@ -166,8 +166,8 @@ def release(name: str) -> Release:
 
 def efa_interfaces(instance: Instance | None) -> int:
     """EFA interfaces of a machine ("EFA x32" in the instance table); 0 where it has none."""
-    found = re.search(r"\bEFA x(\d+)", instance.fabric if instance is not None else "")
-    return int(found[1]) if found else 0
+    match = re.search(r"\bEFA x(\d+)", instance.fabric if instance is not None else "")
+    return int(match[1]) if match else 0
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from decorators._metaflow import WaitedJob
 from decorators.s3_datastore import Patience, trouble_of
 from estimator.errors import UserError
 
-LOOK_EVERY_S = 15.0
+ASK_EVERY_S = 15.0
 
 
 @dataclass(kw_only=True)
@@ -27,15 +27,15 @@ class DatastoreWatch:
     ----------
     root:
         s3://bucket/..., for people.
-    look:
+    ask:
         One brief question to the datastore, which raises what the answer was.
-    end:
+    remove:
         Removes the job.
     """
 
     root: str
-    look: Callable[[], None]
-    end: Callable[[WaitedJob], None]
+    ask: Callable[[], None]
+    remove: Callable[[WaitedJob], None]
     patience: Patience
     clock: Callable[[], float] = time.monotonic
     _answered_at: float | None = None
@@ -44,19 +44,19 @@ class DatastoreWatch:
     def __call__(self, job: WaitedJob) -> None:
         """Raises UserError when the datastore has been away for too long; the job is removed by then."""
         now, last = self.clock(), self._answered_at
-        if self._over or (last is not None and now - last < LOOK_EVERY_S):
+        if self._over or (last is not None and now - last < ASK_EVERY_S):
             return
         try:
             # Metaflow may have asked in vain for the step's log since then
-            self.patience.ask(self.root, self.look, since=last)
+            self.patience.ask(self.root, self.ask, since=last)
         except UserError as error:
             self._over = True
-            self.end(job)
+            self.remove(job)
             raise UserError(f"{error.problem.rstrip('.')}; {job.what} is ended.", error.advice) from None
         self._answered_at = self.clock()
 
 
-def watch(end: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
+def watch(remove: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
     """For this process's run; None where its datastore is not S3."""
     storage = _metaflow.storage()
     if storage.TYPE != "s3":
@@ -64,14 +64,14 @@ def watch(end: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
     root = str(storage.datastore_root)
     return DatastoreWatch(
         root=root,
-        look=lambda: look(root),
-        end=end,
+        ask=lambda: ask_briefly(root),
+        remove=remove,
         # It has answered when the code package was stored
         patience=Patience(away_s=_metaflow.datastore_away_s(), answered=True, last_words=False),
     )
 
 
-def look(root: str) -> None:
+def ask_briefly(root: str) -> None:
     """Ask for one key, with the credentials as they are now; what S3 refuses for good is an answer, too."""
     address = urlparse(root)
     client, error_class = _metaflow.s3_client(impatient=True)

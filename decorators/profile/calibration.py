@@ -74,9 +74,9 @@ def keep(plan: Plan | None, measured: Measured, *, run: str, in_container: bool)
         return None  # a container's files end with it
     try:
         mark = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
-        found = finished(plan, measured, run=run, date=_now(), formulas=mark)
-        if found is not None:
-            Store().add(found)
+        record = finished(plan, measured, run=run, date=_now(), formulas=mark)
+        if record is not None:
+            Store().add(record)
     except UserError as error:
         return f"calibration: this run is not kept: {error.problem}"
     except Exception as error:  # noqa: BLE001  # measuring never breaks a run

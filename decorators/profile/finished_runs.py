@@ -37,9 +37,9 @@ def collect(flow: str, most_runs: int = MOST_RUNS) -> Iterator[Finished]:
         if not run.successful:
             continue
         for task in (task for step in run for task in step):
-            found = _of_task(task)
-            if found is not None:
-                yield found
+            record = _of_task(task)
+            if record is not None:
+                yield record
 
 
 def _of_task(task: Any) -> Finished | None:

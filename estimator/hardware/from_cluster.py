@@ -181,8 +181,8 @@ def _whole_gpus(node: Node) -> None:
     labels = node.labels
     product = labels.get(PRODUCT, "")
     if any(node.allocatable.get(name, 0) for name in OTHER_ACCELERATORS):
-        found = next(name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0))
-        raise _LeftAsideError(f"not an NVIDIA GPU: {found}")
+        accelerator = next(name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0))
+        raise _LeftAsideError(f"not an NVIDIA GPU: {accelerator}")
     replicas = labels.get(REPLICAS, "1")
     shared = product.endswith("-SHARED") or labels.get(SHARING, "none") not in ("none", "")
     if shared or (replicas.isdigit() and int(replicas) > 1):
@@ -230,10 +230,10 @@ def _gpu(node: Node, catalogue: Catalogue) -> Gpu:
 
 def _sized(node: Node, gpu: Gpu) -> Gpu:
     """With the driver's size where that is less, or where the table has only the label's."""
-    told = node.labels.get(PRODUCT_MIB, "")
-    if not told.isdigit() or int(told) == 0:
+    mib = node.labels.get(PRODUCT_MIB, "")
+    if not mib.isdigit() or int(mib) == 0:
         return gpu
-    size = int(told) * MIB
+    size = int(mib) * MIB
     return replace(
         gpu, vram_bytes=min(size, gpu.vram_bytes) if gpu.vram_reported else size, vram_reported=True
     )

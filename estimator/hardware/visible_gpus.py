@@ -31,7 +31,7 @@ def visible_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int | str]:
 
 
 def whole_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int]:
-    """The same as far as there are whole GPUs: a slice of one ends the list."""
+    """The whole GPUs that :func:`visible_gpus` finds, up to the first slice of one."""
     places: list[int] = []
     for place in visible_gpus(chosen, uuids):
         if isinstance(place, str):

@@ -202,13 +202,13 @@ def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
     ended: list[str] = []
     watch = DatastoreWatch(
         root=ROOT,
-        look=lambda: waiting_datastore.look(ROOT),
-        end=lambda job: ended.append(job.name),
+        ask=lambda: waiting_datastore.ask_briefly(ROOT),
+        remove=lambda job: ended.append(job.name),
         patience=clock.patience(away_s=20, answered=True),
         clock=lambda: clock.now,
     )
     watch(JOB)
-    waiting_datastore.look("s3://no-such-bucket/metaflow")  # an answer, too
+    waiting_datastore.ask_briefly("s3://no-such-bucket/metaflow")  # an answer, too
     hurt(faults)
     watch(JOB)  # it has just looked
     clock.now += waiting_datastore.LOOK_EVERY_S

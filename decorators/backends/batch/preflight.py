@@ -66,7 +66,7 @@ def _check_once(request: Request, job: JobSettings, minimum: MinimumRequest | No
 def inspect(
     request: Request, *, job: JobSettings, minimum: MinimumRequest | None = None, clock: Clock | None = None
 ) -> Findings:
-    """All rows. Raises UserError where AWS can't be asked at all, or no queue is named."""
+    """All rows of the preflight. Raises UserError where AWS can't be asked at all, or no queue is named."""
     preflight = _Preflight(
         client=_clients(),
         request=request,
@@ -238,20 +238,20 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
         return f"{item.get('state')}, {item.get('status')}: {item.get('statusReason') or 'no reason told'}"
     if item.get("type") == "UNMANAGED":
         return "UNMANAGED: no jobs of several nodes" if request.nodes > 1 else None
-    told = item.get("computeResources") or {}
-    kind = told.get("type", "EC2")
+    resources = item.get("computeResources") or {}
+    kind = resources.get("type", "EC2")
     if kind.startswith("FARGATE") and (request.gpus_per_node or request.nodes > 1):
         return f"{kind} has no GPUs and runs no jobs of several nodes"
     if kind == "SPOT" and request.nodes > 1:
         return "SPOT runs no jobs of several nodes"
     if kind.startswith("FARGATE"):
         return None
-    if not _fitting(told, request, minimum) and not _untold(told, request):
-        has = ", ".join(told.get("instanceTypes") or []) or "no instance types"
-        wanted = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
-        return f"{has}: none has {wanted}, {minimum.cpu:g} vCPUs, {minimum.memory_bytes / 2**30:.0f} GiB"
-    most = told.get("maxvCpus")
-    needed = _vcpus(told, request, minimum)
+    if not _fitting(resources, request, minimum) and not _untold(resources, request):
+        has = ", ".join(resources.get("instanceTypes") or []) or "no instance types"
+        machine = f"{request.gpus_per_node} {request.gpu or 'GPU'}" if request.gpus_per_node else "machine"
+        return f"{has}: none has {machine}, {minimum.cpu:g} vCPUs, {minimum.memory_bytes / 2**30:.0f} GiB"
+    most = resources.get("maxvCpus")
+    needed = _vcpus(resources, request, minimum)
     if most is not None and most < needed:
         return f"maxvCpus is {most}, {request.nodes} node(s) need {needed}"
     return None
@@ -264,29 +264,29 @@ def _none_able(preflight: _Preflight) -> None:
     preflight.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
 
 
-def _fitting(told: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
+def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
     """Machine types of the instance table that the environment may start, and that are large enough."""
-    allowed = _allowed(told)
-    wanted = hardware.current().gpu(request.gpu).name if request.gpu else None
+    allowed = _allowed(resources)
+    gpu = hardware.current().gpu(request.gpu).name if request.gpu else None
     return [
         item.name
         for item in hardware.current().instances
         if item.cloud == "aws"
         and any(_matches(item.name, pattern) for pattern in allowed)
-        and (not request.gpus_per_node or (item.gpu == wanted and item.gpu_count >= request.gpus_per_node))
+        and (not request.gpus_per_node or (item.gpu == gpu and item.gpu_count >= request.gpus_per_node))
         and (item.vcpu or 0) >= minimum.cpu
         and (item.ram_bytes or 0) >= minimum.memory_bytes
     ]
 
 
-def _allowed(told: Mapping[str, Any]) -> list[str]:
-    return [str(item) for item in told.get("instanceTypes") or []]
+def _allowed(resources: Mapping[str, Any]) -> list[str]:
+    return [str(item) for item in resources.get("instanceTypes") or []]
 
 
-def _untold(told: Mapping[str, Any], request: Request) -> bool:
+def _untold(resources: Mapping[str, Any], request: Request) -> bool:
     """Whether it may start machines of which the table, that is of GPUs, says nothing."""
     known = [item.name for item in hardware.current().instances if item.cloud == "aws"]
-    others = [name for name in _allowed(told) if not any(_matches(item, name) for item in known)]
+    others = [name for name in _allowed(resources) if not any(_matches(item, name) for item in known)]
     return any(not request.gpus_per_node or re.match(r"[pg]\d", name) for name in others)
 
 
@@ -295,22 +295,22 @@ def _matches(name: str, pattern: str) -> bool:
     return name == pattern or name.partition(".")[0] == pattern
 
 
-def _vcpus(told: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> int:
+def _vcpus(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> int:
     """vCPUs of the machines that the run takes: whole ones count."""
-    sizes = [hardware.current().find_instance(name) for name in _fitting(told, request, minimum)]
+    sizes = [hardware.current().find_instance(name) for name in _fitting(resources, request, minimum)]
     known = [item.vcpu for item in sizes if item is not None and item.vcpu]
     return request.nodes * (min(known) if known else request.cpu)
 
 
 def _offered(preflight: _Preflight, item: Mapping[str, Any]) -> None:
     """Whether the region has the machine type."""
-    told = item.get("computeResources") or {}
-    names = [name for name in _fitting(told, preflight.request, preflight.minimum) if "." in name]
+    resources = item.get("computeResources") or {}
+    names = [name for name in _fitting(resources, preflight.request, preflight.minimum) if "." in name]
     if not names:
         return
     client = preflight.client("ec2")
     answer = client.describe_instance_type_offerings(Filters=[{"Name": "instance-type", "Values": names}])
-    offered = {found["InstanceType"] for found in answer["InstanceTypeOfferings"]}
+    offered = {offering["InstanceType"] for offering in answer["InstanceTypeOfferings"]}
     region = client.meta.region_name
     if offered:
         preflight.findings.ok("region", f"{region} has {', '.join(sorted(offered)[:3])}")
@@ -324,16 +324,16 @@ def _offered(preflight: _Preflight, item: Mapping[str, Any]) -> None:
 
 def _quota(preflight: _Preflight, item: Mapping[str, Any]) -> None:
     """The account's limit on running vCPUs of the machine's family."""
-    told = item.get("computeResources") or {}
-    names = [name for name in _fitting(told, preflight.request, preflight.minimum) if "." in name]
-    limits = tables.quotas_of(names[0], spot=told.get("type") == "SPOT") if names else []
+    resources = item.get("computeResources") or {}
+    names = [name for name in _fitting(resources, preflight.request, preflight.minimum) if "." in name]
+    limits = tables.quotas_of(names[0], spot=resources.get("type") == "SPOT") if names else []
     if not limits:
         return
     if not limits[0].code:
         preflight.findings.unknown("quota", f"which limit counts {names[0]} on Spot is not known")
         return
     limit, most = _limit_of(preflight, limits)
-    needed = _vcpus(told, preflight.request, preflight.minimum)
+    needed = _vcpus(resources, preflight.request, preflight.minimum)
     if most < needed:
         preflight.findings.no(
             "quota",

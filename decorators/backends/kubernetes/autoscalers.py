@@ -59,10 +59,10 @@ def could_grow(
     taking = [name for name, why in refusals.items() if why is None]
     if taking:
         return Growth(possible=True, why=f"Karpenter's NodePool {taking[0]} may add them")
-    said = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
+    reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
     if request.instance_type is None and (grown := _node_groups(get, may, clouds)).possible:
         return grown
-    return Growth(possible=False, why=f"no NodePool of Karpenter's would add one ({said})")
+    return Growth(possible=False, why=f"no NodePool of Karpenter's would add one ({reasons})")
 
 
 def _node_groups(get: Callable[..., Json], may: Callable[..., bool], clouds: frozenset[str]) -> Growth:
@@ -85,10 +85,10 @@ def _autoscaler_groups(get: Callable[..., Json]) -> list[tuple[str, int, int]]:
 
     try:
         path = "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS)
-        read = yaml.safe_load((found_at(get, path) or {}).get("data", {}).get("status", ""))
+        content = yaml.safe_load((found_at(get, path) or {}).get("data", {}).get("status", ""))
     except yaml.YAMLError:  # before 1.30 it is a text for people
         return []
-    groups = read.get("nodeGroups") if isinstance(read, dict) else None
+    groups = content.get("nodeGroups") if isinstance(content, dict) else None
     sizes = []
     for group in groups or []:
         health = group.get("health") or {}

@@ -42,7 +42,7 @@ def _stays(pod: Mapping[str, Any]) -> bool:
 
 
 def _request_of(pod: Mapping[str, Any], resource: str) -> float:
-    """As the scheduler counts (Kubernetes: init containers, sidecar containers, pod overhead)."""
+    """What a pod asks for, as the scheduler counts (Kubernetes: init and sidecar containers, overhead)."""
     spec = pod["spec"]
     running = sum(_asked(container, resource) for container in spec.get("containers") or [])
     most = 0.0

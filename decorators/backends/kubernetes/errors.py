@@ -48,8 +48,8 @@ def _node(pod: Json) -> str:
 def _end_of(pod: Json) -> str:
     """What the node says, or else the container's exit code and last line."""
     status = pod["status"]
-    if said := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
-        return said
+    if reason := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
+        return reason
     for container in status.get("containerStatuses") or []:
         ended = (container.get("state") or {}).get("terminated") or {}
         lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
@@ -64,14 +64,14 @@ def explain(error: Exception, submitted: str) -> UserError:
 
     ``submitted``: what is on the cluster already, and goes on there; empty: nothing is.
     """
-    status, said = _answer(error)
+    status, words = _answer(error)
     if submitted:
         kind, name, *_, namespace = submitted.split()
         left = f"{submitted} goes on unwatched; kubectl delete {kind} {name} -n {namespace} ends it."
     else:
         left = ""
     if status is None:
-        problem = f"The Kubernetes API can't be reached: {said}"
+        problem = f"The Kubernetes API can't be reached: {words}"
         return UserError(
             problem, left or "Look at the server's address in the kubeconfig, and at the network."
         )
@@ -80,15 +80,15 @@ def explain(error: Exception, submitted: str) -> UserError:
             "The Kubernetes API does not take this login (401): it is wrong, or has expired.",
             left or "Log in again, as for kubectl; kubectl auth can-i create jobs tells whether it works.",
         )
-    return UserError(f"Kubernetes refuses: {said.rstrip('.')} ({status}).", left or _advice(status, said))
+    return UserError(f"Kubernetes refuses: {words.rstrip('.')} ({status}).", left or _advice(status, words))
 
 
-def _advice(status: int, said: str) -> str:
-    if status == 403 and "exceeded quota" in said:
+def _advice(status: int, words: str) -> str:
+    if status == 403 and "exceeded quota" in words:
         return "Ask for less, or have the namespace's quota raised: kubectl describe resourcequota shows it."
     if status == 403:
         return _ROLE
-    if status == 404 and "the server could not find the requested resource" in said:
+    if status == 404 and "the server could not find the requested resource" in words:
         return "JobSet is not installed: infra/kubernetes says how; a step on several nodes needs it."
     if status == 404:
         return "Look at METAFLOW_KUBERNETES_NAMESPACE: the namespace has to be there."
@@ -103,7 +103,7 @@ def _answer(error: BaseException) -> tuple[int | None, str]:
     if origin is None:
         return None, " ".join(str(error).rsplit(">: ", 1)[-1].split())
     try:
-        said = str(json.loads(getattr(origin, "body", None) or "{}")["message"])
+        words = str(json.loads(getattr(origin, "body", None) or "{}")["message"])
     except (ValueError, KeyError):
-        said = str(getattr(origin, "reason", None) or origin)
-    return getattr(origin, "status", None) or None, " ".join(said.split())
+        words = str(getattr(origin, "reason", None) or origin)
+    return getattr(origin, "status", None) or None, " ".join(words.split())

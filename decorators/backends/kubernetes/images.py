@@ -85,16 +85,16 @@ def parts(image: str) -> tuple[str, str, str]:
 
 def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock) -> str | None:
     """A token that the registry gives to anybody; None where it doesn't."""
-    told = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-    if "realm" not in told:
+    parameters = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+    if "realm" not in parameters:
         return None
-    query = urlencode({key: told[key] for key in ("service", "scope") if key in told})
-    answer = pool.request("GET", f"{told['realm']}?{query}", timeout=clock.left() or 0.01)
+    query = urlencode({key: parameters[key] for key in ("service", "scope") if key in parameters})
+    answer = pool.request("GET", f"{parameters['realm']}?{query}", timeout=clock.left() or 0.01)
     if answer.status != 200:
         return None
     try:
-        read = json.loads(answer.data)
+        content = json.loads(answer.data)
     except ValueError:
         return None
-    token = read.get("token") or read.get("access_token")
+    token = content.get("token") or content.get("access_token")
     return str(token) if token else None

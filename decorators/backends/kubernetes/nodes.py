@@ -40,7 +40,7 @@ class PodSettings:
 
     @classmethod
     def of(cls, asked: StepRequest) -> PodSettings:
-        """As they are before the step is placed, also where it has been: a cluster is asked once for both."""
+        """The settings before the step is placed, also where it has been: so a cluster is asked once."""
         values, selector = asked.configured, asked.given.get("node_selector")
         own_tolerations = "tolerations" in asked.given
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
@@ -75,7 +75,7 @@ class Preflight:
         return self.api.get(path, self.clock.left(), **query)
 
     def find(self, path: str) -> Json | None:
-        """The same, or None where the cluster has nothing there."""
+        """What is at a path; None where the cluster has nothing there."""
         return found_at(self.get, path)
 
     def may(self, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = "") -> bool:
@@ -97,64 +97,64 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         return ClusterFacts()
     nodes = [node for node in nodes if _has(node, preflight.pods.node_selector)]
     own, only = preflight.pods.tolerations, preflight.pods.own_tolerations
-    fitting = partial(
+    judge = partial(
         fit, nodes, preflight.request, preflight.options, preflight.minimum, own=own, own_only=only
     )
-    found = fitting()
-    daemons, beside = _daemons(preflight, found)
+    fitting = judge()
+    daemons, beside = _daemons(preflight, fitting)
     if daemons is not None:
-        found = fitting(daemons=daemons)
-    if len(found.names) >= preflight.request.nodes:
+        fitting = judge(daemons=daemons)
+    if len(fitting.names) >= preflight.request.nodes:
         preflight.findings.ok(
-            "nodes", f"{len(found.names)} could take it, {preflight.request.nodes} needed; {beside}"
+            "nodes", f"{len(fitting.names)} could take it, {preflight.request.nodes} needed; {beside}"
         )
-        _zones(preflight, found)
+        _zones(preflight, fitting)
     else:
-        _too_few(preflight, found)
-    _fabric(preflight, found)
-    return found.facts
+        _too_few(preflight, fitting)
+    _fabric(preflight, fitting)
+    return fitting.facts
 
 
-def _daemons(preflight: Preflight, found: Fit) -> tuple[Room | None, str]:
+def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     """What the nodes' daemon pods ask for, None where that is not told; and in words."""
-    told, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
+    room, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
     try:
         if preflight.may("list", "pods"):
-            told = daemon_pods.most_of(preflight.get, found.names)
+            room = daemon_pods.most_of(preflight.get, fitting.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
-    kept = told or tables.daemons()
-    left = f"{kept.cpu:g} CPUs and {kept.memory_bytes / GIB:.1f} GiB are left to daemon pods"
-    return told, left + ("" if told else assumed)
+    reserved = room or tables.daemons()
+    left = f"{reserved.cpu:g} CPUs and {reserved.memory_bytes / GIB:.1f} GiB are left to daemon pods"
+    return room, left + ("" if room else assumed)
 
 
 def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
     return all(node.labels.get(name) == value for name, value in selector)
 
 
-def _too_few(preflight: Preflight, found: Fit) -> None:
+def _too_few(preflight: Preflight, fitting: Fit) -> None:
     request = preflight.request
-    lacks = ", ".join(f"{count} {what}" for what, count in found.lacks[:4]) or "there are none"
-    has = f"{len(found.names)} of {request.nodes} nodes could take it; the others: {lacks}"
+    lacks = ", ".join(f"{count} {what}" for what, count in fitting.lacks[:4]) or "there are none"
+    has = f"{len(fitting.names)} of {request.nodes} nodes could take it; the others: {lacks}"
     try:
-        growth = could_grow(preflight.get, preflight.may, request, found.clouds)
+        growth = could_grow(preflight.get, preflight.may, request, fitting.clouds)
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
         return
     if growth.possible:
         preflight.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
-    elif any("device plugin" in what for what, _ in found.lacks):
+    elif any("device plugin" in what for what, _ in fitting.lacks):
         preflight.findings.no("device plugin", has, DEVICE_PLUGIN)
     else:
         others = f"; {growth.why}" if growth.why else ""
         preflight.findings.no("nodes", has + others, OTHER_GPUS if request.gpus_per_node else LESS)
 
 
-def _zones(preflight: Preflight, found: Fit) -> None:
-    if preflight.request.nodes < 2 or found.facts.zone or preflight.options.zone or not found.zones:
+def _zones(preflight: Preflight, fitting: Fit) -> None:
+    if preflight.request.nodes < 2 or fitting.facts.zone or preflight.options.zone or not fitting.zones:
         return
-    spread = ", ".join(f"{zone}: {count}" for zone, count in found.zones)
+    spread = ", ".join(f"{zone}: {count}" for zone, count in fitting.zones)
     preflight.findings.unknown(
         "zone",
         f"no zone has {preflight.request.nodes} of the nodes ({spread}): "
@@ -163,7 +163,7 @@ def _zones(preflight: Preflight, found: Fit) -> None:
     )
 
 
-def _fabric(preflight: Preflight, found: Fit) -> None:
+def _fabric(preflight: Preflight, fitting: Fit) -> None:
     if preflight.request.nodes < 2:
         return
     fabric = tables.fabric_of(machine_of(preflight.request))
@@ -171,9 +171,9 @@ def _fabric(preflight: Preflight, found: Fit) -> None:
         return
     if not fabric.asked_for:
         preflight.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
-    elif found.names and not found.facts.efa:
+    elif fitting.names and not fitting.facts.efa:
         preflight.findings.unknown(
             "fabric", "the machines have EFA, but the nodes offer none: NCCL will go over TCP", INSTALL_EFA
         )
-    elif found.facts.efa:
-        preflight.findings.ok("fabric", f"EFA, {found.facts.efa} interfaces a node")
+    elif fitting.facts.efa:
+        preflight.findings.ok("fabric", f"EFA, {fitting.facts.efa} interfaces a node")

@@ -215,8 +215,8 @@ def _service_account(preflight: Preflight) -> None:
 def _jobset(preflight: Preflight) -> None:
     if preflight.request.nodes < 2:
         return
-    found = preflight.find(f"/apis/{JOBSET}/{JOBSET_VERSION}") or {}
-    if any(item.get("name") == "jobsets" for item in found.get("resources") or []):
+    resources = preflight.find(f"/apis/{JOBSET}/{JOBSET_VERSION}") or {}
+    if any(item.get("name") == "jobsets" for item in resources.get("resources") or []):
         preflight.findings.ok("jobset", f"{JOBSET}/{JOBSET_VERSION}")
     else:
         preflight.findings.no(
@@ -240,11 +240,11 @@ def _kueue(preflight: Preflight) -> None:
         )
         return
     version = group["preferredVersion"]["groupVersion"]
-    found = preflight.find(preflight.namespaced("localqueues", queue, version))
-    if found is None:
+    local_queue = preflight.find(preflight.namespaced("localqueues", queue, version))
+    if local_queue is None:
         _other_queues(preflight, queue, version)
     else:
-        _queue_state(preflight, queue, found)
+        _queue_state(preflight, queue, local_queue)
 
 
 def _other_queues(preflight: Preflight, queue: str, version: str) -> None:
@@ -259,19 +259,19 @@ def _other_queues(preflight: Preflight, queue: str, version: str) -> None:
     )
 
 
-def _queue_state(preflight: Preflight, queue: str, found: Json) -> None:
-    conditions = found.get("status", {}).get("conditions") or []
+def _queue_state(preflight: Preflight, queue: str, local_queue: Json) -> None:
+    conditions = local_queue.get("status", {}).get("conditions") or []
     inactive = [c for c in conditions if c.get("type") == "Active" and c.get("status") == "False"]
-    if inactive or found.get("spec", {}).get("stopPolicy", "None") != "None":
-        said = inactive[0].get("message", "") if inactive else "it is stopped"
+    if inactive or local_queue.get("spec", {}).get("stopPolicy", "None") != "None":
+        reason = inactive[0].get("message", "") if inactive else "it is stopped"
         preflight.findings.unknown(
             "queue",
-            f"{queue} takes no jobs now: {said}",
+            f"{queue} takes no jobs now: {reason}",
             f"kubectl describe localqueue {queue} -n {preflight.pods.namespace}",
         )
     else:
         preflight.findings.ok(
-            "queue", f"{queue}, of cluster queue {found.get('spec', {}).get('clusterQueue', '?')}"
+            "queue", f"{queue}, of cluster queue {local_queue.get('spec', {}).get('clusterQueue', '?')}"
         )
 
 
@@ -279,13 +279,13 @@ def _quota(preflight: Preflight) -> None:
     from kubernetes.utils import parse_quantity
 
     request = preflight.request
-    wanted = {
+    needed = {
         f"requests.{GPUS}": request.nodes * request.gpus_per_node,
         "requests.cpu": request.nodes * request.cpu,
         "requests.memory": request.nodes * request.memory_mib * MIB,
         "pods": request.nodes,
     }
-    wanted |= {"cpu": wanted["requests.cpu"], "memory": wanted["requests.memory"]}  # other names of the same
+    needed |= {"cpu": needed["requests.cpu"], "memory": needed["requests.memory"]}  # other names of the same
     for quota in preflight.get(preflight.namespaced("resourcequotas")).get("items") or []:
         status, name = quota.get("status") or {}, quota["metadata"]["name"]
         for what, hard in ((status.get("hard") or {}) or (quota.get("spec", {}).get("hard") or {})).items():
@@ -294,11 +294,11 @@ def _quota(preflight: Preflight) -> None:
                 float(parse_quantity((status.get("used") or {}).get(what, "0"))),
             )
             fix = f"kubectl describe resourcequota {name} -n {preflight.pods.namespace}"
-            if wanted.get(what, 0) > most:
+            if needed.get(what, 0) > most:
                 preflight.findings.no(
-                    "quota", f"{name} allows {hard} {what}; {_plain(what, wanted[what])} are needed", fix
+                    "quota", f"{name} allows {hard} {what}; {_plain(what, needed[what])} are needed", fix
                 )
-            elif wanted.get(what) and wanted[what] + used > most:
+            elif needed.get(what) and needed[what] + used > most:
                 preflight.findings.unknown(
                     "quota", f"{name}: {what} is in use; this waits until others end", fix
                 )

@@ -97,11 +97,11 @@ def _of_containers(pod: Json) -> WaitState | None:
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (status.get("state") or {}).get("waiting") or {}
         if (hopeless := HOPELESS.get(waiting.get("reason", ""))) is not None:
-            said = " ".join(str(waiting.get("message") or "").split())
+            message = " ".join(str(waiting.get("message") or "").split())
             image = f" ({status.get('image')})" if "mage" in waiting["reason"] else ""
             return WaitState(
                 pending=True,
-                reason=f"{waiting['reason']}{image}{': ' if said else ''}{said[:300]}",
+                reason=f"{waiting['reason']}{image}{': ' if message else ''}{message[:300]}",
                 hopeless=hopeless,
             )
     return None
