@@ -1,0 +1,218 @@
+"""Memory bars in a terminal, as SVG, as a page; for every colour vision, without a network."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from estimator import charts, memory
+from estimator.chart_page import html
+from estimator.charts import OKABE_ITO, ORDER, Bar, Chart, appearance, stacked
+from estimator.cli.explain import WHAT_IT_IS
+from tests.browser import browse, needs_browser
+
+GIB = 2**30
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def chart(**changes: object) -> Chart:
+    values: dict[str, object] = {
+        "title": "llama-8b: memory of one GPU",
+        "subtitle": "lora, <8> GPU(s) & more",
+        "bars": (
+            Bar(name="tp 1", parts=(("weights", 10 * GIB), ("activations", 6 * GIB)), upper_bytes=20 * GIB),
+            Bar(name="tp 2", parts=(("weights", 5 * GIB), ("runtime", 3 * GIB)), upper_bytes=9 * GIB),
+        ),
+        "capacity_bytes": 18 * GIB,
+        "capacity_name": "a GPU",
+        "notes": ("Range: +15%.",),
+    }
+    return Chart(**(values | changes))  # type: ignore[arg-type]
+
+
+def rectangles(drawing: str) -> list[ET.Element]:
+    parsed = ET.fromstring(drawing)  # noqa: S314 - it was drawn here
+    return [item for item in parsed.iter(f"{SVG}rect") if item.find(f"{SVG}title") is not None]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The drawing
+
+
+def test_the_drawing_is_well_formed_and_its_lengths_are_the_bytes() -> None:
+    found = rectangles(charts.svg(chart()))
+    assert [item.find(f"{SVG}title").text for item in found] == [  # type: ignore[union-attr]
+        "tp 1: weights 10.00 GiB",
+        "tp 1: activations 6.00 GiB",
+        "tp 2: weights 5.00 GiB",
+        "tp 2: runtime 3.00 GiB",
+    ]
+    widths = [float(item.get("width", 0)) for item in found]
+    assert widths[0] / widths[2] == pytest.approx(2.0, rel=0.01)
+    assert float(found[1].get("x", 0)) == pytest.approx(float(found[0].get("x", 0)) + widths[0], abs=0.02)
+
+
+def test_the_capacity_is_drawn_where_it_can_be_seen_and_left_out_where_it_is_far_away() -> None:
+    assert 'class="capacity"' in charts.svg(chart())
+    assert 'class="capacity"' not in charts.svg(chart(capacity_bytes=800 * GIB))
+    assert 'class="capacity"' not in charts.svg(chart(capacity_bytes=None))
+
+
+@pytest.mark.parametrize("made", [charts.svg(chart()), html(chart())], ids=["svg", "html"])
+def test_nothing_is_fetched_and_nothing_is_run(made: str) -> None:
+    assert re.findall(r'(?:src|href)="', made) == []
+    assert "@import" not in made
+    assert "<script" not in made
+    assert set(re.findall(r"https?://[^\s\"<]+", made)) <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("made", [charts.svg(chart()), html(chart())], ids=["svg", "html"])
+def test_it_follows_the_readers_light_or_dark(made: str) -> None:
+    assert "prefers-color-scheme: dark" in made
+
+
+def test_a_screen_reader_gets_a_title_a_description_and_the_numbers() -> None:
+    drawing = ET.fromstring(charts.svg(chart()))  # noqa: S314
+    assert drawing.get("role") == "img"
+    described = drawing.find(f"{SVG}desc")
+    assert described is not None
+    assert described.text is not None
+    assert "tp 1: 16.00 GiB likely, up to 20.00" in described.text
+    assert "a GPU has 18.00 GiB" in described.text
+
+
+class _Cells(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self._open = False
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002
+        if tag == "tr":
+            self.rows.append([])
+        self._open = tag in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._open and data.strip():
+            self.rows[-1].append(data)
+
+
+def test_the_pages_table_holds_every_number() -> None:
+    parser = _Cells()
+    parser.feed(html(chart()).partition("<table>")[2].partition("</table>")[0].partition("</caption>")[2])
+    assert parser.rows == [
+        ["tp 1", "tp 2"],
+        ["weights", "10.00", "5.00"],
+        ["activations", "6.00", "0.00"],
+        ["runtime", "0.00", "3.00"],
+        ["likely", "16.00", "8.00"],
+        ["upper bound", "20.00", "9.00"],
+        ["capacity: a GPU", "18.00", "18.00"],
+    ]
+
+
+def test_text_that_looks_like_markup_stays_text() -> None:
+    assert "lora, &lt;8&gt; GPU(s) &amp; more" in html(chart())
+
+
+@needs_browser
+def test_a_browser_shows_the_page_without_a_network(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(html(chart()))
+    shown = browse(page, "--dump-dom")
+    assert shown.count('class="part"') >= 4
+    assert "upper bound" in shown
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Colours
+
+# Machado, Oliveira and Fernandes 2009, A Physiologically-based Model for Simulation of Color Vision
+# Deficiency, severity 1.0; on linear RGB.
+VISIONS = {
+    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+
+
+def lab(colour: str, vision: str) -> tuple[float, float, float]:
+    """CIE L*a*b* (D65) of an sRGB colour as people with that vision see it."""
+    srgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in srgb]
+    r, g, b = (
+        min(max(sum(m * c for m, c in zip(row, linear, strict=True)), 0), 1) for row in VISIONS[vision]
+    )
+    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047
+    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883
+    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_of_one_pattern_are_told_apart_with_any_colour_vision(vision: str) -> None:
+    for one, other in itertools.combinations(OKABE_ITO, 2):
+        distance = sum((p - q) ** 2 for p, q in zip(lab(one, vision), lab(other, vision), strict=True)) ** 0.5
+        assert distance > 15, f"{one} and {other}: {distance:.1f}"  # 2.3 is just noticeable
+
+
+def test_no_two_categories_look_the_same() -> None:
+    names = (*ORDER, "something new", "another")
+    assert len({appearance(name, names) for name in names}) == len(names)
+
+
+def test_a_category_keeps_its_look_whatever_stands_beside_it() -> None:
+    assert appearance("activations", ("activations",)) == appearance("activations", ORDER)
+
+
+def test_every_category_of_the_estimator_has_a_place_and_an_explanation() -> None:
+    for name in memory.CATEGORIES:
+        assert name in ORDER
+        assert WHAT_IT_IS[name]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The terminal
+
+
+def lines(width: int, *, colour: bool, made: Chart | None = None) -> list[str]:
+    console = Console(width=width, force_terminal=colour, color_system="truecolor" if colour else None)
+    return [line.plain for line in stacked(made or chart(), console)]
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("colour", [True, False])
+def test_bars_keep_within_the_terminal_and_their_lengths_are_the_bytes(width: int, colour: bool) -> None:
+    drawn = lines(width, colour=colour)
+    assert all(len(line) <= width for line in drawn)
+    weights = [line.count("█" if colour else "a") for line in drawn if line.startswith("tp")]
+    if not colour:
+        assert weights[0] / weights[1] == pytest.approx(2.0, abs=0.3)
+    assert "too much" in drawn[1]
+    assert "too much" not in drawn[2]
+    assert all("┤" in line and "┃" in line for line in drawn[1:3])
+
+
+def test_without_colours_letters_tell_the_categories_apart() -> None:
+    legend = "  ".join(lines(80, colour=False)[4:])
+    assert re.findall(r"([a-z])  (\w+)", legend) == [("a", "weights"), ("b", "activations"), ("c", "runtime")]
