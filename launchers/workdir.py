@@ -1,13 +1,17 @@
-"""The work folders of running tasks, below the machine's temporary folder (FINETUNE_WORK_DIR changes it).
+"""Work folders, and a full disk in words.
 
+The work folders of running tasks lie below the machine's temporary folder (FINETUNE_WORK_DIR changes it).
 A task removes its own folder when it ends; what a killed task has left is removed by the next one.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +21,12 @@ from typing import IO
 import psutil
 
 from estimator.errors import UserError
-from launchers import full_disk
 
+NO_SPACE = "No space left"  # how the problem begins
+# What torch.save and numpy say when they could not write on, for whatever reason
+_TORN_WRITE = re.compile(
+    r"PytorchStreamWriter failed|inline_container\.cc|iostream error|\d+ requested and \d+ written"
+)
 ROOM = (
     "Free some space there, ask for a larger disk, or name another: export FINETUNE_WORK_DIR=/a/larger/disk"
 )
@@ -48,7 +56,7 @@ def work_folder(run_id: str, step: str, task_id: str) -> Iterator[Path]:
             "Name another place: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk",
         ) from None
     try:
-        with owner, full_disk.said(folder, ROOM):
+        with owner, full_disk_explained(folder, ROOM):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,3 +91,42 @@ def _lock(file: IO[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the system says that the disk is full, or this user's share of it."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full_disk_behind(error: BaseException, folder: Path) -> bool:
+    """Whether a full disk is behind this; torch's, numpy's and safetensors' own errors keep no errno."""
+    for link in _chain(error):
+        if is_disk_full(link) or "No space left on device" in str(link) or "os error 28" in str(link):
+            return True
+        if _TORN_WRITE.search(str(link)) and shutil.disk_usage(folder).free < 16 * 2**20:
+            return True
+    return False
+
+
+def file_of_error(error: BaseException, otherwise: Path) -> str:
+    """What could not be written, as far as that is told."""
+    named = (str(each.filename) for each in _chain(error) if isinstance(each, OSError) and each.filename)
+    return next(named, str(otherwise))
+
+
+@contextmanager
+def full_disk_explained(folder: Path, advice: str) -> Iterator[None]:
+    """Raises UserError instead of an OSError that a full disk is behind; ``folder`` is what is written."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full_disk_behind(error, folder):
+            raise
+        where = file_of_error(error, folder)
+        raise UserError(f"{NO_SPACE} on {socket.gethostname()} for {where}.", advice) from None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

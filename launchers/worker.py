@@ -19,11 +19,11 @@ from importlib import import_module
 from pathlib import Path
 
 from estimator.errors import UserError
-from launchers import engines, full_disk
+from launchers import engines
 from launchers.cluster.processes import PARENT, die_with_parent
-from launchers.full_disk import NO_SPACE
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, write_error
+from launchers.workdir import NO_SPACE, file_of_error, is_full_disk_behind
 
 _RESERVE_BYTES = 256 * 1024
 
@@ -84,9 +84,9 @@ def _fail(work_dir: Path, rank: int, error: BaseException) -> None:
     if isinstance(error, SystemExit) and error.code in (0, None):
         error = RuntimeError("the engine called sys.exit() before the end of training")
     traceback.print_exception(error, file=sys.stderr)
-    if full_disk.is_behind(error, work_dir):
+    if is_full_disk_behind(error, work_dir):
         _remove_unfinished(work_dir / "checkpoints")
-        where = full_disk.file_of(error, work_dir)
+        where = file_of_error(error, work_dir)
         problem = f"{NO_SPACE} on {socket.gethostname()} for {where}, written by rank {rank}."
         error = UserError(problem, "Ask for a larger disk, or free some space there.")
     write_error(work_dir / "errors", rank, error)

@@ -28,7 +28,6 @@ from pathlib import Path
 from estimator.errors import UserError
 from launchers.cluster import processes
 from launchers.cluster.channel import NodeAddress
-from launchers.full_disk import NO_SPACE
 from launchers.gang.control import Control, Timeouts, Verdict
 from launchers.gang.failures import Failure, GangFailed, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub
@@ -38,6 +37,7 @@ from launchers.gang.uploads import Uploads
 from launchers.gang.watch import LocalRanks
 from launchers.report.telemetry import Event, Follower
 from launchers.store.checkpoints import CheckpointStore
+from launchers.workdir import NO_SPACE
 
 __all__ = [
     "GangFailed",

@@ -21,8 +21,8 @@ from estimator import models, remote
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import GIB
-from launchers import full_disk
 from launchers.models.files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted, read_config
+from launchers.workdir import full_disk_explained
 
 TINY = "tiny-llama"
 Kind = Literal["tiny", "table", "hub", "local", "s3"]
@@ -148,7 +148,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         _remove_unfinished(folder)
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
         _check_space(folder, missing, f"Model {repo_id}")
-        with full_disk.said(folder, GO_ON):
+        with full_disk_explained(folder, GO_ON):
             path = huggingface_hub.snapshot_download(
                 repo_id,
                 revision=info.sha,
@@ -242,7 +242,7 @@ def _fetch_s3(url: str, folder: Path) -> Path:
             raise UserError(f"{url}: there is no model.", "Look with: aws s3 ls")
         missing = {k: s for k, s in sizes.items() if not _has_size(folder / Path(k).name, s)}
         _check_space(folder, sum(missing.values()), url)
-        with full_disk.said(folder, GO_ON):
+        with full_disk_explained(folder, GO_ON):
             for key in missing:
                 remote.s3_download(client, bucket, key, folder / Path(key).name)
     return folder

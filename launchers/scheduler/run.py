@@ -22,7 +22,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.hardware import local_machine
-from launchers import engines, full_disk, pipeline
+from launchers import engines, pipeline
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.channel import Secret
 from launchers.dataset.prepared import Prepared
@@ -36,6 +36,7 @@ from launchers.scheduler.ownership import Ownership
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
 from launchers.training import NodeInputs, Trained, train
+from launchers.workdir import full_disk_explained
 
 SEEN_S = 90.0  # for another node's file to show up: NFS looks anew after 60 s at most (nfs(5), acdirmax)
 GO_ON = "Free some space there; the same command then goes on."
@@ -84,7 +85,7 @@ def run(asked: Run, place: Allocation, work: Path) -> None:
         start = _lead(asked, place, work, owned)
         if start is not None:
             trained = _train(asked, place, start, work)
-            with full_disk.said(asked.folder, GO_ON):
+            with full_disk_explained(asked.folder, GO_ON):
                 _hand_over(asked, place, start, trained, work)
 
 
@@ -94,7 +95,7 @@ def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack
     From here until ``owned`` is closed, the output folder is this job's.
     """
     _make(asked.folder, "--output")
-    with full_disk.said(asked.folder, GO_ON), meet(place, asked.folder) as meeting:
+    with full_disk_explained(asked.folder, GO_ON), meet(place, asked.folder) as meeting:
         if asked.cache is not None:
             _make(asked.cache, "--cache")
         facts = meeting.gather(_host(place, work).to_dict(), SEEN_S)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from estimator.errors import UserError
-from launchers.full_disk import is_full
+from launchers.workdir import is_disk_full
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 4 * 2**20
@@ -185,7 +185,7 @@ def put_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
                 storage.put_file(file_key, folder / file.name)
         storage.put_bytes(f"{key}/{MANIFEST}", manifest.to_json())
     except OSError as error:
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         storage.delete(sent)
         raise UserError(
@@ -251,7 +251,7 @@ def fetch_files(
         except FileNotFoundError:
             raise _damaged(storage, key, file, "it is missing") from None
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
             raise _too_small(folder, manifest, shutil.disk_usage(folder).free) from error
         size = destination.stat().st_size

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
-from launchers import engines, full_disk, settings
+from launchers import engines, settings
 from launchers.cluster.allocation import node_address
 from launchers.gang.job import TrainJob
 from launchers.scheduler import run
 from launchers.scheduler.hosts import Start
 from launchers.training import Trained
+from launchers.workdir import full_disk_explained
 from tests.decorators.flows.plans import make_plan
 from tests.launchers.report.test_trackers import metrics
 
@@ -123,10 +124,10 @@ def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
 
 
 def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No space left") as caught, full_disk.said(tmp_path, run.GO_ON):
+    with pytest.raises(UserError, match="No space left") as caught, full_disk_explained(tmp_path, run.GO_ON):
         Path("/dev/full").write_text("anything")
     assert "Free some space" in caught.value.advice
-    with pytest.raises(FileNotFoundError), full_disk.said(tmp_path, run.GO_ON):
+    with pytest.raises(FileNotFoundError), full_disk_explained(tmp_path, run.GO_ON):
         (tmp_path / "none").read_text()
 
 
