@@ -30,7 +30,7 @@ import torch.multiprocessing
 from benchmarks import ratios
 from benchmarks.machine import describe
 from checklist.analysis import busbw
-from checklist.options import EFFORTS
+from checklist.effort import EFFORTS
 from checklist.probes.operations import Unavailable, prepare
 from checklist.probes.progress import Progress
 from checklist.probes.world import WARM_UPS, mark, operations_of_turn, seconds_of_each, wait

@@ -9,74 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from checklist.analysis.busbw import MIB
 from checklist.checks import PROFILES, Check, Profile, phases_of, select
+from checklist.effort import EFFORTS, Effort
 from checklist.measurements import PHASES, PhaseName
 from checklist.round_robin import schedule
 from estimator.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda"]
-GIB = 1024 * MIB
 MOST_NODES = 4096
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Effort:
-    """How much a profile does. Sizes in bytes, per rank where an operation has a buffer for each."""
-
-    largest_cpu: int
-    """Largest message of the sweep over gloo."""
-    largest_cuda: int
-    """Over NCCL; less where it doesn't fit."""
-    pair_cpu: int
-    """One message between two nodes."""
-    pair_cuda: int
-    iterations: int
-    """Timed repetitions of a size."""
-    load_s: float
-    """How long the GPUs are kept busy with matrix products."""
-    storage_bytes: int
-    phase_limits_s: Mapping[PhaseName, float]
-    """After so long a phase is ended; generous, as a slow host is to be measured and not to be cut off."""
-    op_limit_s: float
-    """After so long without a sign of life of some rank its operation counts as hung."""
-
-
-EFFORTS: dict[Profile, Effort] = {
-    "quick": Effort(
-        largest_cpu=4 * MIB,
-        largest_cuda=128 * MIB,
-        pair_cpu=4 * MIB,
-        pair_cuda=64 * MIB,
-        iterations=5,
-        load_s=2.0,
-        storage_bytes=32 * MIB,
-        phase_limits_s={"facts": 60, "mesh": 60, "node": 90, "world": 120, "pairs": 120},
-        op_limit_s=30,
-    ),
-    "standard": Effort(
-        largest_cpu=64 * MIB,
-        largest_cuda=8 * GIB,
-        pair_cpu=16 * MIB,
-        pair_cuda=512 * MIB,
-        iterations=20,
-        load_s=30.0,
-        storage_bytes=512 * MIB,
-        phase_limits_s={"facts": 90, "mesh": 120, "node": 600, "world": 900, "pairs": 900},
-        op_limit_s=120,
-    ),
-    "deep": Effort(
-        largest_cpu=256 * MIB,
-        largest_cuda=16 * GIB,
-        pair_cpu=64 * MIB,
-        pair_cuda=2 * GIB,
-        iterations=50,
-        load_s=600.0,
-        storage_bytes=4 * GIB,
-        phase_limits_s={"facts": 90, "mesh": 180, "node": 1800, "world": 3600, "pairs": 3600},
-        op_limit_s=300,
-    ),
-}
 ROUNDS_WITHIN_LIMIT = 8  # of pairs; more of them make the phase's limit longer in proportion
 
 

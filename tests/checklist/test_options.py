@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from checklist import checks
-from checklist.options import EFFORTS, Options, names
+from checklist.effort import EFFORTS
+from checklist.options import Options, names
 from estimator.errors import UserError
 
 
