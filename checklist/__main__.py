@@ -6,23 +6,25 @@ after the run is told on standard error and does not change it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from checklist.measurements import PHASES
-from checklist.options import Options, names
-from checklist.outputs.taint import MOST_SHARE
+from checklist.options import CommandOptions, Options, build, flags, help_of, type_of
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from checklist.measurements import Measurements
     from checklist.outputs.publish import Outputs
     from checklist.past_runs import History
@@ -35,102 +37,51 @@ NODE_NAME = "NODE_NAME"  # where a pod's downward API puts the node's name; the 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+def _command(function: Callable[[CommandOptions, set[str]], None]) -> Callable[..., None]:
+    """The function as a command with a flag for each option; it gets them, and which of them have a value."""
+
+    def command(**values: Any) -> None:
+        try:
+            options = build(CommandOptions, values)
+        except UserError as error:
+            print(error, file=sys.stderr)
+            raise typer.Exit(COULD_NOT_RUN) from None
+        function(options, {name for name, value in values.items() if value is not None})
+
+    parameters = [_parameter(name, field) for name, field in flags(CommandOptions).items()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = function.__doc__
+    return command
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    kind: Any = type_of(field)
+    text, default = help_of(field), field.default
+    if kind is tuple or default is None or "(default:" in text:
+        kind, default = (list[str] if kind is tuple else kind) | None, None
+    option = typer.Option("--" + name.replace("_", "-"), help=text)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
 @app.command()
-def checklist(
-    nodes: Annotated[
-        int | None, typer.Option(help="Nodes that there should be. (default: the launcher's, else 2 local)")
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(help="Ranks of each node. (default: all its GPUs; 1 on CPUs)")
-    ] = None,
-    profile: Annotated[str, typer.Option(help="quick, standard or deep.")] = "quick",
-    only: Annotated[list[str] | None, typer.Option(help="Checks to do, with commas.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Checks to leave out, with commas.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds for each phase. (default: the profile's)")
-    ] = None,
-    op_timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which one operation counts as hung.")
-    ] = None,
-    thresholds: Annotated[
-        Path | None, typer.Option(help="Your own table of thresholds, above the shipped one.")
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="What the thresholds call this system.")] = None,
-    directory: Annotated[
-        Path | None, typer.Option(help="Work folder to measure. (default: the one for temporary files)")
-    ] = None,
-    datastore: Annotated[
-        str | None, typer.Option(help="Store to measure: a folder of every node, or s3://bucket/prefix.")
-    ] = None,
-    node_name: Annotated[  # torchrun would take a mere --node for its own --node-rank
-        str | None,
-        typer.Option(help="What the cluster calls this host. (default: $NODE_NAME, the instance, the host)"),
-    ] = None,
-    cluster: Annotated[str, typer.Option(help="What messages and metrics call this cluster.")] = "default",
-    json: Annotated[Path | None, typer.Option(help="Where to write the result.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Folder in which logs and journals are kept.")] = None,
-    history: Annotated[
-        Path | None,
-        typer.Option(help="Earlier runs, to compare with and to add this one to: a file, or a folder."),
-    ] = None,
-    webhook: Annotated[
-        bool, typer.Option("--webhook", help="Post the result to the address in $CHECKLIST_WEBHOOK_URL.")
-    ] = False,
-    prometheus: Annotated[
-        Path | None, typer.Option(help="A textfile for node_exporter; it ends in .prom.")
-    ] = None,
-    cloudwatch: Annotated[
-        str | None, typer.Option(help="A file to add a line of embedded metrics to; - prints it.")
-    ] = None,
-    taint: Annotated[bool, typer.Option("--taint", help="Taint bad nodes in Kubernetes.")] = False,
-    label: Annotated[
-        bool, typer.Option("--label", help="Label nodes as fit or unfit in Kubernetes.")
-    ] = False,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Do that; otherwise it is only said what would be done.")
-    ] = False,
-    most_share: Annotated[
-        float, typer.Option(help="Share of the nodes that may be marked in all.")
-    ] = MOST_SHARE,
-    context: Annotated[str | None, typer.Option(help="Of the kubeconfig. (default: the current)")] = None,
-) -> None:
+@_command
+def checklist(options: CommandOptions, given: set[str]) -> None:
     """Is this cluster fit to train on, and if not, which node, link, direction or GPU is at fault?"""
-    from checklist.outputs.publish import Outputs
+    from checklist.outputs.publish import outputs_of
 
     try:
         place = from_environment()
         leads = place is None or place.leads
         if place is not None and leads and not place.secret:
             _say(NO_SECRET)
-        options = Options(
-            profile=profile,  # type: ignore[arg-type]
-            nodes=nodes if nodes is not None else place.nodes if place else 2,
-            gpus_per_node=gpus_per_node,
-            device=device,  # type: ignore[arg-type]
-            only=names(only or ()),
-            skip=names(skip or ()),
-            time_limits_s=dict.fromkeys(PHASES, timeout) if timeout is not None else {},
-            op_limit_s=op_timeout,
-            thresholds=thresholds,
-            system=system,
-            work_directory=directory,
-            datastore=datastore,
-        )
-        if taint and label:
-            raise UserError("--taint and --label exclude each other.", "Choose one way of marking nodes.")
-        outputs = Outputs(
-            webhook=webhook,
-            prometheus=prometheus,
-            cloudwatch=cloudwatch,
-            mark="taint" if taint else "label" if label else None,
-            apply=apply,
-            most_share=most_share,
-            context=context,
-            cluster=cluster,
-        )
-        conclude = _Conclude(options, _before(outputs, json, history)) if leads else None
-        status = _measure(options, place, keep, node_name, conclude)
+        nodes = place.nodes if place and "nodes" not in given else options.nodes
+        run = options.options(nodes=nodes, directory=options.directory, datastore=options.datastore)
+        outputs = outputs_of(options, cluster=options.cluster, context=options.context)
+        conclude = _Conclude(run, _before(outputs, options.json, options.history)) if leads else None
+        status = _measure(run, place, options.keep, options.node_name, conclude)
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(COULD_NOT_RUN) from None
@@ -138,7 +89,7 @@ def checklist(
         _say("Ended by Ctrl-C, without a verdict.")
         raise typer.Exit(INTERRUPTED) from None
     if conclude is not None:
-        _after(conclude.result, outputs, json, history)
+        _after(conclude.result, outputs, options.json, options.history)
     raise typer.Exit(status)
 
 
@@ -212,7 +163,11 @@ def _measure(
 def _with_gpus(options: Options, place: Rendezvous) -> Options:
     """What each node was asked for: the option, else what the launcher has started."""
     started = max(1, place.world // place.nodes)
-    return options if options.gpus_per_node is not None else replace(options, gpus_per_node=started)
+    return (
+        options
+        if options.gpus_per_node is not None
+        else options.model_copy(update={"gpus_per_node": started})
+    )
 
 
 def _after(result: Result, outputs: Outputs, json: Path | None, history: Path | None) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from checklist.measurements import PHASES, PhaseName
 from estimator.errors import UserError
+from estimator.names import did_you_mean
 
 Profile = Literal["quick", "standard", "deep"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)  # from the weakest to the strongest
@@ -155,9 +155,9 @@ def find(name: str) -> Check:
     """The check of that name. Raises UserError with the nearest name."""
     if name in CHECKS:
         return CHECKS[name]
-    near = difflib.get_close_matches(name, CHECKS, n=1)
-    hint = f"Did you mean {near[0]}? " if near else ""
-    raise UserError(f"There is no check {name!r}.", f"{hint}Checks: {', '.join(CHECKS)}.")
+    raise UserError(
+        f"There is no check {name!r}.", f"{did_you_mean(name, CHECKS)}Checks: {', '.join(CHECKS)}."
+    )
 
 
 def select(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[Check, ...]:

@@ -1,67 +1,103 @@
-"""What a user asks for, checked when it is made."""
+"""What a user asks of the checklist: one typed model, which flags, parameters and YAML follow from.
+
+:class:`Options` is what a run is given, :class:`CommandOptions` what ``python -m checklist`` takes; the flow
+adds what its backends need (flows/checklist_launch.py). Every field's text is the help of its flag.
+"""
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from checklist.checks import PROFILES, Check, Profile, phases_of, select
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+from checklist.checks import Check, Profile, phases_of, select
 from checklist.effort import EFFORTS, Effort
 from checklist.measurements import PHASES, PhaseName
+from checklist.outputs.taint import MOST_SHARE
 from checklist.round_robin import schedule
 from estimator.errors import UserError
+from estimator.names import did_you_mean
 
 Device = Literal["auto", "cpu", "cuda"]
 MOST_NODES = 4096
-
-
+START_S = 60.0
 ROUNDS_WITHIN_LIMIT = 8  # of pairs; more of them make the phase's limit longer in proportion
+_NO_FLAG: JsonDict = {"flag": False}
+_KINDS = {  # what is due, by how pydantic's name of a mistake begins
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "names with commas between",
+    "is_instance": "a path",
+}
+M = TypeVar("M", bound="_Model")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """One run of the checklist. Raises UserError where a value can't be."""
+def names(given: Any) -> Any:
+    """Names as people give them: "mesh,pairs", several flags, or both. What is neither is left as it is."""
+    if not isinstance(given, str | list | tuple):
+        return given
+    parts = [given] if isinstance(given, str) else map(str, given)
+    return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
 
-    profile: Profile = "quick"
+
+def _nothing_if_empty(given: Any) -> Any:
+    return None if given == "" else given
+
+
+def _path(given: Any) -> Any:
+    return Path(given) if isinstance(given, str) and given else _nothing_if_empty(given)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(names)]
+Text = Annotated[str | None, BeforeValidator(_nothing_if_empty)]
+File = Annotated[Path | None, BeforeValidator(_path)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of the values alone, so that the same options are the same bytes wherever they are pickled: Metaflow
+        # compares artifacts by those, and pydantic's own way has a set in it
+        return type(self).model_validate, (dict(self),)
+
+
+class CheckOptions(_Model):
+    """What is checked and how hard, wherever it is started from."""
+
     nodes: int = 2
+    """Nodes to test."""
     gpus_per_node: int | None = None
-    """None: all that a node has; on CPUs one process for each node."""
+    """GPUs of each node, one rank for each. Here: all that there are; on CPUs 1 rank."""
+    profile: Profile = "quick"
+    """quick, standard or deep."""
+    only: Names = ()
+    """Checks to do, with commas."""
+    skip: Names = ()
+    """Checks to leave out, with commas."""
     device: Device = "auto"
-    """auto: GPUs where there are any."""
-    only: tuple[str, ...] = ()
-    """Checks to do; none named: all."""
-    skip: tuple[str, ...] = ()
-    time_limits_s: Mapping[PhaseName, float] = field(default_factory=dict)
-    """Instead of the profile's limits."""
-    op_limit_s: float | None = None
-    """Instead of the profile's limit of one operation."""
-    start_limit_s: float = 60.0
-    """How long all ranks may take to be there; on a cluster its nodes and images may first have to come."""
-    thresholds: Path | None = None
-    """A user's table above the shipped one."""
-    system: str | None = None
+    """auto (GPUs where there are any), cpu or cuda."""
+    timeout: float | None = None
+    """Seconds for each phase, instead of the profile's."""
+    op_timeout: float | None = None
+    """Seconds after which one operation counts as hung, instead of the profile's."""
+    thresholds: File = None
+    """A CSV file of your own thresholds, above the shipped ones."""
+    system: Text = None
     """What the thresholds call this system, where its machine type and GPU don't tell."""
-    work_directory: Path | None = None
-    """The folder of each node whose speed is measured. None: its folder for temporary files."""
-    datastore: str | None = None
-    """The store whose speed is measured: a folder that is there on each node, or s3://bucket/prefix.
 
-    None: none is measured. S3's endpoint is METAFLOW_S3_ENDPOINT_URL's or AWS_ENDPOINT_URL's of each node.
-    """
-    storage_bytes: int | None = None
-    """What is written and read in each of them, instead of the profile's size."""
-    seed: int = 0
-    """Of the rounds of pairs above 32 nodes; the same on every node."""
-
-    def __post_init__(self) -> None:
-        if self.profile not in PROFILES:
-            raise _unknown("profile", self.profile, PROFILES)
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise _unknown("device", self.device, ("auto", "cpu", "cuda"))
+    @model_validator(mode="after")
+    def _check_options(self) -> CheckOptions:
         if not 1 <= self.nodes <= MOST_NODES:
             raise UserError(
                 f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MOST_NODES}."
@@ -71,13 +107,43 @@ class Options:
                 f"--gpus-per-node {self.gpus_per_node} is not possible.",
                 "Give a number from 1 up, or leave it out to use all that a node has.",
             )
-        for phase, limit in self.time_limits_s.items():
-            if phase not in PHASES:
-                raise _unknown("phase", phase, PHASES)
+        _check_limit("each phase", self.timeout)
+        _check_limit("an operation", self.op_timeout)
+        select(self.only, self.skip)  # raises for names that there are not
+        return self
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks to do, in order."""
+        return select(self.only, self.skip)
+
+    def options(self, **more: Any) -> Options:
+        """What a run is given: these, and what only its caller knows."""
+        return build(Options, {**{name: getattr(self, name) for name in CheckOptions.model_fields}, **more})
+
+
+class Options(CheckOptions):
+    """One run of the checklist, the same on every node."""
+
+    directory: File = None
+    """Folder of each node whose speed is measured. (default: the one for temporary files)"""
+    datastore: Text = None
+    """Store to measure: a folder of every node, or s3://bucket/prefix (at METAFLOW_S3_ENDPOINT_URL or
+    AWS_ENDPOINT_URL of each node)."""
+    start_timeout: float | None = Field(default=None, json_schema_extra=_NO_FLAG)
+    """Seconds for all ranks to be there: 60; on a cluster nodes and images may first have to come."""
+    phase_timeouts: dict[PhaseName, float] = Field(default_factory=dict, json_schema_extra=_NO_FLAG)
+    """Seconds for single phases, before `timeout`."""
+    storage_bytes: int | None = Field(default=None, json_schema_extra=_NO_FLAG)
+    """What is written and read in the folder and the store, instead of the profile's size."""
+    seed: int = Field(default=0, json_schema_extra=_NO_FLAG)
+    """Of the rounds of pairs above 32 nodes."""
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Options:
+        for phase, limit in self.phase_timeouts.items():
             _check_limit(f"phase {phase}", limit)
-        if self.op_limit_s is not None:
-            _check_limit("an operation", self.op_limit_s)
-        _check_limit("the start", self.start_limit_s)
+        _check_limit("the start", self.start_timeout)
         if self.storage_bytes is not None and self.storage_bytes < 1:
             raise UserError(f"{self.storage_bytes} bytes can't be written.", "Give a number from 1 up.")
         if self.datastore is not None and not measurable(self.datastore):
@@ -85,26 +151,22 @@ class Options:
                 f"The datastore {self.datastore!r} can't be measured.",
                 "Give --datastore a folder that every node has, or s3://bucket/prefix.",
             )
-        select(self.only, self.skip)  # raises for names that there are not
+        return self
 
     @property
     def effort(self) -> Effort:
         return EFFORTS[self.profile]
 
     @property
-    def checks(self) -> tuple[Check, ...]:
-        """The checks to do, in order."""
-        return select(self.only, self.skip)
-
-    @property
     def phases(self) -> tuple[PhaseName, ...]:
-        """The phases that those checks need, in order."""
+        """The phases that its checks need, in order."""
         return phases_of(self.checks)
 
     def limit_s(self, phase: PhaseName) -> float:
         """Seconds after which a phase is ended."""
-        if phase in self.time_limits_s:
-            return float(self.time_limits_s[phase])
+        limit = self.phase_timeouts.get(phase, self.timeout)
+        if limit is not None:
+            return limit
         limit = float(self.effort.phase_limits_s[phase])
         if phase == "pairs":
             limit *= max(1.0, len(schedule(self.nodes, seed=self.seed)) / ROUNDS_WITHIN_LIMIT)
@@ -113,7 +175,12 @@ class Options:
     @property
     def hang_limit_s(self) -> float:
         """Seconds after which an operation counts as hung."""
-        return self.effort.op_limit_s if self.op_limit_s is None else self.op_limit_s
+        return self.effort.op_limit_s if self.op_timeout is None else self.op_timeout
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds that all ranks may take to be there."""
+        return START_S if self.start_timeout is None else self.start_timeout
 
     def processes_per_node(self, visible_gpus: int) -> int:
         """Ranks of each node, given the GPUs of this one. Raises UserError where there are too few."""
@@ -130,24 +197,152 @@ class Options:
         return processes
 
 
+with warnings.catch_warnings():
+    # BaseModel has a json() too, which is deprecated and not used here
+    warnings.filterwarnings("ignore", message='Field name "json"')
+
+    class OutputOptions(_Model):
+        """Where the result goes."""
+
+        json: File = None  # type: ignore[assignment]
+        """Where to write the result. (default: nowhere; a flow on this machine: checklist-result.json)"""
+        webhook: bool = False
+        """Post the result to the address in $CHECKLIST_WEBHOOK_URL."""
+        prometheus: File = None
+        """A textfile for node_exporter; its name ends in .prom."""
+        cloudwatch: Text = None
+        """A file to add a line of CloudWatch's embedded metrics to; - prints it."""
+        taint: bool = False
+        """Taint bad nodes in Kubernetes; only says so without --apply."""
+        label: bool = False
+        """Label nodes in Kubernetes as fit or unfit; only says so without --apply."""
+        apply: bool = False
+        """Really mark the nodes; otherwise it is only said what would be done."""
+        most_share: float = MOST_SHARE
+        """Share of the cluster's nodes that may be marked in all."""
+
+        @model_validator(mode="after")
+        def _check_outputs(self) -> OutputOptions:
+            if self.taint and self.label:
+                raise UserError("--taint and --label exclude each other.", "Choose one way of marking nodes.")
+            return self
+
+
+class CommandOptions(OutputOptions, Options):
+    """What ``python -m checklist`` takes."""
+
+    nodes: int = 2
+    """Nodes that there should be. (default: the launcher's, else 2 local)"""
+    node_name: Text = None  # torchrun would take a mere --node for its own --node-rank
+    """What the cluster calls this host. (default: $NODE_NAME, the instance, the host)"""
+    cluster: str = "default"
+    """What messages and metrics call this cluster."""
+    keep: File = None
+    """Folder in which logs and journals are kept."""
+    history: File = None
+    """Earlier runs, to compare with and to add this one to: a file, or a folder."""
+    context: Text = None
+    """Of the kubeconfig. (default: the current)"""
+
+
+# ---- from people's values to a model, and from a model to flags
+
+
+def build(kind: type[M], values: Mapping[str, Any]) -> M:
+    """The options from values by name; None is: not given. Raises UserError for the first mistake."""
+    try:
+        return kind.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise _explain(error, kind) from None
+
+
+def parse_yaml(kind: type[M], text: str) -> M:
+    """The options of a YAML file over the defaults. Raises UserError."""
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"The options are no YAML: {' '.join(str(error).split())}", "Mend the file."
+        ) from None
+    if not isinstance(values, dict):
+        raise UserError("The options are no mapping.", "Write lines such as `nodes: 4`.")
+    return build(kind, {str(name): value for name, value in values.items()})
+
+
+def flags(kind: type[_Model]) -> dict[str, FieldInfo]:
+    """The fields that are flags, by name."""
+    return {name: field for name, field in kind.model_fields.items() if field.json_schema_extra != _NO_FLAG}
+
+
+def type_of(field: FieldInfo) -> type:
+    """What one word on the command line is for that option: bool (no word at all), int, float, Path or str.
+
+    tuple: names with commas between.
+    """
+    kinds: Sequence[Any] = [field.annotation]
+    if get_origin(field.annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    origin: Any = get_origin(kinds[0])
+    kind: type = str if origin is Literal else origin or kinds[0]
+    return kind
+
+
+def help_of(field: FieldInfo) -> str:
+    """What the option is for, as one line."""
+    return " ".join((field.description or "").split())
+
+
+def flat(options: _Model) -> dict[str, Any]:
+    """The values as single words, as a parameter of a flow holds them; "" for a text that is none."""
+
+    def word(value: Any, kind: type) -> Any:
+        if kind is tuple:
+            return ",".join(value)
+        if kind in (str, Path):
+            return "" if value is None else str(value)
+        return value
+
+    return {
+        name: word(getattr(options, name), type_of(field)) for name, field in flags(type(options)).items()
+    }
+
+
+def json_schema(kind: type[_Model]) -> dict[str, Any]:
+    """The JSON Schema of a YAML file of these options, for editors."""
+    schema = kind.model_json_schema()
+    for name in ("only", "skip"):  # in a file also as one text
+        names_ = schema["properties"][name]
+        names_["anyOf"] = [{"type": "string"}, {"type": names_.pop("type"), "items": names_.pop("items")}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
 def measurable(datastore: str) -> bool:
     """Whether that store is of a kind that can be measured: a folder, or S3 with a bucket."""
     scheme, separator, rest = datastore.partition("://")
     return bool(rest.split("/")[0]) and scheme == "s3" if separator else bool(datastore)
 
 
-def names(text: str | Iterable[str]) -> tuple[str, ...]:
-    """Names as people give them: "mesh,pairs", several flags, or both."""
-    parts = [text] if isinstance(text, str) else list(text)
-    return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
+def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
+    first = error.errors()[0]
+    place, value, wrong = first["loc"], first["input"], first["type"]
+    name = str(place[0]) if place else ""
+    if wrong == "extra_forbidden":
+        known: Iterable[str] = kind.model_fields
+        return UserError(
+            f"There is no option {name!r}.", f"{did_you_mean(name, known)}It takes {', '.join(known)}."
+        )
+    if wrong == "literal_error":
+        phase = place[-1] == "[key]"
+        what, known = ("phase", PHASES) if phase else (name, get_args(kind.model_fields[name].annotation))
+        return UserError(
+            f"There is no {what} {value!r}.", f"{did_you_mean(value, known)}It takes {', '.join(known)}."
+        )
+    due = next((words for start, words in _KINDS.items() if wrong.startswith(start)), None)
+    if due is None:
+        return UserError(f"{name} is {value!r}: {first['msg']}.", "Mend that value.")
+    return UserError(f"{name} is {value!r} in the options, which is not {due}.", f"Give {name} {due}.")
 
 
-def _check_limit(what: str, limit: float) -> None:
-    if not (math.isfinite(limit) and limit > 0):
-        raise UserError(f"A time limit of {limit} s for {what} is not possible.", "Give seconds above 0.")
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    hint = f"Did you mean {near[0]}? " if near else ""
-    return UserError(f"There is no {what} {name!r}.", f"{hint}It takes {', '.join(known)}.")
+def _check_limit(what: str, limit: float | None) -> None:
+    if limit is not None and not (math.isfinite(limit) and limit > 0):
+        raise UserError(f"A time limit of {limit:g} s for {what} is not possible.", "Give seconds above 0.")

@@ -16,6 +16,8 @@ from typing import Any
 
 from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, parallel, schedule, step
 
+from checklist.options import help_of, type_of
+from checklist.outputs.publish import outputs_of
 from checklist.outputs.terminal import show
 from decorators._metaflow import NotFit, final, in_container, main, outlived, user_errors
 from decorators.backends.cluster_name import cluster_name, current_cluster
@@ -24,6 +26,7 @@ from decorators.node_request import endings, node_request
 from decorators.storage import datastore_root
 from flows import checklist_launch, checklist_steps
 from flows.checklist_card import draw
+from flows.checklist_launch import FlowOptions
 from flows.finetune_node import choose_ports
 from launchers.cluster.channel import NodeAddress, Secret
 from launchers.workdir import work_folder
@@ -31,14 +34,17 @@ from launchers.workdir import work_folder
 CARD_ID = "checklist"
 
 
-def option(name: str, kind: type, text: str) -> Any:
-    """A flag of the flow; its default is that of the options file."""
-    return Parameter(name.replace("_", "-"), type=kind, default=config_expr(f"options.{name}"), help=text)
-
-
-def switch(name: str, text: str) -> Any:
-    """A flag without a value."""
-    return Parameter(name, is_flag=True, type=bool, default=config_expr(f"options.{name}"), help=text)
+def option(name: str) -> Any:
+    """A flag of the flow: kind and help are its field's in FlowOptions, its default is the options file's."""
+    field = FlowOptions.model_fields[name]
+    kind = type_of(field)
+    return Parameter(
+        name.replace("_", "-"),
+        type=kind if kind in (bool, int, float) else str,
+        default=config_expr(f"options.{name}"),
+        help=help_of(field),
+        **({"is_flag": True} if kind is bool else {}),
+    )
 
 
 def read_options(text: str) -> dict[str, Any]:
@@ -54,47 +60,41 @@ class ChecklistFlow(FlowSpec):
     options = Config(
         "options", default_value="", parser=read_options, help="A YAML file with any of the options below."
     )
-    nodes = option("nodes", int, "Nodes to test.")
-    gpus_per_node = option(
-        "gpus_per_node", int, "GPUs of each node. Here: all that there are; 1 rank on CPUs."
-    )
-    profile = option("profile", str, "quick, standard or deep.")
-    only = option("only", str, "Checks to do, with commas.")
-    skip = option("skip", str, "Checks to leave out, with commas.")
-    device = option("device", str, "auto, cpu or cuda.")
-    timeout = option("timeout", float, "Seconds for each phase, instead of the profile's.")
-    op_timeout = option("op_timeout", float, "Seconds after which one operation counts as hung.")
-    start_timeout = option(
-        "start_timeout", float, "Seconds for all nodes to be there: 60 here, 1200 elsewhere."
-    )
-    thresholds = option("thresholds", str, "A CSV file of your own thresholds, above the shipped ones.")
-    system = option("system", str, "What the thresholds call this system.")
-    json = option("json", str, "Where to write a copy of the result. Here: checklist-result.json.")
-    instance_type = option(
-        "instance_type", str, "The machine type to test, for its selector and its network."
-    )
-    queue = option("queue", str, "Batch job queue, or Kueue LocalQueue.")
-    pending_timeout = option("pending_timeout", float, "Minutes that a step may wait for its nodes.")
-    priority_class = option("priority_class", str, "On Kubernetes; else the lowest that the cluster has.")
-    webhook = switch("webhook", "Post the result to the address in $CHECKLIST_WEBHOOK_URL.")
-    prometheus = option("prometheus", str, "A textfile for node_exporter, *.prom.")
-    cloudwatch = option("cloudwatch", str, "A file for CloudWatch's embedded metrics; - is standard output.")
-    taint = switch("taint", "Taint bad Kubernetes nodes; only says so without --apply.")
-    label = switch("label", "Label Kubernetes nodes as fit or not; only says so without --apply.")
-    apply = switch("apply", "Really mark the nodes.")
-    most_share = option("most_share", float, "Of the cluster's nodes that may be marked in all.")
+    nodes = option("nodes")
+    gpus_per_node = option("gpus_per_node")
+    profile = option("profile")
+    only = option("only")
+    skip = option("skip")
+    device = option("device")
+    timeout = option("timeout")
+    op_timeout = option("op_timeout")
+    start_timeout = option("start_timeout")
+    thresholds = option("thresholds")
+    system = option("system")
+    json = option("json")
+    instance_type = option("instance_type")
+    queue = option("queue")
+    pending_timeout = option("pending_timeout")
+    priority_class = option("priority_class")
+    webhook = option("webhook")
+    prometheus = option("prometheus")
+    cloudwatch = option("cloudwatch")
+    taint = option("taint")
+    label = option("label")
+    apply = option("apply")
+    most_share = option("most_share")
 
     @node_request(asks=checklist_launch.ask, role="small")
     @step
     def start(self) -> None:
         """Settle what is done, and on how many nodes."""
         with user_errors():
-            values = self._values()
+            options = self._options()
             self.run_config = checklist_launch.resolve(
-                values, checklist_launch.read_launch(), datastore=datastore_root()
+                options, checklist_launch.read_launch(), datastore=datastore_root()
             )
             if in_container():  # elsewhere it was done before the run
-                for line in checklist_launch.check_outputs(values):
+                for line in checklist_launch.check_outputs(options):
                     print(line)
         self.cluster = current_cluster() or cluster_name("local")
         self.key = f"runs/{current.run_id}/measured.json"  # of what is kept of it in the datastore
@@ -168,11 +168,11 @@ class ChecklistFlow(FlowSpec):
     def end(self) -> None:
         """Tell everybody; then fail where training should not begin."""
         judged = checklist_steps.from_plain(self.result)
-        values = self._values()
+        options = self._options()
         checklist_steps.publish_result(
             judged,
-            checklist_launch.outputs_from(values, self.cluster),
-            checklist_launch.result_file(values, here=self.run_config.local),
+            outputs_of(options, cluster=self.cluster),
+            checklist_launch.result_file(options, here=self.run_config.local),
         )
         task = f"{current.run_id}/verdict"
         print(f"card: python flows/checklist_flow.py card view {task} --id {CARD_ID}")
@@ -199,9 +199,9 @@ class ChecklistFlow(FlowSpec):
                 self.key,
             )
 
-    def _values(self) -> dict[str, Any]:
-        """This run's parameters, as flows.checklist_launch takes them."""
-        return {name: getattr(self, name) for name in checklist_launch.DEFAULTS}
+    def _options(self) -> FlowOptions:
+        """This run's parameters."""
+        return checklist_launch.options_of({name: getattr(self, name) for name in checklist_launch.DEFAULTS})
 
 
 if __name__ == "__main__":

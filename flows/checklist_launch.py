@@ -1,9 +1,11 @@
-"""From the checklist flow's parameters to what is checked, asked for and told; what a run is refused for."""
+"""From the checklist flow's parameters to what is checked and asked for; what a run is refused for.
+
+``python -m flows.checklist_launch`` renews the JSON Schema of its options file.
+"""
 
 from __future__ import annotations
 
 import base64
-import difflib
 import json
 import math
 import os
@@ -11,17 +13,26 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import model_validator
 
 from checklist.judges import thresholds
-from checklist.measurements import PHASES
-from checklist.options import Options, measurable, names
-from checklist.outputs import publish, taint
-from checklist.outputs.publish import Outputs
+from checklist.options import (
+    CheckOptions,
+    Options,
+    OutputOptions,
+    Text,
+    build,
+    flat,
+    json_schema,
+    measurable,
+    parse_yaml,
+)
+from checklist.outputs import publish
+from checklist.outputs.publish import outputs_of
 from checklist.run import local
 from decorators._metaflow import Backend
 from decorators.backends import cluster_name
@@ -32,40 +43,7 @@ from estimator.errors import UserError
 from estimator.plan import Request
 from launchers import workdir
 
-DEFAULTS: dict[str, Any] = {
-    "nodes": 2,
-    "gpus_per_node": None,
-    "profile": "quick",
-    "only": "",
-    "skip": "",
-    "device": "auto",
-    "timeout": None,
-    "op_timeout": None,
-    "start_timeout": None,
-    "thresholds": "",
-    "system": "",
-    "json": "",
-    "instance_type": "",
-    "queue": "",
-    "pending_timeout": Placement().pending_timeout,
-    "priority_class": "",
-    "webhook": False,
-    "prometheus": "",
-    "cloudwatch": "",
-    "taint": False,
-    "label": False,
-    "apply": False,
-    "most_share": taint.MOST_SHARE,
-}
-_NUMBERS = (
-    "nodes",
-    "gpus_per_node",
-    "timeout",
-    "op_timeout",
-    "start_timeout",
-    "pending_timeout",
-    "most_share",
-)
+SCHEMA_FILE = Path(__file__).with_name("checklist_options.schema.json")
 RESULT_FILE = "checklist-result.json"  # of a run on this machine, in the folder that it is started from
 REMOTE_START_S = 1200.0  # for machines and images to come; on this machine Options' own limit holds
 MOST_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
@@ -108,79 +86,46 @@ class RunConfig:
     local: bool
 
 
+class FlowOptions(OutputOptions, CheckOptions):
+    """What the checklist flow takes, as flags or in the file behind ``--config options``."""
+
+    start_timeout: float | None = None
+    """Seconds for all nodes to be there: 60 here, 1200 elsewhere."""
+    instance_type: Text = None
+    """The machine type to test, for its selector and its network."""
+    queue: Text = None
+    """Batch job queue, or Kueue LocalQueue."""
+    pending_timeout: float = Placement().pending_timeout
+    """Minutes that a step may wait for its nodes."""
+    priority_class: Text = None
+    """On Kubernetes; else the lowest that the cluster has."""
+
+    @model_validator(mode="after")
+    def _check_waits(self) -> FlowOptions:
+        if not (math.isfinite(self.pending_timeout) and self.pending_timeout > 0):
+            raise UserError(
+                f"--pending-timeout {self.pending_timeout} is not possible.", "Give minutes above 0."
+            )
+        return self
+
+
+DEFAULTS = flat(FlowOptions())  # of the flow's parameters, by name
+
+
 def read_options(text: str) -> dict[str, Any]:
-    """A YAML file of options over the defaults. Raises UserError."""
-    try:
-        given = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"The options are no YAML: {' '.join(str(error).split())}", "Mend the file."
-        ) from None
-    if not isinstance(given, dict):
-        raise UserError("The options are no mapping.", "Write lines such as `nodes: 4`.")
-    for name in given:
-        if name not in DEFAULTS:
-            near = difflib.get_close_matches(str(name), DEFAULTS, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise UserError(f"There is no option {name!r}.", f"{hint}It takes {', '.join(DEFAULTS)}.")
-    return {**DEFAULTS, **{name: _of_kind(name, value) for name, value in given.items()}}
+    """A YAML file of options over the defaults, as parameters of the flow hold them. Raises UserError."""
+    return flat(parse_yaml(FlowOptions, text))
 
 
-def _of_kind(name: str, value: Any) -> Any:
-    """An option of the file as its flag takes it. Raises UserError."""
-    if name in ("only", "skip") and isinstance(value, list):
-        return ",".join(map(str, value))
-    if value is None:
-        return DEFAULTS[name]
-    if isinstance(DEFAULTS[name], bool):
-        kind, fits = "true or false", isinstance(value, bool)
-    elif name in _NUMBERS:
-        whole = name in ("nodes", "gpus_per_node")
-        kind = "a whole number" if whole else "a number"
-        fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    else:
-        kind, fits = "text", isinstance(value, str)
-    if not fits:
-        raise UserError(f"{name} is {value!r} in the options, which is not {kind}.", "Mend that line.")
-    return value
+def options_of(values: Mapping[str, Any]) -> FlowOptions:
+    """The options among a run's parameters, which may be more. Raises UserError."""
+    return build(FlowOptions, {name: values[name] for name in DEFAULTS if name in values})
 
 
-def options_from(values: Mapping[str, Any]) -> Options:
-    """What is checked. Raises UserError."""
-    limit, start = values.get("timeout"), values.get("start_timeout")
-    return Options(
-        profile=values["profile"],
-        nodes=values["nodes"],
-        gpus_per_node=values.get("gpus_per_node"),
-        device=values["device"],
-        only=names(values.get("only") or ""),
-        skip=names(values.get("skip") or ""),
-        time_limits_s=dict.fromkeys(PHASES, limit) if limit is not None else {},
-        op_limit_s=values.get("op_timeout"),
-        system=values.get("system") or None,
-        **({"start_limit_s": start} if start is not None else {}),
-    )
-
-
-def outputs_from(values: Mapping[str, Any], cluster: str = "default") -> Outputs:
-    """Where the result goes besides. Raises UserError."""
-    if values.get("taint") and values.get("label"):
-        raise UserError("--taint and --label are two ways to mark a node.", "Give one of them.")
-    return Outputs(
-        webhook=bool(values.get("webhook")),
-        prometheus=Path(values["prometheus"]) if values.get("prometheus") else None,
-        cloudwatch=values.get("cloudwatch") or None,
-        mark="taint" if values.get("taint") else "label" if values.get("label") else None,
-        apply=bool(values.get("apply")),
-        most_share=values["most_share"],
-        cluster=cluster,
-    )
-
-
-def result_file(values: Mapping[str, Any], *, here: bool) -> Path | None:
+def result_file(options: FlowOptions, *, here: bool) -> Path | None:
     """Where a copy of the result is written; None: nowhere but the datastore."""
-    if values.get("json"):
-        return Path(values["json"]).expanduser()
+    if options.json is not None:
+        return options.json.expanduser()
     return Path(RESULT_FILE) if here else None
 
 
@@ -189,36 +134,33 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
 
     Raises UserError for all that can be known to be wrong before anything is launched.
     """
-    options = options_from(values)
-    outputs_from(values)
-    text = _read_thresholds(values.get("thresholds") or "")
+    options = options_of(values)
+    outputs = outputs_of(options)
+    table = _read_thresholds(options.thresholds)
     if backend == "local":
-        local.shared_out(options)
-        for line in check_outputs(values):
+        local.shared_out(_run_options(options))
+        for line in publish.check(outputs):
             sys.stderr.write(line + "\n")
-        _check_writable(result_file(values, here=True))
-        wanted = options.gpus_per_node
+        _check_writable(result_file(options, here=True))
+        gpus_per_node = options.gpus_per_node
     else:
-        wanted = _gpus_of_node(values, options, gpus)
+        gpus_per_node = _gpus_of_node(options, gpus)
     launch = Launch(
         backend=backend,
-        gpus_per_node=wanted,
-        thresholds=text,
-        thresholds_file=values.get("thresholds") or "",
+        gpus_per_node=gpus_per_node,
+        thresholds=table,
+        thresholds_file=str(options.thresholds or ""),
     ).pack()
     if len(launch) > MOST_LAUNCH and backend != "local":
         raise UserError(
-            f"--thresholds {values['thresholds']} is too large to travel with a run on {backend}.",
+            f"--thresholds {options.thresholds} is too large to travel with a run on {backend}.",
             "Leave only the rows of this system in it, with shorter sources.",
         )
-    wait = values["pending_timeout"]
-    if not (math.isfinite(wait) and wait > 0):
-        raise UserError(f"--pending-timeout {wait} is not possible.", "Give minutes above 0.")
     return Asked(
-        request=_request(values, options, wanted),
+        request=_request(options, gpus_per_node),
         launch=launch,
-        priority_class=_priority_class(values, backend),  # Kueue takes a job's priority from its pods
-        options=Placement(queue=values.get("queue") or None, pending_timeout=wait),
+        priority_class=_priority_class(options, backend),  # Kueue takes a job's priority from its pods
+        options=Placement(queue=options.queue, pending_timeout=options.pending_timeout),
     )
 
 
@@ -232,39 +174,47 @@ def read_launch() -> Launch:
     return Launch.unpack(text)
 
 
-def check_outputs(values: Mapping[str, Any]) -> tuple[str, ...]:
+def check_outputs(options: FlowOptions) -> tuple[str, ...]:
     """A line for each output that does not work now. Raises UserError for those that never will."""
-    return publish.check(outputs_from(values))
+    return publish.check(outputs_of(options))
 
 
-def resolve(values: Mapping[str, Any], launch: Launch, *, datastore: str) -> RunConfig:
+def resolve(asked: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
     """What the run does, in its first task. Raises UserError where a deployed flow can't do what is asked."""
-    options = replace(
-        options_from(values),
-        work_directory=workdir.root(),
-        datastore=datastore if measurable(datastore) else None,
-    )
-    if values.get("thresholds", "") != launch.thresholds_file:
+    options = _run_options(asked, datastore=datastore if measurable(datastore) else None)
+    if str(asked.thresholds or "") != launch.thresholds_file:
         raise UserError(
             f"This deployment was made with --thresholds {launch.thresholds_file or '(none)'}.",
             "Deploy the flow anew: its tasks can't read files of another machine.",
         )
     if launch.backend == "local":
-        options, shares = local.shared_out(options)
-        return RunConfig(options=options, thresholds=launch.thresholds, shares=tuple(shares), local=True)
+        options, uuids = local.shared_out(options)
+        return RunConfig(options=options, thresholds=launch.thresholds, shares=tuple(uuids), local=True)
     if options.gpus_per_node not in (None, launch.gpus_per_node) and options.device != "cpu":
         raise UserError(
             f"This deployment asks for {launch.gpus_per_node} GPUs a node, not {options.gpus_per_node}.",
             "Deploy the flow anew with that number: a deployment's resources are fixed.",
         )
     on_gpus = launch.gpus_per_node is not None
-    options = replace(
-        options,
-        gpus_per_node=launch.gpus_per_node or options.gpus_per_node or 1,
-        device="cuda" if on_gpus else "cpu",  # so that a node without its GPUs is no CPU test that passes
-        start_limit_s=values.get("start_timeout") or REMOTE_START_S,
+    options = options.model_copy(
+        update={
+            "gpus_per_node": launch.gpus_per_node or options.gpus_per_node or 1,
+            "device": "cuda" if on_gpus else "cpu",  # so that a node without GPUs is no CPU test that passes
+            "start_timeout": options.start_timeout or REMOTE_START_S,
+        }
     )
-    return RunConfig(options=options, thresholds=launch.thresholds, shares=((),) * options.nodes, local=False)
+    shares: tuple[tuple[str, ...], ...] = ((),) * options.nodes
+    return RunConfig(options=options, thresholds=launch.thresholds, shares=shares, local=False)
+
+
+def _run_options(options: FlowOptions, datastore: str | None = None) -> Options:
+    """What a node is given. The thresholds travel as text, with the launch."""
+    return options.options(
+        start_timeout=options.start_timeout,
+        directory=workdir.root(),
+        datastore=datastore,
+        thresholds=None,
+    )
 
 
 def table_of(text: str | None) -> thresholds.Table:
@@ -277,10 +227,10 @@ def table_of(text: str | None) -> thresholds.Table:
         return thresholds.table(file)
 
 
-def _read_thresholds(name: str) -> str | None:
-    if not name:
+def _read_thresholds(file: Path | None) -> str | None:
+    if file is None:
         return None
-    file = Path(name).expanduser()
+    file = file.expanduser()
     thresholds.read(file, own=True)  # raises for the first mistake in it
     return file.read_text(encoding="utf-8-sig")
 
@@ -290,7 +240,7 @@ def _check_writable(file: Path | None) -> None:
         raise UserError(f"{file} can't be written.", "Give --json a file in a folder that exists.")
 
 
-def _gpus_of_node(values: Mapping[str, Any], options: Options, given: int | None) -> int | None:
+def _gpus_of_node(options: FlowOptions, given: int | None) -> int | None:
     """GPUs to ask for on each node of a cluster; None: the checks run on CPUs."""
     if options.device == "cpu":
         return None
@@ -300,8 +250,8 @@ def _gpus_of_node(values: Mapping[str, Any], options: Options, given: int | None
             f"--gpus-per-node {asked} and gpu={given} contradict each other.",
             "Give the number of GPUs for each node once.",
         )
-    if values.get("instance_type") and not (asked or given):
-        given = hardware.instance(values["instance_type"]).gpu_count or None
+    if options.instance_type and not (asked or given):
+        given = hardware.instance(options.instance_type).gpu_count or None
     if asked or given:
         return asked or given
     if options.device == "cuda":
@@ -314,9 +264,9 @@ def _gpus_of_node(values: Mapping[str, Any], options: Options, given: int | None
     return None
 
 
-def _request(values: Mapping[str, Any], options: Options, gpus: int | None) -> Request:
+def _request(options: FlowOptions, gpus: int | None) -> Request:
     processes = gpus or options.gpus_per_node or 1
-    kind = values.get("instance_type") or None
+    kind = options.instance_type
     instance = hardware.current().find_instance(kind) if kind else None
     if gpus:
         cpu, memory = _CPU_OF_RANK * gpus, _MEMORY_OF_NODE_MIB + _MEMORY_OF_RANK_MIB * gpus
@@ -334,9 +284,13 @@ def _request(values: Mapping[str, Any], options: Options, gpus: int | None) -> R
     )
 
 
-def _priority_class(values: Mapping[str, Any], backend: Backend) -> str | None:
+def _priority_class(options: FlowOptions, backend: Backend) -> str | None:
     """As low as the cluster has one, so that the checks give way to everything."""
     if backend != "kubernetes":
         return None
-    given = values.get("priority_class") or os.environ.get(PRIORITY_VARIABLE)
-    return given or cluster_name.lowest_priority_class()
+    named = options.priority_class or os.environ.get(PRIORITY_VARIABLE)
+    return named or cluster_name.lowest_priority_class()
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(json.dumps(json_schema(FlowOptions), indent=1) + "\n")

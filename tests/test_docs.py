@@ -34,7 +34,7 @@ from checklist.__main__ import app as checklist_command  # noqa: E402
 from checklist.checks import CHECKS  # noqa: E402
 from checklist.judges import thresholds  # noqa: E402
 from checklist.measurements import PHASES  # noqa: E402
-from checklist.options import Options  # noqa: E402
+from checklist.options import Options, build  # noqa: E402
 from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
 from flows import finetune_launch  # noqa: E402
@@ -492,8 +492,8 @@ def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path)
     assert len(checklist_commands()) > 5
     for where, words in checklist_commands():
         context = command.make_context("checklist", words)
-        values = {"only": (), "skip": (), **{k: v for k, v in context.params.items() if v is not None}}
-        Options(**{name: values[name] for name in ("profile", "only", "skip")})
+        values = context.params
+        build(Options, {name: values.get(name) for name in ("profile", "only", "skip")})
         assert not context.args, where
     (example,) = (block for block in blocks("csv") if block.where.startswith("docs/checklist.md"))
     (place / "own.csv").write_text(example.text)

@@ -240,7 +240,7 @@ def _crowded(context: Context, diagnosis: Diagnosis) -> list[Finding]:
 def hangs(context: Context) -> Answer:
     """FAIL for each rank that hung, died or was lost, as the control channel has seen it.
 
-    Limits: the profile's ``op_limit_s`` (or --op-timeout) for one operation.
+    Limits: the profile's ``op_limit_s`` (checklist/effort.py), or --op-timeout, for one operation.
 
     Can't tell: a fault of one's own from a node that its cluster took away with the whole step, nor who held
     up a phase that ended early with nobody behind: both are NO-VERDICT. A run that leaves out phases covers

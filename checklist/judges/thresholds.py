@@ -7,7 +7,6 @@ there is no threshold; nothing is scaled or guessed from another one.
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 import re
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from typing import Literal
 from checklist.analysis.busbw import OPS
 from checklist.checks import LOCALS
 from estimator.errors import UserError
+from estimator.names import did_you_mean
 
 SHIPPED = Path(__file__).parents[1] / "data" / "thresholds.csv"
 COLUMNS = (
@@ -167,11 +167,9 @@ def _check_header(file: Path, names: Iterable[str] | None) -> None:
     columns = list(names or ())
     for name in columns:
         if name not in COLUMNS:
-            near = difflib.get_close_matches(name, COLUMNS, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
             raise UserError(
                 f"{file}, line 1, column {name!r}: there is no such column.",
-                f"{hint}The columns are {', '.join(COLUMNS)}.",
+                f"{did_you_mean(name, COLUMNS)}The columns are {', '.join(COLUMNS)}.",
             )
     missing = [name for name in NEEDED if name not in columns]
     if missing:
@@ -240,9 +238,8 @@ class _Line:
         value = self.cells.get(column, "")
         if value in known or (not value and column not in NEEDED):
             return value or None
-        near = difflib.get_close_matches(value, known, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise self._bad(column, "is not known", f"{hint}It takes {', '.join(known)}.")
+        advice = f"{did_you_mean(value, known)}It takes {', '.join(known)}."
+        raise self._bad(column, "is not known", advice)
 
     def _number(self, column: str) -> float | None:
         value = self.cells.get(column, "")

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from checklist.options import OutputOptions
 from checklist.outputs import cloudwatch, prometheus, taint, webhook
 from checklist.result import Result
 from estimator.errors import UserError
@@ -57,8 +58,22 @@ class Outputs:
             )
 
 
+def outputs_of(options: OutputOptions, *, cluster: str = "default", context: str | None = None) -> Outputs:
+    """Where the result goes, as options say it. Raises UserError for values that can't be."""
+    return Outputs(
+        webhook=options.webhook,
+        prometheus=options.prometheus,
+        cloudwatch=options.cloudwatch,
+        mark="taint" if options.taint else "label" if options.label else None,
+        apply=options.apply,
+        most_share=options.most_share,
+        context=context,
+        cluster=cluster,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class Report:
     """What became of one output."""
 
     output: Output
@@ -115,7 +130,7 @@ def _check_webhook() -> str | None:
     return webhook.out_of_reach(url)
 
 
-def publish(result: Result, outputs: Outputs) -> tuple[Said, ...]:
+def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:
     """Hand the result to every output that was asked for. Never raises; each that fails is a line.
 
     Returns within the outputs' own limits of time. The result must have been kept before.
@@ -130,16 +145,16 @@ def publish(result: Result, outputs: Outputs) -> tuple[Said, ...]:
         todo.append(("nodes", partial(_nodes, result, outputs, outputs.mark)))
     if outputs.webhook:
         todo.append(("webhook", partial(_webhook, result, title)))
-    return tuple(_said(output, call) for output, call in todo)
+    return tuple(_report(output, call) for output, call in todo)
 
 
-def _said(output: Output, call: Callable[[], tuple[str, ...]]) -> Said:
+def _report(output: Output, call: Callable[[], tuple[str, ...]]) -> Report:
     done: list[tuple[str, ...]] = []
     try:
         problem = _problem(lambda: done.append(call()))
     except taint.NotAllMarkedError as error:
-        return Said(output=output, failed=True, lines=error.lines)
-    return Said(output=output, failed=problem is not None, lines=(problem,) if problem else done[0])
+        return Report(output=output, failed=True, lines=error.lines)
+    return Report(output=output, failed=problem is not None, lines=(problem,) if problem else done[0])
 
 
 def _problem(call: Callable[[], object]) -> str | None:

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from checklist import measurements
 from checklist.measurements import Measurements
-from checklist.options import Options
+from checklist.options import Options, build
 from checklist.probes import gpus
 from checklist.probes.context import PARENT
 from checklist.run.phases import limits_of
@@ -64,11 +63,12 @@ def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
     visible = gpus.look().uuids if options.device != "cpu" else ()
     share = len(visible) // options.nodes
     if visible and options.device == "auto" and not share:
-        options = replace(options, device="cpu")  # one GPU can't be two nodes
+        options = options.model_copy(update={"device": "cpu"})  # one GPU can't be two nodes
     processes = options.processes_per_node(share if options.device != "cpu" else 0)
     on_gpus = options.device != "cpu" and bool(visible)
     shares = [visible[node * processes : (node + 1) * processes] for node in range(options.nodes)]
-    decided = replace(options, gpus_per_node=processes, device="cuda" if on_gpus else "cpu")
+    device = "cuda" if on_gpus else "cpu"
+    decided = options.model_copy(update={"gpus_per_node": processes, "device": device})
     return decided, shares if on_gpus else [()] * options.nodes
 
 
@@ -151,7 +151,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     job = {
         "rendezvous": place.to_dict(),
-        "options": _plain(options),
+        "options": options.model_dump(mode="json", exclude={"thresholds"}),  # which no node needs
         "directory": str(directory) if directory else None,
         "answer": str(answer) if answer else None,
     }
@@ -186,19 +186,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=_END_S)
 
 
-def _plain(options: Options) -> dict[str, Any]:
-    """As JSON takes them; thresholds are no matter of a node."""
-    values = {**asdict(options), "thresholds": None}
-    work = options.work_directory
-    return {**values, "work_directory": None if work is None else str(work)}
-
-
-def _options(values: dict[str, Any]) -> Options:
-    work = values["work_directory"]
-    tuples = {name: tuple(values[name]) for name in ("only", "skip")}
-    return Options(**{**values, **tuples, "work_directory": None if work is None else Path(work)})
-
-
 def main() -> int:
     """One node; its answer goes into the file that the job names, if it names one."""
     die_with_parent(int(os.environ[PARENT]))
@@ -213,7 +200,7 @@ def main() -> int:
 
     try:
         measured = run(
-            _options(job["options"]),
+            build(Options, job["options"]),
             Rendezvous.from_dict(job["rendezvous"]),
             directory=Path(job["directory"]) if job["directory"] else None,
             seen=seen,

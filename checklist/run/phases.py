@@ -154,7 +154,7 @@ def _join(run: Session, ranks: tuple[int, ...]) -> str | None:
 def _places(run: Session, rank: int) -> dict[str, Any]:
     """Where a rank writes and reads, and under which name; None: it was not asked for."""
     asked = {check.name for check in run.options.checks}
-    work = str(run.options.work_directory or tempfile.gettempdir())
+    work = str(run.options.directory or tempfile.gettempdir())
     return {
         "name": f".checklist-{run.scratch}-{rank}.tmp",
         "directory": work if "storage" in asked else None,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checklist import checks
 from checklist.effort import EFFORTS
-from checklist.options import Options, names
+from checklist.options import CommandOptions, Options, build, flags, help_of, names, type_of
 from estimator.errors import UserError
 
 
@@ -30,14 +34,14 @@ def test_without_options_it_is_the_quick_profile_on_two_nodes_with_all_checks() 
         ({"skip": ("everything",)}, "There is no check 'everything'.", "Checks: ranks, gpus,"),
         ({"only": ("mesh",), "skip": ("mesh",)}, "No check is left to do.", "--skip"),
         ({"device": "gpu"}, "There is no device 'gpu'.", "It takes auto, cpu, cuda."),
-        ({"time_limits_s": {"mesh": 0}}, "A time limit of 0 s for phase mesh is not possible.", "above 0"),
-        ({"time_limits_s": {"word": 3}}, "There is no phase 'word'.", "Did you mean world?"),
-        ({"op_limit_s": float("nan")}, "A time limit of nan s for an operation is not possible.", "above 0"),
+        ({"phase_timeouts": {"mesh": 0}}, "A time limit of 0 s for phase mesh is not possible.", "above 0"),
+        ({"phase_timeouts": {"word": 3}}, "There is no phase 'word'.", "Did you mean world?"),
+        ({"op_timeout": float("nan")}, "A time limit of nan s for an operation is not possible.", "above 0"),
     ],
 )
 def test_what_is_not_possible_is_said_in_two_lines(values: dict[str, Any], problem: str, advice: str) -> None:
     with pytest.raises(UserError) as error:
-        Options(**values)
+        build(Options, values)
     assert error.value.problem == problem
     assert advice in error.value.advice
 
@@ -73,8 +77,45 @@ def test_a_deeper_profile_does_more_and_waits_longer() -> None:
         assert less.iterations < more.iterations
         assert less.op_limit_s < more.op_limit_s
     assert Options().limit_s("mesh") == 60
-    assert Options(time_limits_s={"mesh": 5}).limit_s("mesh") == 5
+    assert Options(phase_timeouts={"mesh": 5}).limit_s("mesh") == 5
     assert Options(nodes=32).limit_s("pairs") > Options(nodes=4).limit_s("pairs")
+
+
+def test_the_same_options_are_the_same_bytes_in_any_process() -> None:
+    """Metaflow compares what the tasks of several nodes have by that."""
+    code = (
+        "import pickle, sys; from checklist.options import Options;"
+        "options = Options(nodes=3, only='mesh,pairs', device='cpu', directory='work', seed=4, timeout=5);"
+        "assert pickle.loads(pickle.dumps(options)) == options;"
+        "sys.stdout.buffer.write(pickle.dumps(options))"
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert len(set(texts)) == 1
+
+
+def test_every_option_has_a_text_that_says_what_it_is() -> None:
+    for kind in (Options, CommandOptions):
+        assert [name for name, field in kind.model_fields.items() if not help_of(field)] == []
+
+
+def test_a_flag_s_kind_is_that_of_its_field() -> None:
+    kinds = {name: type_of(field) for name, field in flags(CommandOptions).items()}
+    assert (kinds["nodes"], kinds["timeout"], kinds["webhook"]) == (int, float, bool)
+    assert (kinds["profile"], kinds["only"], kinds["json"], kinds["context"]) == (str, tuple, Path, str)
+    assert "seed" not in kinds
+
+
+def test_what_a_node_is_given_goes_through_json() -> None:
+    options = Options(nodes=3, only=("mesh",), directory=Path("work"), phase_timeouts={"mesh": 5.0})
+    assert build(Options, options.model_dump(mode="json")) == options
 
 
 def test_names_are_taken_as_people_give_them() -> None:

@@ -107,7 +107,7 @@ def test_measurements_go_through_json_without_loss_and_refuse_nonsense() -> None
 
 def test_importing_the_judges_needs_neither_torch_nor_metaflow() -> None:
     code = (
-        "import sys, checklist, checklist.result, checklist.verdict, checklist.options;"
+        "import sys, checklist, checklist.result, checklist.verdict, checklist.past_runs;"
         "import checklist.analysis.diagnosis;"
         "heavy = {'torch', 'metaflow', 'pydantic', 'kubernetes', 'decorators', 'launchers'};"
         "print(sorted(heavy & set(sys.modules)))"

@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import psutil
 import pytest
+import yaml
 
 from checklist import result as results
 from checklist.measurements import Hang, Phase
+from checklist.options import help_of, json_schema
 from checklist.probes.progress import Progress
 from checklist.verdict import judge
 from estimator.errors import UserError
@@ -349,7 +352,7 @@ def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
 
 def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_not_blamed() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    run_config = resolve(_values(), launch, datastore="s3://bucket/root")
+    run_config = resolve(_options(), launch, datastore="s3://bucket/root")
     lost = Hang(
         rank=8, node=1, phase="world", op="all_reduce", sequence=3, waited_s=1, kind="lost", detail="gone"
     )
@@ -384,9 +387,13 @@ def _values(**given: Any) -> dict[str, Any]:
     return {**DEFAULTS, **given}
 
 
+def _options(**given: Any) -> checklist_launch.FlowOptions:
+    return checklist_launch.options_of(_values(**given))
+
+
 def _run_config(**given: Any) -> checklist_launch.RunConfig:
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
-    return resolve(_values(device="cpu", **given), launch, datastore="/")
+    return resolve(_options(device="cpu", **given), launch, datastore="/")
 
 
 @pytest.mark.parametrize(
@@ -398,8 +405,8 @@ def _run_config(**given: Any) -> checklist_launch.RunConfig:
         ({"gpus_per_node": 0}, ["--gpus-per-node 0"]),
         ({"profile": "quik"}, ["quik", "quick"]),
         ({"device": "tpu"}, ["tpu", "cuda"]),
-        ({"timeout": 0.0}, ["0.0 s"]),
-        ({"start_timeout": -1.0}, ["-1.0 s", "the start"]),
+        ({"timeout": 0.0}, ["of 0 s"]),
+        ({"start_timeout": -1.0}, ["of -1 s", "the start"]),
         ({"thresholds": "missing.csv"}, ["missing.csv", "No such file"]),
         ({"most_share": 2.0}, ["2.0"]),
         ({"pending_timeout": -1.0}, ["--pending-timeout -1.0"]),
@@ -437,12 +444,12 @@ def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: p
     seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
     monkeypatch.setattr(local.gpus, "look", lambda: seen)
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
-    run_config = resolve(_values(), launch, datastore="/")
+    run_config = resolve(_options(), launch, datastore="/")
     assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
     assert (run_config.options.gpus_per_node, run_config.options.device) == (2, "cuda")
     # One GPU can't be two nodes
     monkeypatch.setattr(local.gpus, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
-    run_config = resolve(_values(), launch, datastore="/")
+    run_config = resolve(_options(), launch, datastore="/")
     assert (run_config.shares, run_config.options.device) == (((), ()), "cpu")
 
 
@@ -520,6 +527,25 @@ def test_the_options_file_is_laid_over_the_defaults() -> None:
     assert checklist_launch.read_options("") == DEFAULTS
 
 
+def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(home: Path) -> None:
+    text = _flow(home, "run", "--help").output
+    flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
+    assert flags <= set(re.findall(r"--[a-z-]+", text))
+    for field in checklist_launch.FlowOptions.model_fields.values():
+        assert help_of(field)[:30] in " ".join(text.split())
+
+
+def test_the_schema_of_the_options_file_is_up_to_date_and_takes_what_the_model_takes() -> None:
+    schema = json.loads(checklist_launch.SCHEMA_FILE.read_text())
+    assert schema == json_schema(checklist_launch.FlowOptions), "python -m flows.checklist_launch renews it"
+    for text in ("nodes: 4\nonly: [mesh, pairs]\ntimeout: 30\n", "only: mesh,pairs\ntaint: true\n"):
+        jsonschema.validate(yaml.safe_load(text), schema)
+        checklist_launch.read_options(text)
+    for text in ("nodess: 3", "nodes: two", "profile: quik", "apply: perhaps"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(yaml.safe_load(text), schema)
+
+
 def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
     asked = ask(_values(instance_type="p5.48xlarge", nodes=4), "batch", None)
     assert asked.request.gpus_per_node == 8
@@ -529,7 +555,7 @@ def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
 
 def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    run_config = resolve(_values(), launch, datastore="s3://bucket/root")
+    run_config = resolve(_options(), launch, datastore="s3://bucket/root")
     assert (run_config.options.device, run_config.options.gpus_per_node) == ("cuda", 8)
     assert run_config.options.datastore == "s3://bucket/root"
     assert run_config.options.start_limit_s > 600  # machines and images have to come first
@@ -540,11 +566,11 @@ def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
     file.write_text(FLOOR)
     launch = Launch.unpack(ask(_values(thresholds=str(file)), "batch", None).launch)
     file.unlink()
-    run_config = resolve(_values(thresholds=str(file)), launch, datastore="s3://bucket/root")
+    run_config = resolve(_options(thresholds=str(file)), launch, datastore="s3://bucket/root")
     own = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
     assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
     with pytest.raises(UserError, match="This deployment was made with"):
-        resolve(_values(thresholds="other.csv"), launch, datastore="s3://bucket/root")
+        resolve(_options(thresholds="other.csv"), launch, datastore="s3://bucket/root")
 
 
 def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
@@ -557,4 +583,4 @@ def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
 def test_a_deployment_can_not_change_its_gpus() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
     with pytest.raises(UserError, match="8 GPUs a node, not 4"):
-        resolve(_values(gpus_per_node=4), launch, datastore="s3://bucket/root")
+        resolve(_options(gpus_per_node=4), launch, datastore="s3://bucket/root")

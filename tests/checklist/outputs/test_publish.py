@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from checklist.outputs.publish import Outputs, Said, check, publish
+from checklist.outputs.publish import Outputs, Report, check, publish
 from checklist.outputs.webhook import URL_VARIABLE
 from checklist.result import Result
 from checklist.verdict import judge
@@ -33,7 +33,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield served
 
 
-def told(said: tuple[Said, ...]) -> dict[str, tuple[bool, str]]:
+def told(said: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
     return {item.output: (item.failed, " ".join(item.lines)) for item in said}
 
 
@@ -113,7 +113,7 @@ def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
 
     monkeypatch.setattr("checklist.outputs.webhook.send", broken)
     (said,) = publish(sick, Outputs(webhook=True))
-    assert said == Said(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
+    assert said == Report(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
 
 
 @pytest.mark.parametrize(

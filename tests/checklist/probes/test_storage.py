@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from checklist.measurements import Local
-from checklist.options import Options, measurable
+from checklist.options import Options, build, measurable
 from checklist.probes import storage
 from checklist.run.local import run_local
 from checklist.verdict import judge
@@ -150,7 +150,7 @@ def test_a_run_measures_the_folders_that_it_is_given(tmp_path: Path) -> None:
         folder.mkdir()
     only = ("storage", "datastore")
     options = Options(
-        nodes=1, device="cpu", only=only, work_directory=work, datastore=str(store), storage_bytes=4 * MIB
+        nodes=1, device="cpu", only=only, directory=work, datastore=str(store), storage_bytes=4 * MIB
     )
     result = judge(run_local(options), checks=options.checks)
     assert [(check, result.check(check).verdict) for check in only] == [  # type: ignore[union-attr]
@@ -184,7 +184,7 @@ def test_a_rank_that_stops_in_the_middle_of_a_file_is_named_and_its_file_is_gone
     for folder in (work, keep):
         folder.mkdir()
     options = Options(
-        nodes=1, device="cpu", only=("storage",), work_directory=work, storage_bytes=2048 * MIB, op_limit_s=6
+        nodes=1, device="cpu", only=("storage",), directory=work, storage_bytes=2048 * MIB, op_timeout=6
     )
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_local, options, directory=keep)
@@ -237,4 +237,4 @@ def test_a_store_of_a_kind_that_can_not_be_measured_is_refused(url: str, can: bo
     assert measurable(url) == can
     if not can:
         with pytest.raises(UserError, match="can't be measured"):
-            Options(datastore=url)
+            build(Options, {"datastore": url})
