@@ -82,7 +82,9 @@ def test_a_full_store_is_a_user_error_and_nothing_half_written_stays(folder: Pat
     assert tree(tmp_path / "store") == {}
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="mounts a small disk")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("mount") is None, reason="only root may mount a small disk"
+)
 def test_a_disk_that_really_fills_up_keeps_the_older_bundle(folder: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
