@@ -13,23 +13,26 @@ import pytest
 
 from tests.lab import control_plane as lab
 
-# The longest first, by seconds measured: a file that is begun last keeps the other worker waiting.
+# The longest first, by seconds measured: a file that is begun last keeps the other workers waiting.
 LONGEST = (
+    "flows/test_main_job.py",
     "kubernetes/test_faults.py",
-    "flows/test_faults.py",
     "kubernetes/test_on_a_control_plane.py",
+    "flows/test_faults.py",
     "batch/test_faults.py",
     "batch/test_on_batch.py",
-    "launchers/engines/deepspeed/test_train.py",
-    "flows/test_main_job.py",
     "slurm/test_slurm.py",
+    "flows/test_checklist_flow.py",
     "checklist/run/test_cluster_faults.py",
     "launchers/gang/test_faults.py",
-    "flows/test_out_of_memory.py",
-    "launchers/engines/torchtune/test_recipe.py",
-    "flows/test_checklist_flow.py",
-    "kubernetes/test_checklist_faults.py",
     "decorators/test_gpu_profile.py",
+    "flows/test_out_of_memory.py",
+    "kubernetes/test_checklist_faults.py",
+    "test_docs.py",
+    "launchers/engines/deepspeed/test_train.py",
+    "launchers/engines/torchtune/test_recipe.py",
+    "decorators/card/test_in_browser.py",
+    "flows/test_card_and_repeat.py",
 )
 
 
