@@ -9,8 +9,12 @@ import pytest
 
 from tests.conftest import write_sums
 from tests.flows.conftest import QUICK, FlowRun
+from tests.lab import small_engine
+from tests.lab.small_engine import SMALL
 
 pytestmark = pytest.mark.slow
+
+STEPS = 8
 
 # In every rank: where the micro batch is larger than 1, the third step asks torch for more than there is.
 HUNGRY = """
@@ -30,27 +34,38 @@ if "launchers.worker" in words:
 """
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
 def test_the_retry_halves_the_micro_batch_goes_on_from_the_checkpoint_and_records_it(
-    flow: Callable[..., FlowRun], tmp_path: Path, nodes: int
+    flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     (tmp_path / "hungry").mkdir()
     (tmp_path / "hungry" / "sitecustomize.py").write_text(HUNGRY)
-    data = write_sums(tmp_path / "sums.jsonl")
-    run = flow(
-        "run",
-        *QUICK,
-        f"--nodes={nodes}",
-        f"--dataset={data}",
-        "--checkpoint-every=2",
-        PYTHONPATH=str(tmp_path / "hungry"),
-    )
+    check(flow, tmp_path, 1, *QUICK, PYTHONPATH=str(tmp_path / "hungry"))
+
+
+def test_the_nodes_of_a_retry_agree_on_the_smaller_micro_batch(
+    flow: Callable[..., FlowRun], tmp_path: Path
+) -> None:
+    """Ranks that don't train (tests.lab.small_engine): what one rank has run out of is for all to know."""
+    orders = ("do=memory", "at=3", "ranks=[0,1]")
+    small = [f"--set={value}" for value in (*SMALL, *(f"engine_options.{order}" for order in orders))]
+    nothing_to_evaluate = ("--set=evaluation.generations=0", "--set=evaluation.fraction=0")
+    site = small_engine.install(tmp_path / "site")
+    check(flow, tmp_path, 2, *QUICK, *small, *nothing_to_evaluate, PYTHONPATH=str(site))
+
+
+def check(
+    flow: Callable[..., FlowRun], folder: Path, nodes: int, *arguments: str, **environment: str
+) -> None:
+    data = write_sums(folder / "sums.jsonl")
+    steps = (f"--max-steps={STEPS}", "--checkpoint-every=2")
+    given = (*arguments, *steps, f"--nodes={nodes}", f"--dataset={data}")
+    run = flow("run", *given, **environment)
     assert run.returncode == 0, run.output
     planned = 4 // nodes
     assert "DefaultCPUAllocator" in run.output
     assert f"out of memory: a retry goes on with micro batch {planned} -> {planned // 2}" in run.output
     assert "another plan, as an earlier attempt ran out of memory" in run.output
-    assert "going on from the checkpoint of step 2 of 8" in run.output
+    assert f"going on from the checkpoint of step 2 of {STEPS}" in run.output
     found = run.artifacts()
     layout = found["plan"].layout
     assert layout.micro_batch_size == 1
@@ -60,4 +75,4 @@ def test_the_retry_halves_the_micro_batch_goes_on_from_the_checkpoint_and_record
     ]
     assert notes[0] == (str(planned // 2), "out of memory in attempt 0")
     assert notes[-1][0] == "1"
-    assert [row["step"] for row in found["metrics"]] == list(range(1, 9))
+    assert [row["step"] for row in found["metrics"]] == list(range(1, STEPS + 1))

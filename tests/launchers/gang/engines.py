@@ -84,6 +84,8 @@ def misbehave(do: str, job: TrainJob) -> None:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:554] Connection closed by peer [127.0.0.1]:1")
     if do == "user":
         raise UserError("Line 7 of data.jsonl is broken.", "Mend it.")
+    if do == "memory" and job.plan.layout.micro_batch_size > 1:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
     if do == "full":
         folder = job.checkpoint_dir(99)
         folder.mkdir(parents=True)
