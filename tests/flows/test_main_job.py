@@ -58,7 +58,7 @@ def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
         env=run.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,  # ten seconds on a machine that does nothing else
         check=True,
     )
     assert generated.stdout.startswith("generated ")

@@ -33,6 +33,7 @@ from tests.lab.pod_spec import quantity
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
+STEPS = 8
 LIMIT_S = 1200  # a minute and a half on a machine that does nothing else
 HF_TOKEN = "hf_" + "TheTokenOfTheTest" * 2
 WEBHOOK = "https://hooks.example/services/T0000/TheWebhookOfTheTest"
@@ -95,7 +96,7 @@ def finetuned(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lau
     launched = cluster.launch(
         "finetune_flow",
         home,
-        *("run", *where, f"--dataset={data}", *QUICK),
+        *("run", *where, f"--dataset={data}", *QUICK, f"--max-steps={STEPS}"),
         HF_TOKEN=HF_TOKEN,
         CHECKLIST_WEBHOOK_URL=WEBHOOK,
         METAFLOW_KUBERNETES_SECRETS="finetune-tokens",
@@ -109,7 +110,7 @@ def test_tiny_llama_trains_over_two_pods(cluster: Cluster, finetuned: Launched) 
     plan: Plan = found["plan"]
     assert (plan.target, plan.request.nodes, plan.layout.device) == ("kubernetes", 2, "cpu")
     losses = [metrics["loss"] for metrics in found["metrics"]]
-    assert len(losses) == 8
+    assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 1
     assert "world 2, scheduler kubernetes" in finetuned.log
     hosts = {pod.spec.hostname for pod in cluster.hub.pods if "-0-0.js-" in pod.spec.hostname}
