@@ -1,13 +1,10 @@
-"""Small DeepSpeed jobs on CPUs, run as a gang of processes by torchrun."""
+"""Small DeepSpeed jobs on CPUs, each rank a process."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,9 @@ from launchers.dataset import prepared
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
 from launchers.settings import Settings
+from tests.launchers.engines import ranks
 
 VOCAB = 256
-ROOT = Path(__file__).parents[4]
 
 
 def make_model(folder: Path, kind: str = "llama") -> Path:
@@ -150,59 +147,21 @@ def make_job(
     )
 
 
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": str(ROOT),
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "GLOO_SOCKET_IFNAME": "lo",
-}
-# Ends as launchers.worker does: torch's threads now and then abort a process in the interpreter's teardown.
-SCRIPT = """
-import os
-import sys
-from pathlib import Path
-from launchers import engines
-from launchers.gang.job import TrainJob
-engines.get("deepspeed").train(TrainJob.load(Path(sys.argv[1])))
-os._exit(0)
-"""
-
-
 def start(job: TrainJob) -> subprocess.CompletedProcess[str]:
     """Run a job's gang to its end."""
-    alone = ["--standalone", "--nproc_per_node", str(job.plan.layout.world_size)]
-    return subprocess.run(
-        _command(job, alone), env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
-    )
+    return ranks.train([job])
 
 
 def run_nodes(jobs: list[TrainJob]) -> None:
     """Run a job on several nodes, one process each; a node's job has its own work folder."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    place = ["--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", port]
-    agents = []
-    for node, job in enumerate(jobs):
-        command = _command(job, ["--nnodes", str(len(jobs)), "--node_rank", str(node), *place])
-        log = (job.work_dir / "agent.log").open("w")
-        agents.append(subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT))
-    codes = [agent.wait(timeout=300) for agent in agents]
-    assert codes == [0] * len(jobs), "".join((job.work_dir / "agent.log").read_text() for job in jobs)[-6000:]
-
-
-def _command(job: TrainJob, place: list[str]) -> list[str]:
-    path = job.save()
-    script = job.work_dir / "gang.py"
-    script.write_text(SCRIPT)
-    return [sys.executable, "-m", "torch.distributed.run", *place, str(script), str(path)]
+    done = ranks.train(jobs)
+    assert done.returncode == 0, done.stderr[-6000:]
 
 
 def run(job: TrainJob) -> list[telemetry.Step]:
     """Run a job; the steps of rank 0. Fails with the gang's output."""
     done = start(job)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert done.returncode == 0, done.stderr[-6000:]
     return steps(job)
 
 

@@ -1,11 +1,9 @@
-"""Small torchtune jobs on CPUs, run as a gang of processes by torchrun."""
+"""Small torchtune jobs on CPUs, each rank a process."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.report import telemetry
 from launchers.settings import Settings
+from tests.launchers.engines import ranks
 
-ROOT = Path(__file__).parents[4]
 SEQ_LEN = 64
 
 
@@ -132,47 +130,15 @@ def make_job(
     )
 
 
-# It leaves as launchers.worker does: gloo's threads may abort a process while Python takes itself apart.
-SCRIPT = """
-import os
-import sys
-from pathlib import Path
-from launchers import engines
-from launchers.gang.job import TrainJob
-engines.get("torchtune").train(TrainJob.load(Path(sys.argv[1])))
-sys.stdout.flush()
-sys.stderr.flush()
-os._exit(0)
-"""
-
-
 def start(job: TrainJob, timeout: float = 400) -> subprocess.CompletedProcess[str]:
-    """Run a job's processes to their end; one alone without torchrun."""
-    path = job.save()
-    script = job.work_dir / "gang.py"
-    script.write_text(SCRIPT)
-    world = job.plan.layout.world_size
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-    return subprocess.run(
-        [sys.executable, *(torchrun if world > 1 else []), str(script), str(path)],
-        env=os.environ
-        | {
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    """Run a job's processes to their end."""
+    return ranks.train([job], limit_s=timeout)
 
 
 def run(job: TrainJob) -> list[telemetry.Step]:
     """Run a job; the steps of rank 0. Fails with the processes' output."""
     done = start(job)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert done.returncode == 0, done.stderr[-6000:]
     return steps(job)
 
 

@@ -1,0 +1,147 @@
+"""Ranks that are forked from a process which has imported their engine: a second each instead of a dozen.
+
+    python -m tests.launchers.engines.ranks ENGINE
+
+reads orders from standard input, a JSON line each: ranks (environment, job file, log), and how many seconds
+they may take. It answers with a line of their exit statuses. A rank has the environment of torchrun, which
+itself starts those of the tests of the gang and the flows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+TRAINING = {  # what an engine imports before it trains
+    "torchtune": "launchers.engines.torchtune.recipe",
+    "deepspeed": "launchers.engines.deepspeed.train",
+}
+
+
+def train(jobs: Sequence[Any], limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run all ranks of a job to their end; a job for each node, with a work folder of its own."""
+    layout = jobs[0].plan.layout
+    local_world = layout.world_size // len(jobs)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    ranks = []
+    for rank in range(layout.world_size):
+        node, local_rank = divmod(rank, local_world)
+        values = {
+            "RANK": rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": layout.world_size,
+            "LOCAL_WORLD_SIZE": local_world,
+            "GROUP_RANK": node,
+            "GROUP_WORLD_SIZE": len(jobs),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        job_file = jobs[node].save()
+        ranks.append(
+            {
+                "environment": {name: str(value) for name, value in values.items()},
+                "job": str(job_file),
+                "log": str(job_file.with_name(f"rank-{rank}.log")),
+            }
+        )
+    server = _server(jobs[0].plan.engine)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps({"ranks": ranks, "limit_s": limit_s}) + "\n")
+    server.stdin.flush()
+    codes = json.loads(server.stdout.readline())
+    output = "\n".join(f"{rank['log']}:\n{Path(rank['log']).read_text()}" for rank in ranks)
+    return subprocess.CompletedProcess(codes, max(map(abs, codes)), stdout="", stderr=output)
+
+
+@functools.cache
+def _server(engine: str) -> subprocess.Popen[str]:
+    """The process that forks; it ends when its standard input does, with this process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.launchers.engines.ranks", engine],
+        env=os.environ
+        | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a Ctrl-C is for pytest, whose end is its own
+    )
+
+
+def main() -> None:
+    engine = sys.argv[1]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an import prints is no answer
+    import_module(TRAINING[engine])
+    for line in sys.stdin:
+        order = json.loads(line)
+        codes = _wait([_fork(engine, **rank) for rank in order["ranks"]], order["limit_s"])
+        answers.write(json.dumps(codes) + "\n")
+        answers.flush()
+
+
+def _fork(engine: str, environment: dict[str, str], job: str, log: str) -> int:
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        from launchers import engines
+        from launchers.cluster.processes import die_with_parent
+        from launchers.gang.job import TrainJob
+
+        die_with_parent(server)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for number in (1, 2):
+            os.dup2(descriptor, number)
+        os.environ.update(environment)
+        engines.get(engine).train(TrainJob.load(Path(job)))
+        code = 0
+    except BaseException:  # noqa: BLE001 the process ends here, whatever it was
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # as launchers.worker: gloo's threads may abort a process while Python takes itself apart
+
+
+def _wait(pids: list[int], limit_s: float) -> list[int]:
+    """Their exit statuses. When one has failed or the time is over, the others are killed, as by torchrun."""
+    deadline = time.monotonic() + limit_s
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        for pid in set(pids) - codes.keys():
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if any(codes.values()) or time.monotonic() > deadline:
+            for pid in set(pids) - codes.keys():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return [codes[pid] for pid in pids]
+
+
+if __name__ == "__main__":
+    main()
