@@ -81,7 +81,7 @@ def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
 ) -> None:
     """Ranks that don't train (tests.lab.small_engine), but look at the checkpoint that they go on from."""
     site = {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
-    run = flow("run", "--set=engine_options.step_s=0.5", nodes=2, **site)
+    run = flow("run", "--set=engine_options.step_s=1.0", nodes=2, **site)
     ended = run.kill("scheduler", "in the middle")
     check_ended(run, ended)
     for how in ("Ctrl-C", "SIGTERM"):
