@@ -1,7 +1,7 @@
 """What the models of one family have in common: norms, biases, kind of MLP, names of their linear layers.
 
 To add a family, add it to ``FAMILIES``, and to ``hf_config.py`` where its config.json has field names of its
-own; ``tests/estimator/models/test_against_transformers.py`` compares it with the real code.
+own; ``tests/estimator/models/test_parameters.py`` compares it with the real code.
 """
 
 from __future__ import annotations
