@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import json
-import multiprocessing
-import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from estimator import calibration, json_lines, memory, models
-from estimator.calibration import Calibration, Correction, Finished, Store, apply, formulas
-from estimator.errors import UserError
+from estimator import calibration, memory, models
+from estimator.calibration import Calibration, Correction, Finished, apply, formulas
 from estimator.plan import GIB, MemoryEstimate
 from estimator.setup import Setup
-
-
-def finished(run: str = "FinetuneFlow/1", **changes: Any) -> Finished:
-    values: dict[str, Any] = {
-        "engine": "torchtune",
-        "method": "lora",
-        "gpu": "H100 SXM",
-        "model": "llama-8b",
-        "setup": "8 processes, fsdp",
-        "formulas": formulas("torchtune", "lora"),
-        "predicted_bytes": 20 * GIB,
-        "predicted_upper_bytes": 23 * GIB,
-        "measured_bytes": 22 * GIB,
-        "measured_kind": "reserved",
-        "predicted_categories": (("weights", 15 * GIB), ("activations", 5 * GIB)),
-        "date": "2026-01-02T03:04:05+00:00",
-        "run": run,
-    }
-    return Finished(**(values | changes))
+from tests.estimator.calibration.finished_runs import finished
 
 
 def estimate(likely: int = 20 * GIB, upper: int = 23 * GIB) -> MemoryEstimate:
@@ -162,117 +137,3 @@ def test_a_quantised_base_is_its_own_method() -> None:
     setup = Setup(model=models.find("llama-8b"), method="lora", quantization="nf4")
     assert calibration.method_of(setup) == "qlora"
     assert calibration.method_of(dataclasses.replace(setup, method="dora")) == "qdora"
-
-
-# ---------------------------------------------------------------------------------------------------------
-# The store
-
-
-def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
-    store = Store(tmp_path / "new" / "folder" / "runs.jsonl")
-    store.add(finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"))
-    assert store.read().finished == (finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"),)
-    assert store.read().problems == ()
-
-
-def test_a_store_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    assert Store(tmp_path / "none.jsonl").read() == calibration.Records((), ())
-
-
-def test_a_run_that_was_stored_twice_counts_once(tmp_path: Path) -> None:
-    store = Store(tmp_path / "runs.jsonl")
-    store.add(finished("a"))
-    store.add(finished("a"))
-    store.add(finished("b"))
-    assert [run.run for run in store.read().finished] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("half a li", "not JSON"),
-        ("[1, 2]", "not a record"),
-        ('{"schema": 99}', "its schema is 99"),
-        ('{"schema": 1}', "missing"),
-        (finished().to_json().replace('"run":', '"other":'), "unknown fields: other"),
-        (finished().to_json().replace(str(22 * GIB), "-5"), "measured_bytes = -5"),
-        (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "10 times apart"),
-        ("\ufffd\ufffd", "not JSON"),
-    ],
-)
-def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complaint: str) -> None:
-    path = tmp_path / "runs.jsonl"
-    path.write_text(f"{finished('a').to_json()}\n{line}\n{finished('b').to_json()}\n")
-    known, problems = calibration.load(path)
-    assert len(problems) == 1
-    assert f"{path}, line 2, is left out: " in problems[0]
-    assert complaint in problems[0]
-    correction = known.correction("torchtune", "lora", "H100 SXM")
-    assert correction is not None
-    assert correction.runs == 2
-
-
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
-    store = Store(tmp_path / "runs.jsonl")
-    store.path.write_text(finished("a").to_json()[:40])
-    store.add(finished("b"))
-    assert [run.run for run in store.read().finished] == ["b"]
-
-
-def test_a_folder_in_the_stores_place_is_told_not_raised(tmp_path: Path) -> None:
-    known, problems = calibration.load(tmp_path)
-    assert problems == (f"{tmp_path} can't be read: Is a directory.",)
-    assert known.correction("torchtune", "lora", "H100 SXM") is None
-
-
-def _add_many(path: str, name: str) -> None:
-    for number in range(20):
-        Store(path).add(finished(f"{name}/{number}", setup="x" * random.randrange(10_000)))
-
-
-def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_add_many, args=(str(path), str(n))) for n in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    records = Store(path).read()
-    assert records.problems == ()
-    assert len(records.finished) == 60
-
-
-def test_a_store_that_another_process_holds_is_read_all_the_same_and_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(json_lines, "LOCK_SECONDS", 0.05)
-    store = Store(tmp_path / "runs.jsonl")
-    store.add(finished("a"))
-    with store.path.open("rb") as holder:
-        fcntl.flock(holder, fcntl.LOCK_EX)
-        assert [run.run for run in store.read().finished] == ["a"]
-        with pytest.raises(TimeoutError, match="another process"):
-            store.add(finished("b"))
-    store.add(finished("b"))
-    assert [run.run for run in store.read().finished] == ["a", "b"]
-
-
-def test_the_store_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FINETUNE_CALIBRATION", raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert Store().path == tmp_path / "metaflow-finetune" / "calibration.jsonl"
-    monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "my.jsonl"))
-    assert Store().path == tmp_path / "my.jsonl"
-
-
-def test_a_record_holds_one_line_that_other_programs_can_read() -> None:
-    values = json.loads(finished().to_json())
-    assert "\n" not in finished().to_json()
-    assert values["schema"] == 1
-    assert values["measured_bytes"] / values["predicted_bytes"] == pytest.approx(1.1)
-
-
-def test_a_pair_that_can_not_belong_together_is_refused() -> None:
-    with pytest.raises(UserError, match="10 times apart"):
-        finished(measured_bytes=1)

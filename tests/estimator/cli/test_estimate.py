@@ -1,97 +1,18 @@
-"""finetune estimate: an option for each field of a Setup, each engine's defaults, a line for each mistake."""
+"""finetune estimate: the answer as text, JSON and CSV, and a line for each mistake."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from estimator import calibration, memory, models
-from estimator.cli.app import app
-from estimator.cli.defaults import ENGINES
-from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
-from estimator.cli.steps import setup_from
+from estimator import calibration, memory
 from estimator.errors import UserError
-from estimator.setup import Engine, Setup
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["estimate", *words], prog_name="finetune")
-
-
-def answer(*words: str) -> dict[str, Any]:
-    done = run(*words, "--json")
-    assert done.exit_code == 0, done.output
-    return dict(json.loads(done.stdout))
-
-
-def setup(gpus: int = 1, **values: Any) -> Setup:
-    model = values.pop("model", "llama-8b")
-    return setup_from(SetupOptions(model=model, **values), models.find(model), gpus)
-
-
-# An option and a value of it that changes that field; processes_per_node is --gpus
-CHANGES: dict[str, list[str]] = {
-    "model": ["--model", "llama-3.2-1b"],
-    "engine": ["--engine", "litgpt"],
-    "engine_version": ["--engine", "torchtitan", "--engine-version", "2024-05"],
-    "method": ["--method", "lora"],
-    "task": ["--task", "dpo"],
-    "lora_rank": ["--lora-rank", "64"],
-    "lora_targets": ["--lora-targets", "q_proj,v_proj"],
-    "trained_modules": ["--method", "lora", "--trained-modules", "lm_head"],
-    "quantization": ["--method", "lora", "--quantization", "int8"],
-    "upcast_frozen": ["--method", "qlora", "--upcast-frozen"],
-    "precision": ["--precision", "bf16-autocast"],
-    "fp8": ["--fp8", "tensorwise"],
-    "optimizer": ["--optimizer", "adamw8bit"],
-    "optimizer_in_backward": ["--optimizer-in-backward"],
-    "sharding": ["--gpus", "2", "--sharding", "zero2"],
-    "flat_parameters": ["--flat-parameters"],
-    "shard": ["--gpus", "4", "--shard", "2"],
-    "replicate": ["--gpus", "4", "--dp-replicate", "2"],
-    "tensor": ["--gpus", "2", "--tp", "2"],
-    "sequence_parallel": ["--no-sequence-parallel"],
-    "context": ["--gpus", "2", "--cp", "2"],
-    "pipeline": ["--gpus", "2", "--pp", "2"],
-    "virtual_stages": ["--gpus", "2", "--pp", "2", "--virtual-stages", "2"],
-    "schedule": ["--gpus", "2", "--pp", "2", "--schedule", "afab"],
-    "expert": ["--model", "mixtral-8x7b", "--gpus", "2", "--ep", "2"],
-    "micro_batch_size": ["--micro-batch-size", "3"],
-    "accumulation": ["--accumulation", "3"],
-    "seq_len": ["--seq-len", "512"],
-    "fixed_length": ["--variable"],
-    "longest_once": ["--longest-once"],
-    "document_mask": ["--document-mask"],
-    "checkpointing": ["--checkpointing", "none"],
-    "activation_offload": ["--activation-offload"],
-    "compile": ["--compile"],
-    "loss": ["--loss", "plain"],
-    "loss_chunks": ["--loss-chunks", "4"],
-    "attention": ["--attention", "math"],
-    "offload": ["--offload", "optimizer"],
-    "offload_to": ["--offload", "optimizer", "--offload-to", "nvme"],
-    "device": ["--device", "cpu"],
-    "processes_per_node": ["--gpus", "4"],
-    "keep_checkpoints": ["--keep-checkpoints", "5"],
-}
-
-
-def test_every_field_of_a_setup_has_its_option() -> None:
-    assert set(CHANGES) == {field.name for field in dataclasses.fields(Setup)}
-
-
-@pytest.mark.parametrize("field", CHANGES)
-def test_an_option_sets_its_field(field: str) -> None:
-    words = CHANGES[field] if "--model" in CHANGES[field] else ["--model", "llama-8b", *CHANGES[field]]
-    plain = answer("--model", "llama-8b")["setup"]
-    assert answer(*words)["setup"][field] != plain[field]
+from tests.estimator.cli.estimates import answer, run, setup
 
 
 def test_the_answer_is_the_estimators_own() -> None:
@@ -141,16 +62,6 @@ def test_json_and_csv_at_once_are_refused() -> None:
     assert "--json and --csv" in done.stderr
 
 
-@pytest.mark.parametrize("engine", Engine.__args__)  # type: ignore[attr-defined]
-@pytest.mark.parametrize("method", ["full", "lora", "qlora", "dora", "qdora"])
-def test_every_engine_has_defaults_that_make_a_setup(engine: str, method: str) -> None:
-    assert ENGINES[engine].source
-    for gpus in (1, 8):
-        made = setup(gpus, engine=engine, method=method)
-        assert made.world_size == gpus
-        assert memory.estimate(made).likely_bytes > 0
-
-
 def test_hours_and_price_follow_from_the_tokens() -> None:
     one = answer("--model", "llama-8b", "--gpu", "H100 SXM", "--gpus", "8", "--tokens", "100M")["price"]
     ten = answer("--model", "llama-8b", "--gpu", "H100 SXM", "--gpus", "8", "--tokens", "1B")["price"]
@@ -183,19 +94,6 @@ def test_a_table_of_ones_own_is_used(tmp_path: Path) -> None:
 
 def test_bert_is_estimated_too() -> None:
     assert answer("--model", "bert-base", "--seq-len", "512")["memory"]["likely_bytes"] > 0
-
-
-def test_a_diffusion_model_shows_what_is_known_and_what_is_not() -> None:
-    found = answer("--model", "stable-diffusion-xl", "--gpu", "L4")
-    assert found["memory"]["categories"]["weights"] == 2 * found["model"]["parameters"]
-    assert found["memory"]["fits"] is False
-    lora = answer("--model", "sdxl", "--method", "lora", "--gpu", "L4")
-    assert lora["memory"]["categories"]["activations"] is None
-    assert lora["memory"]["fits"] is None
-    assert any("lora" in clause for clause in lora["unknown"])
-    assert "unknown" in run("--model", "sdxl", "--method", "lora").output
-    twice = answer("--model", "sdxl", "--image-size", "512")["memory"]["categories"]["activations"]
-    assert twice < found["memory"]["categories"]["activations"]
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -275,13 +173,6 @@ def test_a_config_json_that_lacks_or_contradicts_is_named(
     assert line in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"), [("250M", 250e6), ("1.5B", 1.5e9), ("1e9", 1e9), ("10_000", 1e4), ("2T", 2e12)]
-)
-def test_numbers_of_tokens_are_read_as_people_write_them(text: str, tokens: float) -> None:
-    assert tokens_of(text) == tokens
-
-
 def test_finished_runs_correct_the_estimate_and_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,11 +219,6 @@ def test_a_damaged_line_of_the_store_is_told_beside_the_answer(
 def test_a_gpu_count_below_one_is_refused_before_anything_else() -> None:
     with pytest.raises(UserError, match="--gpus 0"):
         setup(0)
-
-
-def test_options_of_a_place_have_no_setup_fields_in_them() -> None:
-    place = {field.name for field in dataclasses.fields(PlaceOptions)}
-    assert place & {field.name for field in dataclasses.fields(SetupOptions)} == set()
 
 
 def test_exact_mode_stands_beside_the_formulas() -> None:

@@ -10,21 +10,8 @@ from hypothesis import strategies as st
 
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware import price_cache
-from estimator.hardware.columns import GPU, INSTANCE, stem
+from estimator.hardware.columns import GPU, INSTANCE
 from estimator.plan import GIB, MIB
-
-
-@pytest.fixture(autouse=True)
-def _no_files_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
-    hardware.forget()
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    return tmp_path / "my-hardware.csv"
 
 
 def refused(file: Path, text: str | bytes) -> UserError:
@@ -211,13 +198,6 @@ def test_a_file_from_a_spreadsheet_is_read(own: Path) -> None:
     assert hardware.catalogue(own).gpu("L4").notes == "mine"
 
 
-def test_columns_that_share_a_stem_differ_in_their_unit_only() -> None:
-    assert stem("vram_GiB") == stem("vram_GB") == "vram"
-    assert stem("on_demand_usd_month") == "on_demand"
-    assert stem("bf16_PFLOPS_dense") == "bf16_dense"
-    assert stem("gpu_count") == "gpu_count"
-
-
 def test_every_cell_of_the_shipped_tables_keeps_the_rules_for_users_files() -> None:
     from estimator.hardware.csv_files import read_rows
 
@@ -225,50 +205,3 @@ def test_every_cell_of_the_shipped_tables_keeps_the_rules_for_users_files() -> N
     assert (len(gpus), len(machines)) == (len(hardware.gpus()), len(hardware.instances()))
     assert {name for row in gpus for name in row.cells} == GPU.keys()
     assert {name for row in machines for name in row.cells} == INSTANCE.keys()
-
-
-def cached(text: str) -> hardware.Catalogue:
-    file = price_cache.path()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(
-        "cloud,instance_type,on_demand_usd_h,spot_usd_h,price_region,price_date,price_source\n" + text
-    )
-    hardware.forget()
-    return hardware.catalogue()
-
-
-def test_a_refreshed_price_goes_in_when_it_is_not_older() -> None:
-    made = cached(
-        "aws,p5.48xlarge,50,20,eu-west-1,2026-08-01,API\n"
-        "aws,g5.xlarge,1,0.4,us-east-1,2026-01-01,API\n"
-        "gcp,a2-highgpu-1g,3,,us-central1,2026-08-01,API\n"
-    )
-    new = made.instance("p5.48xlarge")
-    assert (new.usd_per_hour, new.spot_usd_per_hour, new.region, new.price_source) == (
-        50,
-        20,
-        "eu-west-1",
-        "API",
-    )
-    assert made.instance("g5.xlarge").usd_per_hour == 1.006
-    assert made.instance("a2-highgpu-1g").usd_per_hour == 3
-    assert made.instance("a2-highgpu-1g").spot_usd_per_hour == 2.20401
-
-
-def test_a_refreshed_spot_price_alone_does_not_make_the_other_price_younger() -> None:
-    item = cached("aws,p5.48xlarge,,20,us-east-1,2026-08-01,EC2 API\n").instance("p5.48xlarge")
-    assert (item.usd_per_hour, item.spot_usd_per_hour, item.price_date) == (55.04, 20, "2026-07-20")
-    assert item.price_source.endswith("; spot: EC2 API us-east-1 2026-08-01")
-
-
-def test_a_damaged_cache_is_told_and_nothing_is_lost(own: Path) -> None:
-    made = cached("aws,p5.48xlarge,fifty,,,,\n")
-    assert made.instance("p5.48xlarge").usd_per_hour == 55.04
-    assert len(made.warnings) == 1
-    assert "'fifty' is not a number" in made.warnings[0]
-
-
-def test_a_users_row_wins_over_a_refreshed_price(own: Path) -> None:
-    cached("aws,p5.48xlarge,50,20,us-east-1,2026-08-01,API\n")
-    own.write_text("instance_type,on_demand_usd_h\np5.48xlarge,31\n")
-    assert hardware.catalogue(own).instance("p5.48xlarge").usd_per_hour == 31

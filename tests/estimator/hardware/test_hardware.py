@@ -4,19 +4,12 @@ import re
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.plan import GIB, MIB
-
-
-@pytest.fixture(autouse=True)
-def _no_files_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
 
 
 @pytest.mark.parametrize(

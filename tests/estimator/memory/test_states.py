@@ -8,14 +8,7 @@ import pytest
 from estimator import memory, models
 from estimator.models import find
 from estimator.plan import GIB, MIB
-from estimator.setup import Setup
-
-LLAMA = find("llama-8b")
-
-
-def step(**changes: Any) -> Setup:
-    values: dict[str, Any] = {"model": LLAMA, "micro_batch_size": 1, "seq_len": 2048}
-    return Setup(**(values | changes))
+from tests.estimator.memory.llama_step import LLAMA, step
 
 
 def test_accelerates_figures_for_bert_hold_without_activations() -> None:
@@ -31,31 +24,11 @@ def test_accelerates_figures_for_bert_hold_without_activations() -> None:
     assert memory.states(autocast) == states
 
 
-def test_autocast_keeps_16_bit_copies_of_the_weights_it_casts() -> None:
-    mixed, plain = step(precision="bf16-autocast"), step(precision="bf16")
-    more = memory.active(mixed)["activations"] - memory.active(plain)["activations"]
-    assert more > 2 * LLAMA.linear_parameters
-
-
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 def test_tensor_parallel_divides_all_but_the_norms(tensor: int) -> None:
     whole = sum(memory.states(step(engine="torchtitan")).values())
     part = sum(memory.states(step(engine="torchtitan", tensor=tensor)).values())
     assert whole / tensor < part < whole / tensor * 1.001
-
-
-def test_a_pipeline_peaks_on_its_first_stage_with_many_micro_batches_in_flight() -> None:
-    base = step(engine="megatron", precision="bf16", pipeline=4, accumulation=16, schedule="1f1b")
-    few = replace(base, accumulation=1)
-    assert memory.active(base)["activations"] > 3 * memory.active(few)["activations"]
-
-
-def test_all_forward_all_backward_keeps_every_micro_batch_and_1f1b_one_a_stage() -> None:
-    base = step(engine="megatron", pipeline=4, accumulation=16, schedule="1f1b", seq_len=8192)
-    every = replace(base, schedule="afab")
-    assert memory.active(every)["activations"] == pytest.approx(
-        4 * memory.active(base)["activations"], rel=0.1
-    )
 
 
 @pytest.mark.parametrize(
@@ -71,10 +44,6 @@ def test_dpo_of_all_weights_holds_a_reference_model_and_twice_the_sequences() ->
     assert memory.states(dpo)["reference model"] == 2 * LLAMA.parameters
     assert memory.states(step(task="dpo", method="lora"))["reference model"] == 0
     assert memory.active(dpo)["activations"] > 1.9 * memory.active(step())["activations"]
-
-
-def test_a_reward_model_has_no_logits() -> None:
-    assert "logits and loss" not in memory.active(step(task="reward", engine="transformers"))
 
 
 def test_expert_parallel_never_shares_experts_among_more_processes_than_there_are() -> None:

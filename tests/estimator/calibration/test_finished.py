@@ -1,0 +1,84 @@
+"""The store of finished runs: what comes back, and what is told of damaged lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from estimator import calibration
+from estimator.calibration import Store
+from estimator.errors import UserError
+from estimator.plan import GIB
+from tests.estimator.calibration.finished_runs import finished
+
+
+def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new" / "folder" / "runs.jsonl")
+    store.add(finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"))
+    assert store.read().finished == (finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"),)
+    assert store.read().problems == ()
+
+
+def test_a_store_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    assert Store(tmp_path / "none.jsonl").read() == calibration.Records((), ())
+
+
+def test_a_run_that_was_stored_twice_counts_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.jsonl")
+    store.add(finished("a"))
+    store.add(finished("a"))
+    store.add(finished("b"))
+    assert [run.run for run in store.read().finished] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("half a li", "not JSON"),
+        ("[1, 2]", "not a record"),
+        ('{"schema": 99}', "its schema is 99"),
+        ('{"schema": 1}', "missing"),
+        (finished().to_json().replace('"run":', '"other":'), "unknown fields: other"),
+        (finished().to_json().replace(str(22 * GIB), "-5"), "measured_bytes = -5"),
+        (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "10 times apart"),
+        ("\ufffd\ufffd", "not JSON"),
+    ],
+)
+def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{finished('a').to_json()}\n{line}\n{finished('b').to_json()}\n")
+    known, problems = calibration.load(path)
+    assert len(problems) == 1
+    assert f"{path}, line 2, is left out: " in problems[0]
+    assert complaint in problems[0]
+    correction = known.correction("torchtune", "lora", "H100 SXM")
+    assert correction is not None
+    assert correction.runs == 2
+
+
+def test_a_folder_in_the_stores_place_is_told_not_raised(tmp_path: Path) -> None:
+    known, problems = calibration.load(tmp_path)
+    assert problems == (f"{tmp_path} can't be read: Is a directory.",)
+    assert known.correction("torchtune", "lora", "H100 SXM") is None
+
+
+def test_the_store_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FINETUNE_CALIBRATION", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert Store().path == tmp_path / "metaflow-finetune" / "calibration.jsonl"
+    monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "my.jsonl"))
+    assert Store().path == tmp_path / "my.jsonl"
+
+
+def test_a_record_holds_one_line_that_other_programs_can_read() -> None:
+    values = json.loads(finished().to_json())
+    assert "\n" not in finished().to_json()
+    assert values["schema"] == 1
+    assert values["measured_bytes"] / values["predicted_bytes"] == pytest.approx(1.1)
+
+
+def test_a_pair_that_can_not_belong_together_is_refused() -> None:
+    with pytest.raises(UserError, match="10 times apart"):
+        finished(measured_bytes=1)

@@ -1,0 +1,80 @@
+"""Options of a step: one for each field of a Setup; numbers as people write them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
+from estimator.setup import Setup
+from tests.estimator.cli.estimates import answer
+
+# An option and a value of it that changes that field; processes_per_node is --gpus
+CHANGES: dict[str, list[str]] = {
+    "model": ["--model", "llama-3.2-1b"],
+    "engine": ["--engine", "litgpt"],
+    "engine_version": ["--engine", "torchtitan", "--engine-version", "2024-05"],
+    "method": ["--method", "lora"],
+    "task": ["--task", "dpo"],
+    "lora_rank": ["--lora-rank", "64"],
+    "lora_targets": ["--lora-targets", "q_proj,v_proj"],
+    "trained_modules": ["--method", "lora", "--trained-modules", "lm_head"],
+    "quantization": ["--method", "lora", "--quantization", "int8"],
+    "upcast_frozen": ["--method", "qlora", "--upcast-frozen"],
+    "precision": ["--precision", "bf16-autocast"],
+    "fp8": ["--fp8", "tensorwise"],
+    "optimizer": ["--optimizer", "adamw8bit"],
+    "optimizer_in_backward": ["--optimizer-in-backward"],
+    "sharding": ["--gpus", "2", "--sharding", "zero2"],
+    "flat_parameters": ["--flat-parameters"],
+    "shard": ["--gpus", "4", "--shard", "2"],
+    "replicate": ["--gpus", "4", "--dp-replicate", "2"],
+    "tensor": ["--gpus", "2", "--tp", "2"],
+    "sequence_parallel": ["--no-sequence-parallel"],
+    "context": ["--gpus", "2", "--cp", "2"],
+    "pipeline": ["--gpus", "2", "--pp", "2"],
+    "virtual_stages": ["--gpus", "2", "--pp", "2", "--virtual-stages", "2"],
+    "schedule": ["--gpus", "2", "--pp", "2", "--schedule", "afab"],
+    "expert": ["--model", "mixtral-8x7b", "--gpus", "2", "--ep", "2"],
+    "micro_batch_size": ["--micro-batch-size", "3"],
+    "accumulation": ["--accumulation", "3"],
+    "seq_len": ["--seq-len", "512"],
+    "fixed_length": ["--variable"],
+    "longest_once": ["--longest-once"],
+    "document_mask": ["--document-mask"],
+    "checkpointing": ["--checkpointing", "none"],
+    "activation_offload": ["--activation-offload"],
+    "compile": ["--compile"],
+    "loss": ["--loss", "plain"],
+    "loss_chunks": ["--loss-chunks", "4"],
+    "attention": ["--attention", "math"],
+    "offload": ["--offload", "optimizer"],
+    "offload_to": ["--offload", "optimizer", "--offload-to", "nvme"],
+    "device": ["--device", "cpu"],
+    "processes_per_node": ["--gpus", "4"],
+    "keep_checkpoints": ["--keep-checkpoints", "5"],
+}
+
+
+def test_every_field_of_a_setup_has_its_option() -> None:
+    assert set(CHANGES) == {field.name for field in dataclasses.fields(Setup)}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_an_option_sets_its_field(field: str) -> None:
+    words = CHANGES[field] if "--model" in CHANGES[field] else ["--model", "llama-8b", *CHANGES[field]]
+    plain = answer("--model", "llama-8b")["setup"]
+    assert answer(*words)["setup"][field] != plain[field]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("250M", 250e6), ("1.5B", 1.5e9), ("1e9", 1e9), ("10_000", 1e4), ("2T", 2e12)]
+)
+def test_numbers_of_tokens_are_read_as_people_write_them(text: str, tokens: float) -> None:
+    assert tokens_of(text) == tokens
+
+
+def test_options_of_a_place_have_no_setup_fields_in_them() -> None:
+    place = {field.name for field in dataclasses.fields(PlaceOptions)}
+    assert place & {field.name for field in dataclasses.fields(SetupOptions)} == set()

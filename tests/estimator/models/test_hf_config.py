@@ -1,0 +1,149 @@
+"""Shapes from config.json: what is read, and what is refused with its field and value."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator import models
+from estimator.errors import UserError
+from estimator.models import find, hf_config
+from tests.estimator.models.hf_configs import config_of
+
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False,
+}
+
+
+MOE = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+
+
+MLA = {
+    "model_type": "deepseek_v2",
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+def test_config_json_gives_the_same_shape_as_the_table() -> None:
+    read = hf_config.to_spec(LLAMA_CONFIG, "llama-8b")
+    table = find("llama-8b")
+    for field in ("parameters", "layers", "rope_theta", "rope_scaling_factor", "norm_eps", "max_seq_len"):
+        assert getattr(read, field) == getattr(table, field)
+
+
+def test_transformers_5_rope_parameters_are_read() -> None:
+    config = {k: v for k, v in LLAMA_CONFIG.items() if not k.startswith("rope")}
+    config["rope_parameters"] = {**LLAMA_CONFIG["rope_scaling"], "rope_theta": 500000.0}  # type: ignore[dict-item]
+    read = hf_config.to_spec(config, "m")
+    assert (read.rope_theta, read.rope_scaling_type, read.rope_scaling_factor) == (500000.0, "llama3", 8.0)
+
+
+@pytest.mark.parametrize("field", ["model_type", "hidden_size", "num_hidden_layers", "vocab_size"])
+def test_a_missing_field_is_named(field: str) -> None:
+    config = {key: value for key, value in LLAMA_CONFIG.items() if key != field}
+    with pytest.raises(UserError, match=f"no {field}"):
+        hf_config.to_spec(config, "mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "t5"}, "model_type 't5', which is not supported"),
+        ({"hidden_size": 4095}, "hidden_size 4095, which 32 attention heads don't divide"),
+        ({"hidden_size": "big"}, "hidden_size = 'big'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
+        ({"qk_layernorm": True}, "qk_layernorm"),
+        ({"text_config": "llama"}, "text_config = 'llama'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling = 'yarn'"),
+        ({"rope_scaling": {"factor": "8"}}, "factor = '8'"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps = 'small'"),
+        ({"model_type": "gemma2", "sliding_window": 16, "layer_types": 4}, "layer_types = 4"),
+        ({"model_type": "qwen3_moe"}, "no moe_intermediate_size"),
+        (MOE | {"num_experts_per_tok": 9}, "experts_per_token = 9 does not go with experts = 8"),
+        (MOE | {"num_local_experts": None}, "num_local_experts = None"),
+        (MLA | {"qk_rope_head_dim": None}, "qk_rope_head_dim = None"),
+        (MLA | {"first_k_dense_replace": 33}, "dense_layers = 33 are more than its 32 layers"),
+        (MLA | {"attention_bias": True}, "attention_bias = true with latent attention"),
+        ({"model_type": "phi", "head_dim": 64}, "32 heads * 64 = 2048, but its hidden size is 4096"),
+        ({"quantization_config": {"bits": 4}}, "already quantised"),
+    ],
+)
+def test_a_field_that_contradicts_or_is_not_supported_is_named_with_its_value(
+    change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        hf_config.to_spec(LLAMA_CONFIG | change, "mine")
+    assert words in caught.value.problem
+    assert "\n" not in caught.value.problem
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10_000),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 3), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@given(name=st.sampled_from(models.names()), data=st.data())
+def test_a_config_json_of_any_content_gives_a_shape_or_one_clear_line(name: str, data: st.DataObject) -> None:
+    config = config_of(find(name)) | {"rope_scaling": {"factor": 2.0}, "layer_types": None, "attn_config": {}}
+    for field in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
+        config[field] = data.draw(JUNK)
+    problem = "mine"
+    try:
+        assert hf_config.to_spec(config, "mine").parameters > 0
+    except UserError as error:
+        problem = error.problem
+    assert "mine" in problem
+    assert "\n" not in problem
+
+
+def test_gemma_3_s_config_json_leaves_out_what_its_class_says() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    text |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    rope = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    read = hf_config.to_spec({"model_type": "gemma3", "text_config": text | rope}, "mine")
+    table = find("gemma-3-4b")
+    for field in ("parameters", "heads", "kv_heads", "max_seq_len", "rope_theta", "sliding_layers"):
+        assert getattr(read, field) == getattr(table, field)
+
+
+def test_kimi_k2_is_read_as_the_architecture_that_it_has() -> None:
+    kimi = find("kimi-k2")
+    read = hf_config.to_spec(config_of(kimi) | {"model_type": "kimi_k2"}, "mine")
+    assert (read.family, read.parameters) == ("deepseek_v3", kimi.parameters)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v3"])
+def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: str) -> None:
+    config = config_of(find(name)) | {"quantization_config": {"quant_method": "mxfp4"}}
+    assert hf_config.to_spec(config, "mine").parameters == find(name).parameters

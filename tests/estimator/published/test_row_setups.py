@@ -1,0 +1,55 @@
+"""The step of a row: how its degrees and batches are read."""
+
+from pathlib import Path
+
+from tests.estimator.published.measured_tables import read
+
+
+def test_context_parallel_shares_weights_as_well(tmp_path: Path) -> None:
+    setup = read(tmp_path, fsdp_shard="2", cp="4", seq_len="65536").setup
+    assert setup is not None
+    assert (setup.shard, setup.context, setup.world_size, setup.data_parallel) == (8, 4, 8, 2)
+
+
+def test_fsdp_that_keeps_gathered_weights_is_written_as_stage_2(tmp_path: Path) -> None:
+    setup = read(tmp_path, zero_stage="2").setup
+    assert setup is not None
+    assert setup.sharding == "shard_grad_op"
+
+
+def test_degrees_that_do_not_make_the_gpus_are_left_out(tmp_path: Path) -> None:
+    row = read(tmp_path, fsdp_shard="4")
+    assert row.setup is None
+    assert row.memory_skip == "fsdp_shard 4 and the other degrees do not multiply to 8 GPUs"
+
+
+def test_a_global_batch_gives_the_micro_batches_of_a_pipeline(tmp_path: Path) -> None:
+    row = read(
+        tmp_path,
+        framework="megatron-core/bridge",
+        optimizer="Adam (distributed opt)",
+        n_gpus="16",
+        fsdp_shard="",
+        zero_stage="",
+        tp="2",
+        pp="4",
+        vpp="2",
+        notes="pretrain; GBS=64; FSDP=0",
+    )
+    assert row.setup is not None
+    assert (row.setup.accumulation, row.setup.schedule, row.setup.shard) == (32, "interleaved", 2)
+    assert row.setup.sharding == "zero1"
+
+
+def test_layers_laid_over_gpus_one_after_the_other_are_a_pipeline_without_overlap(tmp_path: Path) -> None:
+    cells = {"framework": "ms-swift", "n_gpus": "2", "fsdp_shard": "", "zero_stage": ""}
+    row = read(tmp_path, notes="device_map auto over 2 GPUs", **cells)
+    assert row.setup is not None
+    assert (row.setup.pipeline, row.setup.schedule, row.setup.world_size) == (2, "afab", 2)
+
+
+def test_torchtitans_batch_is_cut_into_the_pipelines_micro_batches(tmp_path: Path) -> None:
+    row = read(tmp_path, n_gpus="64", pp="8", micro_batch="32", notes="Interleaved1F1B")
+    assert row.setup is not None
+    assert (row.setup.micro_batch_size, row.setup.accumulation) == (4, 8)
+    assert (row.setup.schedule, row.setup.virtual_stages) == ("interleaved", 2)

@@ -1,0 +1,151 @@
+"""The words of published tables: engines, methods, targets, kinds of memory, 8-bit products, optimizers."""
+
+from pathlib import Path
+
+import pytest
+
+from estimator.models import PROJECTIONS
+from estimator.published import vocabulary
+from estimator.published.vocabulary import UnsupportedRow
+from tests.estimator.published.measured_tables import read
+
+
+@pytest.mark.parametrize(
+    ("framework", "engine"),
+    [
+        ("torchtune@52d1b838", "torchtune"),
+        ("torchtitan/graph_trainer", "torchtitan"),
+        ("torchtitan/SimpleFSDP(aot_eager)", "torchtitan"),
+        ("litgpt", "litgpt"),
+        ("ms-swift", "transformers"),
+        ("swift 2.0 (HF)", "transformers"),
+        ("Axolotl", "transformers"),
+        ("HF Trainer FSDP1", "transformers"),
+        ("HF TRL+PEFT+DeepSpeed", "deepspeed"),
+        ("Megatron-DeepSpeed Ulysses", "deepspeed"),
+        ("megatron-core/bridge", "megatron"),
+        ("composer/llm-foundry FSDP1", "composer"),
+        ("FSDP1 (fms-fsdp)", "composer"),
+    ],
+)
+def test_a_framework_is_known_by_the_word_in_its_name(framework: str, engine: str) -> None:
+    assert vocabulary.engine_of(framework) == engine
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("full (pure bf16)", ("full", "sft", False, False)),
+        ("full-finetuning", ("full", "sft", False, False)),
+        ("lora+emb", ("lora", "sft", False, True)),
+        ("QLoRA", ("lora", "sft", True, False)),
+        ("lora-dora", ("dora", "sft", False, False)),
+        ("lora-dpo", ("lora", "dpo", False, False)),
+    ],
+)
+def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object, ...]) -> None:
+    assert vocabulary.method_of(method) == expected
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("adapter", "adapter_v2", "ia3", "vera", "oft", "adalora", "ln_tuning", "osf", "lora-fa"),
+        *("galore", "full+galore", "longlora", "qlora weights only", "lora (after model init only)"),
+    ],
+)
+def test_a_method_that_nobody_claims_is_left_out_by_name(method: str) -> None:
+    with pytest.raises(UnsupportedRow, match="not claimed"):
+        vocabulary.method_of(method)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("q,v", {"q_proj", "v_proj"}),
+        ("query,value", {"q_proj", "v_proj"}),
+        ("q,v (peft default)", {"q_proj", "v_proj"}),
+        ("q,k,v(yaml)", {"q_proj", "k_proj", "v_proj"}),
+        ("all-linear", set(PROJECTIONS)),
+        ("all+output", {*PROJECTIONS, "lm_head"}),
+        ("query,key,value,projection,mlp,head", {*PROJECTIONS, "lm_head"}),
+        ("c_attn,c_proj,w1,w2", set(PROJECTIONS)),
+        ("q_proj k_proj v_proj", {"q_proj", "k_proj", "v_proj"}),
+        ("linear_qkv,linear_proj,linear_fc1,linear_fc2", set(PROJECTIONS)),
+        ("", set()),
+    ],
+)
+def test_lora_targets_are_known_in_every_spelling(text: str, expected: set[str]) -> None:
+    assert set(vocabulary.targets_of(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("reserved max (incl. eval generation bs4)", "reserved"),
+        ("peak active", "active"),
+        ("max_memory_allocated", "allocated"),
+        ("nvidia-smi/screenshot", "process"),
+    ],
+)
+def test_the_kind_of_memory_is_known_in_every_wording(text: str, kind: str) -> None:
+    assert vocabulary.kind_of(text) == kind
+
+
+@pytest.mark.parametrize("text", ["peak", "unknown(profiled)", "estimated total", "model weights"])
+def test_memory_of_an_unknown_kind_is_left_out_with_the_reason(tmp_path: Path, text: str) -> None:
+    row = read(tmp_path, mem_kind=text)
+    assert row.memory_skip
+    assert row.throughput_skip is None
+
+
+@pytest.mark.parametrize(
+    ("compute", "framework", "kind"),
+    [
+        ("bf16", "torchtitan", "none"),
+        ("bf16+fp8(rowwise)", "torchtitan", "rowwise"),
+        ("float8", "torchtitan", "tensorwise"),
+        ("FP8", "megatron-core/bridge", "te"),
+        ("amp_fp8", "composer/llm-foundry", "te"),
+        ("MXFP8", "megatron-core/bridge", "mxfp8"),
+    ],
+)
+def test_the_kind_of_8_bit_product_is_read(compute: str, framework: str, kind: str) -> None:
+    assert vocabulary.fp8_of(compute, vocabulary.engine_of(framework)) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("bnb.nf4", "nf4"),
+        ("nf4-dq(bnb, bf16 storage)", "nf4-double"),
+        ("nf4(torchao)", "nf4-double"),
+        ("bnb int8", "int8"),
+        ("", "nf4"),
+    ],
+)
+def test_the_storage_of_a_qlora_base_is_read(text: str, kind: str) -> None:
+    assert vocabulary.quantization_of(text, quantised=True) == kind
+
+
+@pytest.mark.parametrize("text", ["gptq-int4", "awq", "hqq-4bit", "2bit"])
+def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
+    with pytest.raises(UnsupportedRow, match="not claimed"):
+        vocabulary.quantization_of(text, quantised=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("decoupled_adamw", "adamw"),
+        ("Adam (distributed opt)", "adamw"),
+        ("AdamW8bit(bnb)", "adamw8bit"),
+        ("PagedAdamW(bnb)", "paged-adamw"),
+        ("paged_adamw_8bit", "paged-adamw8bit"),
+        ("paged_adamw_32bit", "paged-adamw"),
+        ("AdamW4bit(torchao)", "adamw4bit"),
+        ("Muon+AdamW", "muon"),
+    ],
+)
+def test_an_optimizer_is_known_in_every_spelling(text: str, kind: str) -> None:
+    assert vocabulary.optimizer_of(text) == kind

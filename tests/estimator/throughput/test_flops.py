@@ -1,0 +1,86 @@
+"""Work of a step: model FLOPs, what is recomputed, what experts and adapters take."""
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import throughput
+from estimator.job import Job
+from estimator.models import find
+from estimator.planning.engines import setup_of
+from estimator.setup import Setup
+from estimator.throughput.flops import weights_of, work
+from tests.estimator.memory.test_memory import layout_of
+
+LLAMA, MIXTRAL = find("llama-8b"), find("mixtral-8x7b")
+
+
+def test_full_training_takes_6_flops_a_weight_and_12_for_attention() -> None:
+    model = find("llama-2-7b")
+    expected = 6 * (model.parameters - 32000 * 4096) + 12 * 32 * 4096 * 2048
+    assert throughput.flops_per_token(Setup(model=model, seq_len=2048)) == expected
+
+
+def test_frozen_weights_take_4_flops() -> None:
+    full, lora = (
+        throughput.flops_per_token(setup_of(Job(model=find("llama-2-7b"), method=method), layout_of()))
+        for method in ("full", "lora")
+    )
+    assert 0.65 < lora / full < 0.72
+
+
+def test_experts_that_a_token_skips_cost_nothing() -> None:
+    flops = throughput.flops_per_token(Setup(model=MIXTRAL, seq_len=1))
+    assert flops < 6.1 * MIXTRAL.active_parameters < 2 * MIXTRAL.parameters
+
+
+@pytest.mark.parametrize("name", ["llama-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "gpt-oss-120b"])
+def test_the_work_holds_the_model_flops_of_a_step(name: str) -> None:
+    """Attention apart, which the work counts as it runs: half for a causal mask, scores computed again."""
+    setup = Setup(model=find(name), seq_len=64, micro_batch_size=4)
+    done = work(setup)
+    products = (done.linear + done.expert + done.head) / setup.tokens
+    assert products == pytest.approx(throughput.flops_per_token(setup), rel=0.02)
+
+
+def test_full_checkpointing_repeats_the_forward_pass_of_the_layers_alone() -> None:
+    plain = work(Setup(model=LLAMA))
+    again = work(Setup(model=LLAMA, checkpointing="full"))
+    assert again.linear / plain.linear == pytest.approx(4 / 3)
+    assert again.attention / plain.attention == pytest.approx(4.5 / 3.5)
+    assert again.head == plain.head
+
+
+def test_megatrons_selective_checkpointing_repeats_attention_and_torchs_products() -> None:
+    plain = work(Setup(model=LLAMA))
+    torch = work(Setup(model=LLAMA, checkpointing="selective", engine="torchtitan"))
+    megatron = work(Setup(model=LLAMA, checkpointing="selective", engine="megatron"))
+    assert torch.linear > plain.linear == megatron.linear
+    assert megatron.attention > plain.attention == torch.attention
+
+
+def test_a_window_bounds_the_attention_of_its_layers() -> None:
+    model = find("mistral-7b")
+    windowed = replace(model, sliding_window=4096, sliding_layers=model.layers)
+    everything = replace(model, sliding_window=None, sliding_layers=0)
+    long = 32768
+    assert (
+        work(Setup(model=windowed, seq_len=long)).attention
+        < work(Setup(model=everything, seq_len=long)).attention / 3
+    )
+    short = {work(Setup(model=m, seq_len=2048)).attention for m in (windowed, everything)}
+    assert len(short) == 1
+
+
+def test_a_dpo_step_runs_the_reference_model_too() -> None:
+    sft, dpo = (work(Setup(model=LLAMA, task=task, micro_batch_size=2)) for task in ("sft", "dpo"))
+    assert dpo.linear / sft.linear == pytest.approx(2 * 4 / 3)  # pairs; 1 forward more
+
+
+def test_the_weights_of_a_model_add_up() -> None:
+    for model in (LLAMA, MIXTRAL, find("deepseek-v3")):
+        weights = weights_of(model)
+        linear = (
+            weights.dense + weights.one_expert * model.experts - model.layers * model.hidden * model.experts
+        )
+        assert linear == pytest.approx(weights.linear)
