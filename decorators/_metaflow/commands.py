@@ -9,7 +9,7 @@ from metaflow._vendor import click
 from metaflow.system_context import ExecutionPhase, system_context
 from metaflow.unbounded_foreach import UBF_TASK
 
-Backend = Literal["local", "kubernetes", "batch"]
+Backend = Literal["local", "kubernetes", "batch"]  # but the first, names of Metaflow's decorators
 Command = Literal["run", "resume", "deploy", "task", "trampoline", "other"]
 DEPLOYERS: dict[str, Backend] = {
     "argo-workflows": "kubernetes",

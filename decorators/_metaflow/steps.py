@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
@@ -47,7 +47,7 @@ class StepView:
 
     def backend(self) -> Backend:
         """Where the step will run, ``--with`` and deployments included."""
-        remote: tuple[Backend, ...] = ("kubernetes", "batch")
+        remote: tuple[Backend, ...] = get_args(Backend)[1:]
         for name in remote:
             if self._find(name) is not None:
                 return name

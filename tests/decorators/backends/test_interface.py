@@ -1,0 +1,61 @@
+"""What every backend is asked and answers."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from decorators._metaflow import Backend, Given
+from decorators.backends.interface import StepRequest, Toleration
+from decorators.backends.registry import BACKENDS
+from estimator.errors import UserError
+from tests.decorators.backends.plans import planned
+
+REQUEST = planned("llama-8b", "lora", "L40S", 1).request
+
+
+def _asked(backend: Backend = "batch", **given: Any) -> StepRequest:
+    values = {name: Given(value=value, by=f"--with batch:{name}=") for name, value in given.items()}
+    return StepRequest(backend=backend, request=REQUEST, given=values)
+
+
+def test_every_backend_of_metaflows_but_the_machine_itself_is_listed() -> None:
+    assert set(BACKENDS) == set(get_args(Backend)) - {"local"}
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_a_size_that_the_user_has_written_stands_on_every_backend(backend: Any) -> None:
+    values = BACKENDS[backend].values_for(_asked(backend, memory="5000", cpu="1.5", shared_memory="64"))
+    assert values.resources["memory"] == 5000
+    assert values.resources["cpu"] == 1.5
+    assert values.resources["shared_memory"] == 64
+    assert values.resources["gpu"] == REQUEST.gpus_per_node
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_a_size_that_is_no_number_is_named_in_one_line(backend: Any) -> None:
+    with pytest.raises(UserError, match="--with batch:memory: memory 'lots' is not a number") as caught:
+        BACKENDS[backend].values_for(_asked(backend, memory="lots"))
+    assert caught.value.advice == "Write memory=8, for example."
+
+
+@pytest.mark.parametrize(
+    ("item", "covered"),
+    [
+        ({"key": "a", "operator": "Exists"}, [True, True, True, False]),
+        ({"key": "a", "value": "x", "effect": "NoSchedule"}, [True, False, False, False]),
+        ({"operator": "Exists"}, [True, True, True, True]),
+    ],
+)
+def test_a_toleration_is_about_the_taints_that_kubernetes_takes_it_for(
+    item: dict[str, str], covered: list[bool]
+) -> None:
+    taints = [
+        ("a", "x", "NoSchedule"),
+        ("a", "y", "NoSchedule"),
+        ("a", "x", "NoExecute"),
+        ("b", "x", "NoSchedule"),
+    ]
+    toleration = Toleration.of(item)
+    assert [toleration.covers(*taint) for taint in taints] == covered

@@ -1,0 +1,82 @@
+"""What the mutators of steps do alike: ask once, find the deciding step, refuse what can't be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decorators._metaflow import FinetuneError, StepView
+from decorators.backends.options import Options
+from decorators.launch import Once, check_nodes, first_step, refused_in_words, step_request
+from estimator.errors import UserError
+from tests.decorators.backends.plans import planned
+from tests.decorators.backends.steps import RecordedStep
+
+REQUEST = planned("llama-70b", "full", "H100", 4).request
+
+
+class Flow:
+    """Steps in their order, each with the roles of its mutators."""
+
+    def __init__(self, *roles: str, parallel: bool = False) -> None:
+        self._steps = [self._step(role, parallel) for role in roles]
+
+    def _step(self, role: str, parallel: bool) -> Any:
+        mutator = SimpleNamespace(role=role, external_init=lambda: None)
+        return SimpleNamespace(
+            name=role,
+            steps=lambda: self._steps,
+            mutators=lambda _: [mutator],
+            has=lambda decorator: parallel and decorator == "parallel",
+        )
+
+    @property
+    def start(self) -> StepView:
+        return cast("StepView", self._steps[0])
+
+
+def test_a_function_of_the_parameters_is_asked_once_for_all_steps() -> None:
+    asked = []
+
+    def plan(parameters: dict[str, Any], backend: str) -> int:
+        asked.append((parameters, backend))
+        return len(asked)
+
+    once = Once()
+    assert [once(plan, {"a": 1, "b": 2}, "local"), once(plan, {"b": 2, "a": 1}, "local")] == [1, 1]
+    assert once(plan, {"a": 2}, "local") == 2
+    assert once(plan, {"a": 1, "b": 2}, "batch") == 3
+    assert Once()(plan, {"a": 1, "b": 2}, "local") == 4
+
+
+def test_the_first_step_that_decides_decides_for_all() -> None:
+    flow = Flow("data", "train", "train")
+    assert first_step(flow.start, object, lambda mutator: mutator.role == "train").name == "train"
+    assert first_step(flow.start, object, lambda mutator: mutator.role == "node") is flow.start
+
+
+def test_a_plan_for_several_nodes_needs_a_parallel_step() -> None:
+    check_nodes(Flow("train", parallel=True).start, REQUEST)
+    with pytest.raises(FinetuneError) as caught:
+        check_nodes(Flow("train").start, REQUEST)
+    assert "no step of this flow is @parallel" in caught.value.problem
+    assert "--nodes 1" in caught.value.advice
+
+
+def test_a_users_mistake_at_the_launch_is_metaflows_two_lines() -> None:
+    with pytest.raises(FinetuneError) as caught, refused_in_words():
+        raise UserError("What is wrong.", "What to do.")
+    assert (caught.value.problem, caught.value.advice) == ("What is wrong.", "What to do.")
+
+
+def test_a_steps_request_holds_what_its_decorators_say_at_that_moment() -> None:
+    step = RecordedStep("kubernetes", written=("memory",), memory="9000", namespace="train")
+    asked = step_request(cast("StepView", step), REQUEST, Options(zone="b"))
+    step.set_values("kubernetes", {"tolerations": [{"key": "ours"}]})
+    assert (asked.step, asked.backend, asked.options.zone) == ("train", "kubernetes", "b")
+    assert asked.given["memory"].value == "9000"
+    assert asked.configured["namespace"] == "train"
+    local = step_request(cast("StepView", RecordedStep("local")), REQUEST, Options())
+    assert (local.given, local.configured) == ({}, {})

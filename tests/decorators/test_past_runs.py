@@ -1,0 +1,66 @@
+"""Earlier runs are read in time, and those that ended before the step in question are passed over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from metaflow import get_namespace, namespace
+
+from decorators.past_runs import ended_tasks, read_for
+
+
+@pytest.fixture(autouse=True)
+def _user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USERNAME", "tester")
+
+
+class Task:
+    """A task of Metaflow's client, as far as it is asked."""
+
+    def __init__(self, *artifacts: str, finished: bool = True) -> None:
+        self.finished = finished
+        self._artifacts = artifacts
+
+    def __iter__(self) -> Any:
+        return iter([SimpleNamespace(id=name) for name in self._artifacts])
+
+
+def test_only_tasks_that_have_ended_and_left_all_artifacts_count() -> None:
+    whole = Task("cluster", "result", "more")
+    runs: list[dict[str, Any]] = [
+        {"verdict": SimpleNamespace(task=whole)},
+        {},  # it ended before its verdict
+        {"verdict": SimpleNamespace(task=None)},
+        {"verdict": SimpleNamespace(task=Task("cluster", "result", finished=False))},
+        {"verdict": SimpleNamespace(task=Task("cluster"))},
+    ]
+    assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [whole]
+
+
+def test_reading_sees_the_runs_of_all_users_and_leaves_the_namespace_as_it_was() -> None:
+    before = get_namespace()
+    seen = []
+    namespace("user:somebody")
+    try:
+        assert read_for(30, lambda over: seen.append((get_namespace(), over.is_set())))
+        assert seen == [(None, False)]
+        assert get_namespace() == "user:somebody"
+    finally:
+        namespace(before)
+
+
+def test_a_reader_that_hangs_is_left_in_time_and_told_that_nobody_waits() -> None:
+    told = threading.Event()
+
+    def hang(over: threading.Event) -> None:
+        over.wait(60)
+        told.set()
+
+    began = time.monotonic()
+    assert not read_for(0.2, hang)
+    assert time.monotonic() - began < 30
+    assert told.wait(30)
