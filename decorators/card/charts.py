@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from estimator.charts import FARTHEST_CAPACITY
 from estimator.plan import GIB, MemoryEstimate
 
 MOST_POINTS = 500  # of one line, so that a card stays small however long the run
-FARTHEST_CAPACITY = 5  # times the upper bound: beyond, the bars would be too small to see
 PAIR_WIDTH = 290  # pixels of one of two charts side by side; a card's column is about 720 wide
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar; nothing is fetched
 _CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
