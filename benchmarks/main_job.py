@@ -27,10 +27,9 @@ import yaml
 from benchmarks.machine import describe
 from estimator.hardware.local_machine import here
 from estimator.job import Target
-from estimator.models import find
+from estimator.models import find, resolve
 from estimator.planning.planner import plan
-from flows import finetune_launch
-from launchers import settings
+from launchers import pipeline, settings
 from launchers.dataset import prepare, python_docs, rows
 from launchers.engines.torchtune.config import recipe_config, recipe_name
 from launchers.gang.job import TrainJob
@@ -70,17 +69,15 @@ def median(values: list[float]) -> float:
 
 def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     """torchtune's recipe, as one would run it by hand."""
-    wanted = finetune_launch.resolved(
-        settings.build(CHOSEN, [f"max_steps={steps}"]), find("tiny-llama"), steps
-    )
+    wanted = pipeline.resolve_auto(settings.build(CHOSEN, [f"max_steps={steps}"]), find("tiny-llama"), steps)
     job = TrainJob(
-        plan=plan(finetune_launch.job_of(wanted, find("tiny-llama"), steps), Target(machine=here())),
+        plan=plan(pipeline.job_of(wanted, find("tiny-llama"), steps), Target(machine=here())),
         settings=wanted,
+        model=resolve("tiny-llama"),
         model_dir=model,
         data_dir=data,
         work_dir=folder / f"bare-{steps}",
         total_steps=steps,
-        checkpoint_every=0,
     )
     values = recipe_config(job)
     logs = job.work_dir / "logs"
@@ -172,7 +169,7 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
         folder = Path(name)
         model = tiny_llama.make(folder / "model")
         dataset = python_docs.write(folder / "docs.jsonl")
-        wanted = finetune_launch.resolved(settings.build(CHOSEN), find("tiny-llama"))
+        wanted = pipeline.resolve_auto(settings.build(CHOSEN), find("tiny-llama"))
         train, held_out = prepare.split(rows.read(dataset), wanted)
         prepare.prepare(train, model, wanted, CHOSEN["seq_len"], folder / "data", held_out)
         found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
@@ -12,46 +13,19 @@ from typing import Any, ClassVar, Literal
 
 from decorators._metaflow import command, compiles_only
 from decorators.backends import cluster_name
-from estimator import calibration
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError, spelled_as
 from estimator.hardware import local_machine
-from estimator.job import Job, Machine, Target
-from estimator.plan import GIB, MIB, Plan
-from estimator.planning.planner import CannotFit, plan
+from estimator.job import Job, Target
+from estimator.plan import Plan
+from estimator.planning import planner
+from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
 from flows import checklist_gate, finetune_artifacts
 from flows.checklist_gate import Checked
-from launchers import settings, workdir
-from launchers.models import weights
-from launchers.pipeline import (
-    DEFAULT_SEQ_LEN,
-    PACKAGES,
-    check,
-    check_files,
-    check_installed,
-    check_planned,
-    job_of,
-    known_steps,
-    one_line,
-    resolved,
-    target_of,
-)
+from launchers import pipeline, settings, workdir
 from launchers.settings import Settings
 from launchers.spelling import SetOptions
-
-__all__ = [
-    "DEFAULT_SEQ_LEN",
-    "FLAGS",
-    "PACKAGES",
-    "agreed",
-    "flags_of",
-    "job_of",
-    "one_line",
-    "plan_from_parameters",
-    "resolved",
-    "settings_from",
-]
 
 Backend = Literal["local", "kubernetes", "batch"]
 
@@ -130,36 +104,30 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     cluster's newest checklist has failed. ``--plan-only`` prints the plan and ends the program here.
     """
     with spelled_as(FLOW):
-        return _plan_from_parameters(params, backend)
-
-
-def _plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
-    wanted = settings_from(params.get("settings") or {}, params)
-    spec = weights.spec_of(weights.resolve(wanted.model))
-    wanted = resolved(wanted, spec)
-    check(wanted, spec)
-    check_files(wanted)
-    job = job_of(wanted, spec, steps=known_steps(wanted))
-    target = _target(wanted, backend)
-    known, problems = calibration.load() if not params.get("no_calibration") else (None, ())
-    for line in problems:
-        sys.stderr.write(line + "\n")
-    checked = _checklist(backend, ignored=bool(params.get("ignore_checklist")))
-    try:
-        made = _planned(job, target, known, checked, backend)
-    except CannotFit as error:
-        raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
-    check_planned(wanted, made, spec)
-    if params.get("plan_only"):
-        sys.stdout.write(render(made) + "\n")
-        raise SystemExit(0)
-    sys.stderr.write(render(made) + "\n\n")  # not to standard output: deployments print JSON there
-    if backend == "local":
-        check_installed(wanted.engine)
-        _check_disk(made)
-    else:
-        finetune_artifacts.stage(wanted)
-    return made
+        settings = settings_from(params.get("settings") or {}, params)
+        machine = local_machine.here() if backend == "local" else None
+        try:
+            run = pipeline.plan_run(
+                settings,
+                Target(kind=backend, machine=machine),
+                calibrated=not params.get("no_calibration"),
+                choose=functools.partial(
+                    _choose_plan, backend=backend, ignored=bool(params.get("ignore_checklist"))
+                ),
+            )
+        except CannotFit as error:
+            raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
+        if params.get("plan_only"):
+            sys.stdout.write(render(run.plan) + "\n")
+            raise SystemExit(0)
+        sys.stderr.write(render(run.plan) + "\n\n")  # not to standard output: deployments print JSON there
+        if backend == "local":
+            pipeline.check_installed(run.settings.engine)
+            pipeline.check_disks(run.plan, [_work_disk()])
+            finetune_artifacts.carry(run.model)
+        else:
+            finetune_artifacts.carry(*finetune_artifacts.stage(run.settings, run.model))
+        return run.plan
 
 
 def _command(params: Mapping[str, Any]) -> str:
@@ -170,7 +138,7 @@ def _command(params: Mapping[str, Any]) -> str:
     return shlex.join([*words, *(["--model", params["model"]] if params.get("model") else [])])
 
 
-def _checklist(backend: Backend, *, ignored: bool) -> Checked | None:
+def _newest_checklist(backend: Backend, *, ignored: bool) -> Checked | None:
     """The cluster's newest checklist, where a run is launched. A deployment outlives what it says today."""
     launched = command()
     if launched not in ("run", "resume", "deploy") or compiles_only():
@@ -184,59 +152,33 @@ def _checklist(backend: Backend, *, ignored: bool) -> Checked | None:
     )
 
 
-def _planned(
-    job: Job, target: Target, known: Calibration | None, checked: Checked | None, backend: Backend
+def _choose_plan(
+    job: Job, target: Target, corrections: Calibration | None, *, backend: Backend, ignored: bool
 ) -> Plan:
     """The plan, with what the checklist has measured, and away from the nodes that failed it."""
-    made = plan(job, target, calibration=known)
+    checked = _newest_checklist(backend, ignored=ignored)
+    plan = pipeline.best_plan(job, target, corrections)
     if checked is None:
-        return made
-    measured = checked.bandwidth()
-    if measured is not None and checked.is_of(made):
-        again = plan(job, target, calibration=known, bandwidth=measured)
+        return plan
+    bandwidth = checked.bandwidth()
+    if bandwidth is not None and checked.is_of(plan):
+        again = planner.plan(job, target, calibration=corrections, bandwidth=bandwidth)
         if checked.is_of(again):  # else it would be another machine's bandwidth
-            reason = checklist_gate.explain_bandwidth(again, measured)
-            made = replace(again, why=(*again.why, reason)) if reason else again
-    elsewhere = checklist_gate.exclude_nodes(checked, backend)
-    for line in elsewhere.lines:
+            reason = checklist_gate.explain_bandwidth(again, bandwidth)
+            plan = replace(again, why=(*again.why, reason)) if reason else again
+    exclusion = checklist_gate.exclude_nodes(checked, backend)
+    for line in exclusion.lines:
         sys.stderr.write(line + "\n")
-    return replace(made, request=replace(made.request, node_labels=elsewhere.labels))
+    return replace(plan, request=replace(plan.request, node_labels=exclusion.labels))
 
 
-def _check_disk(made: Plan) -> None:
-    """Refuse a run on this machine whose checkpoints and model will not fit on its disk."""
+def _work_disk() -> tuple[str, int]:
+    """The disk of the work folders on this machine, and what is free on it."""
     root = workdir.root()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    needed = made.request.disk_mib * MIB
-    if free < needed:
-        raise UserError(
-            f"{root} has {free / GIB:.1f} GiB free; the run's weights, checkpoints and model need about "
-            f"{needed / GIB:.1f} GiB there.",
-            "Free some space, or name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
-        )
-
-
-def agreed(made: Plan | None, wanted: Settings) -> Plan:
-    """The plan this run was launched with; UserError where a deployed flow was started for another job."""
-    if made is None:
-        raise UserError("This run has no plan.", "Start it with `run`, or deploy the flow anew.")
-    planned = (made.model, made.method, made.engine)
-    asked = (wanted.model, wanted.method, wanted.engine)
-    if planned[1:] != asked[1:] or made.layout.global_batch_size != wanted.global_batch_size:
-        raise UserError(
-            f"This deployment was planned for {planned}, batch {made.layout.global_batch_size}; "
-            f"the run asks for {asked}, batch {wanted.global_batch_size}.",
-            "Deploy the flow anew with these values: a deployment's resources are fixed.",
-        )
-    return made
+    return str(root), shutil.disk_usage(existing).free
 
 
 def flags_of(flow: Any) -> dict[str, Any]:
     """A running flow's parameters, as :func:`settings_from` takes them."""
     return {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
-
-
-def _target(wanted: Settings, backend: Backend) -> Target:
-    machine: Machine | None = local_machine.here() if backend == "local" else None
-    return target_of(wanted, Target(kind=backend, machine=machine))

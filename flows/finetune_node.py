@@ -10,33 +10,22 @@ from metaflow import current
 
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.profile.measured import Measured
-from decorators.storage import MetaflowStorage
+from decorators.storage import MetaflowStorage, origin_run_ids
+from estimator.models import ModelRef
 from estimator.plan import Plan
-from flows.finetune_artifacts import local_copy, model_folder
+from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import engines
 from launchers.cluster.channel import NodeAddress
 from launchers.dataset.prepared import Prepared
+from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_of
 from launchers.report.metrics import Metrics, tokens_of_steps
 from launchers.settings import Settings
 from launchers.store.bundles import put_bundle
-from launchers.training import NodeInputs, train
+from launchers.training import Attempt, train
 
 CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, so these are free there
 DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What the earlier steps have made; the same on every node."""
-
-    plan: Plan
-    settings: Settings
-    model: str  # a folder on this machine, or the key of a bundle
-    data: str  # the key of a bundle
-    run_id: str
-    attempt: int
-    origin_run_ids: tuple[str, ...]  # earlier runs whose checkpoints may be gone on from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,47 +51,54 @@ def choose_ports(*, local: bool) -> tuple[int, ...]:
     """Ports where the nodes' tasks may meet: free ones where they share this machine's network."""
     if not local:
         return CLUSTER_PORTS
-    found = []
+    ports = []
     for _ in range(8):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
-    return tuple(dict.fromkeys(found))
+            ports.append(probe.getsockname()[1])
+    return tuple(dict.fromkeys(ports))
 
 
-def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, work: Path) -> Outcome:
-    """Train as one node of the gang; returns when all nodes are done, raises when any has failed."""
+def train_on_node(
+    *,
+    plan: Plan,
+    settings: Settings,
+    model: ModelRef,
+    weights: str,
+    data: str,
+    address: NodeAddress,
+    store: MetaflowStorage,
+    work: Path,
+) -> Outcome:
+    """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
+
+    Parameters
+    ----------
+    weights:
+        A folder on this machine, or the key of a bundle.
+    data:
+        The key of the bundle of tokenised data.
+    store:
+        Of the run: gives the data, takes checkpoints, logs and the finished model.
+    """
     profile = current_profile()
-    data = Prepared(local_copy(store, inputs.data, work / "data"))
-    profile.expect(total_steps=data.info.total_steps, tokens_of_steps=tokens_of_steps(data))
-    plans = Replanning(storage=store, prefix=plans_of(inputs.run_id))
-    logs = f"logs/{inputs.run_id}/attempt-{inputs.attempt}/node-{address.node}"
-    trained = train(
-        NodeInputs(
-            plan=inputs.plan,
-            settings=inputs.settings,
-            model_dir=model_folder(inputs.model, work / "model"),
-            data=data,
-            run=inputs.run_id,
-            attempt=inputs.attempt,
-            checkpoints=f"checkpoints/{inputs.run_id}",
-            origins=tuple(f"checkpoints/{run}" for run in inputs.origin_run_ids),
-            logs=logs,
-            plans=plans.prefix,
-            granted=current_plan(),
-            # A deployed flow's steps were sized once and for all
-            other_machines=not inputs.run_id.startswith(DEPLOYED),
-            killed=plans.kill_of(current.step_name, inputs.attempt - 1) if inputs.attempt else None,
-        ),
-        address,
-        store,
-        work,
-        on_event=profile.add,
-        on_plan=profile.replan,
+    data_dir = fetch_bundle(store, data, work / "data")
+    prepared = Prepared(data_dir)
+    job = TrainJob(
+        plan=plan,
+        settings=settings,
+        model=model,
+        model_dir=fetch_model(weights, work / "model"),
+        data_dir=data_dir,
+        work_dir=work / "node",
+        total_steps=prepared.info.total_steps,
     )
+    profile.expect(total_steps=job.total_steps, tokens_of_steps=tokens_of_steps(prepared))
+    attempt = _this_attempt(store, node=address.node)
+    trained = train(job, attempt, address, store, work, on_event=profile.add, on_plan=profile.replan)
     output = None
     if address.node == 0:
-        output = f"models/{inputs.run_id}"
+        output = f"models/{attempt.run}"
         engines.get(trained.job.plan.engine).collect(trained.job, work / "finished")
         put_bundle(store, output, work / "finished")
     return Outcome(
@@ -111,5 +107,23 @@ def train_on_node(inputs: Inputs, address: NodeAddress, store: MetaflowStorage, 
         metrics=trained.metrics,
         resumed_from=trained.resumed_from,
         output=output,
-        logs=logs,
+        logs=attempt.logs,
+    )
+
+
+def _this_attempt(store: MetaflowStorage, *, node: int) -> Attempt:
+    """The attempt that this task is, by Metaflow's run, step and retry."""
+    run, number = current.run_id, current.retry_count
+    plans = Replanning(storage=store, prefix=plans_of(run))
+    return Attempt(
+        run=run,
+        number=number,
+        checkpoints=f"checkpoints/{run}",
+        origins=tuple(f"checkpoints/{origin}" for origin in origin_run_ids()),
+        logs=f"logs/{run}/attempt-{number}/node-{node}",
+        plans=plans.prefix,
+        granted=current_plan(),
+        # A deployed flow's steps were sized once and for all
+        other_machines=not run.startswith(DEPLOYED),
+        killed=plans.kill_of(current.step_name, number - 1) if number else None,
     )

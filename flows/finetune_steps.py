@@ -12,16 +12,14 @@ from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, s
 
 from decorators._metaflow import user_errors
 from decorators.gpu_profile import current_plan, gpu_profile
-from decorators.storage import datastore, origin_run_ids
+from decorators.storage import datastore
 from flows import finetune_artifacts, finetune_launch
-from flows.finetune_node import Inputs, train_on_node
+from flows.finetune_node import train_on_node
+from launchers import pipeline
 from launchers.cluster.channel import NodeAddress, Secret
-from launchers.dataset import prepare as preparation
-from launchers.dataset import render, rows
-from launchers.dataset.prepared import Prepared
-from launchers.evaluate import EvaluationRequest, evaluate
+from launchers.model_card import closing_facts
 from launchers.report.metrics import summarise
-from launchers.settings import Settings, dotted_names, help_of, parse_yaml
+from launchers.settings import dotted_names, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle
 from launchers.workdir import work_folder
 
@@ -112,18 +110,14 @@ class FinetuneSteps(FlowSpec):
     def start(self) -> None:
         """Settle the settings and the plan; fetch and check the data."""
         with work_folder(current.run_id, "start", current.task_id) as work:
-            wanted = finetune_launch.settings_from(self.settings, finetune_launch.flags_of(self))
-            self.spec = finetune_artifacts.spec_of(wanted.model)
-            self.plan = finetune_launch.agreed(current_plan(), wanted)
-            self.used_settings = finetune_launch.resolved(wanted, self.spec).model_dump(mode="json")
-            print(finetune_launch.one_line(self.plan))
-            self.conversations = rows.read(finetune_artifacts.dataset_file(wanted.dataset, work / "dataset"))
-            print(f"{wanted.dataset}: {len(self.conversations):,} rows, all of them well-formed")
-            self.held_out = []
-            if wanted.evaluation.dataset:
-                self.held_out = rows.read(
-                    finetune_artifacts.dataset_file(wanted.evaluation.dataset, work / "held_out")
-                )
+            settings = finetune_launch.settings_from(self.settings, finetune_launch.flags_of(self))
+            self.base_model = finetune_artifacts.carried_model(settings.model)
+            self.plan = pipeline.check_matches(current_plan(), settings)
+            self.used_settings = pipeline.resolve_auto(settings, self.base_model.spec)
+            print(pipeline.summarise_plan(self.plan))
+            self.conversations, self.held_out = pipeline.read_data(
+                self.used_settings, work, fetch=finetune_artifacts.fetch_dataset
+            )
         self.next(self.prepare)
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters)
@@ -138,20 +132,16 @@ class FinetuneSteps(FlowSpec):
     @step
     def evaluate(self) -> None:
         """Held-out loss before and after, and a few answers of the finished model."""
-        wanted = Settings.model_validate(self.used_settings)
         self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
         with work_folder(current.run_id, "evaluate", current.task_id) as work:
             get_bundle(datastore(), self.outcome.finished_model, work / "finished")
-            self.evaluation = evaluate(
-                EvaluationRequest(
-                    base_dir=finetune_artifacts.model_folder(self.model_reference, work / "base"),
-                    model_dir=work / "finished" / "model",
-                    data_dir=finetune_artifacts.local_copy(datastore(), self.data_key, work / "data"),
-                    work_dir=work / "evaluation",
-                    generations=wanted.evaluation.generations,
-                    max_new_tokens=wanted.evaluation.max_new_tokens,
-                    device=self.plan.layout.device,
-                )
+            self.evaluation = pipeline.evaluate_model(
+                self.used_settings,
+                self.plan,
+                base_dir=finetune_artifacts.fetch_model(self.model_reference, work / "base"),
+                model_dir=work / "finished" / "model",
+                data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
+                work=work / "evaluation",
             )
         print(self.evaluation.text())
         self.next(self.export)
@@ -160,15 +150,15 @@ class FinetuneSteps(FlowSpec):
     def export(self) -> None:
         """Put the model where the user can take it, with a page that says what it is."""
         with user_errors():
-            self.facts = finetune_artifacts.closing_facts(
-                self.plan, summarise(self.outcome.metrics), self.measured, self.evaluation
-            )
+            summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak_bytes
+            self.facts = closing_facts(self.plan, summary, peak, self.evaluation)
             self.model_path = finetune_artifacts.export(
                 storage=datastore(),
                 output=self.outcome.finished_model,
                 run=current.run_id,
                 plan=self.plan,
                 settings=self.used_settings,
+                model=self.base_model,
                 facts=self.facts,
             )
         self.next(self.end)
@@ -182,23 +172,16 @@ class FinetuneSteps(FlowSpec):
 
     def _prepare(self) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
-        wanted = Settings.model_validate(self.used_settings)
         with work_folder(current.run_id, "prepare", current.task_id) as work:
-            self.model_reference = finetune_artifacts.weights_once(wanted.model, work)
-            model_dir = finetune_artifacts.tokenizer_folder(self.model_reference, work / "model")
-            train, drawn = preparation.split(self.conversations, wanted)
-            info = preparation.prepare(
-                train, model_dir, wanted, wanted.seq_len or 0, work / "data", self.held_out or drawn
+            self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
+            model_dir = finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model")
+            info = pipeline.tokenise(
+                self.conversations, self.held_out, self.used_settings, model_dir, work / "data"
             )
-            print(preparation.summary(info, wanted.dataset))
-            tokenizer = render.load_tokenizer(model_dir, wanted)
-            print(preparation.sample_view(Prepared(work / "data"), tokenizer))
             self.data_key = f"data/{info.fingerprint}"
             if not has_bundle(datastore(), self.data_key):
                 put_bundle(datastore(), self.data_key, work / "data")
-        self.used_settings = finetune_launch.resolved(wanted, self.spec, info.total_steps).model_dump(
-            mode="json"
-        )
+        self.used_settings = pipeline.resolve_auto(self.used_settings, self.base_model.spec, info.total_steps)
 
     def _train(
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
@@ -206,16 +189,12 @@ class FinetuneSteps(FlowSpec):
         self.node = node
         with work_folder(current.run_id, "train", current.task_id) as work:
             self.outcome = train_on_node(
-                Inputs(
-                    plan=self.plan,
-                    settings=Settings.model_validate(self.used_settings),
-                    model=self.model_reference,
-                    data=self.data_key,
-                    run_id=current.run_id,
-                    attempt=current.retry_count,
-                    origin_run_ids=origin_run_ids(),
-                ),
-                NodeAddress(
+                plan=self.plan,
+                settings=self.used_settings,
+                model=self.base_model,
+                weights=self.model_reference,
+                data=self.data_key,
+                address=NodeAddress(
                     node=node,
                     nodes=nodes,
                     main_host=main_host,
@@ -223,8 +202,8 @@ class FinetuneSteps(FlowSpec):
                     secret=secret,
                     run=f"{current.run_id}/{current.step_name}/{current.retry_count}",
                 ),
-                datastore(),
-                work,
+                store=datastore(),
+                work=work,
             )
         self.measured = self.outcome.measured
         self.plan = self.outcome.plan

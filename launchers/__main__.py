@@ -68,15 +68,15 @@ def launch(
     status = 0
     try:
         place = node_address()
-        wanted = _settings(settings_file, overrides or ())
-        asked = Run(
-            settings=wanted,
-            output=(output or Path(wanted.output_dir)).expanduser().absolute(),
+        values = _settings(settings_file, overrides or ())
+        request = Run(
+            settings=values,
+            output=(output or Path(values.output_dir)).expanduser().absolute(),
             cache=cache.expanduser().absolute() if cache else None,
             prepare_limit_s=prepare_timeout,
             calibrated=calibration,
         )
-        status = _run(asked, place)
+        status = _run(request, place)
     except UserError as error:
         print(error, file=sys.stderr)
         status = MISTAKE
@@ -86,11 +86,11 @@ def launch(
     raise typer.Exit(status)
 
 
-def _run(asked: Run, place: Allocation) -> int:
+def _run(request: Run, place: Allocation) -> int:
     """This node's part; what another node shows is not shown again."""
     try:
         with work_folder(place.job or "job", f"node{place.node}", place.attempt) as work:
-            run(asked, place, work)
+            run(request, place, work)
     except ElsewhereError as error:
         print(f"node {place.node}: ended, as another node says: {error.problem}", file=sys.stderr)
         return MISTAKE

@@ -6,13 +6,14 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import Summary, duration
+from launchers.settings import Settings
 
 Facts = list[tuple[str, str]]  # rows of (what, value), for people
 
@@ -60,22 +61,28 @@ def closing_facts(
     return rows
 
 
-def write_records(folder: Path, plan: Plan, settings: dict[str, Any], facts: Facts, *, again: str) -> None:
-    """Beside ``folder/model``: settings.yaml and plan.json; in it, its page. ``again``: repeats the run."""
-    (folder / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+def write_records(
+    folder: Path, plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str
+) -> None:
+    """Beside ``folder/model``: settings.yaml and plan.json; in it, its page.
+
+    ``model``: what was fine-tuned. ``again``: the command that repeats the run.
+    """
+    values = settings.model_dump(mode="json")
+    (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
-    (folder / "model" / "README.md").write_text(model_page(plan, settings, facts, again=again))
+    (folder / "model" / "README.md").write_text(model_page(plan, settings, facts, model=model, again=again))
 
 
-def model_page(plan: Plan, settings: dict[str, Any], facts: Facts, *, again: str) -> str:
+def model_page(plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str) -> str:
     """A model card (README.md) in Hugging Face's form."""
-    head = {"library_name": "transformers", "tags": ["metaflow-finetune", plan.method]}
-    if "/" in settings["model"] and "://" not in settings["model"] and not settings["model"].startswith("/"):
-        head["base_model"] = settings["model"]
+    head: dict[str, object] = {"library_name": "transformers", "tags": ["metaflow-finetune", plan.method]}
+    if model.hub_id is not None:
+        head["base_model"] = model.hub_id
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
-        f"Method {plan.method}, engine {plan.engine}, data {settings['dataset']}.\n\n"
+        f"Method {plan.method}, engine {plan.engine}, data {settings.dataset}.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n"
         "`settings.yaml` beside this folder repeats the run:\n\n"
         f"    {again}\n"

@@ -1,18 +1,32 @@
-"""From settings to a job for the planner: what is decided, and what can be refused, before anything runs."""
+"""One run, step by step, for every way in: settings -> model -> plan -> data -> evaluation.
+
+The flow and ``python -m launchers`` call the same functions. What differs between them is given in: where the
+run is to go (``Target``), who chooses among plans, how data is fetched, and how options are spelled
+(:func:`estimator.errors.spelled_as`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from estimator import calibration, models
+from estimator.calibration import Calibration
 from estimator.changes import Text
 from estimator.errors import Change, UserError
 from estimator.job import Job, Target
-from estimator.models import ModelSpec
-from estimator.plan import GIB, Plan
+from estimator.models import ModelRef, ModelSpec
+from estimator.plan import GIB, MIB, Plan
+from estimator.planning import planner
 from launchers import engines
-from launchers.dataset import prepare, rows, sources
+from launchers.dataset import prepare, render, rows, sources
+from launchers.dataset.prepared import Prepared, PreparedInfo
+from launchers.dataset.rows import Conversation
+from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.models import weights
 from launchers.models.files import check_complete
 from launchers.report import trackers
@@ -29,40 +43,94 @@ PACKAGES = {  # what an engine's processes import, beside the base install
 _LEARNING_RATES = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
 _TINY_LEARNING_RATES = {"full": 3e-3, "lora": 5e-3, "qlora": 5e-3}
 
+ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
 
-def resolved(wanted: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
-    """The same settings with every ``auto`` that depends on the model decided."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """What is settled before anything runs."""
+
+    model: ModelRef
+    settings: Settings
+    """With every ``auto`` decided that depends on the model."""
+    plan: Plan
+
+
+def best_plan(job: Job, target: Target, corrections: Calibration | None) -> Plan:
+    """The planner's first choice, and nothing else."""
+    return planner.plan(job, target, calibration=corrections)
+
+
+def plan_run(
+    settings: Settings, target: Target, *, calibrated: bool = True, choose: ChoosePlan = best_plan
+) -> PlannedRun:
+    """Look up the model, check what is asked for, and plan it; nothing is fetched but small files.
+
+    Parameters
+    ----------
+    target:
+        Where the run is to go; what the settings ask for of nodes and GPUs is laid over it.
+    calibrated:
+        Whether what finished runs have measured corrects the plan.
+    choose:
+        Makes the plan of a job.
+
+    Raises
+    ------
+    UserError
+        For anything that the user can mend; CannotFit, which is one, where nothing at hand will do.
+    """
+    model = models.resolve(settings.model, online=True)
+    settings = resolve_auto(settings, model.spec)
+    check_supported(settings, model.spec)
+    _check_files(settings, model)
+    job = job_of(settings, model.spec, count_steps(settings))
+    plan = choose(job, target_of(settings, target), load_corrections() if calibrated else None)
+    _check_layout(settings, plan, model.spec)
+    return PlannedRun(model=model, settings=settings, plan=plan)
+
+
+def load_corrections() -> Calibration | None:
+    """What finished runs have measured here; lines that can't be read are named on standard error."""
+    corrections, problems = calibration.load()
+    for line in problems:
+        print(line, file=sys.stderr)
+    return corrections
+
+
+def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
+    """The same settings with every ``auto`` that depends on the model, or on the number of steps, decided."""
     tiny = spec.name == weights.TINY
     rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
-    optimizer = wanted.optimizer
+    optimizer = settings.optimizer
     if optimizer.lr == "auto":
-        optimizer = optimizer.model_copy(update={"lr": rates[wanted.method]})
+        optimizer = optimizer.model_copy(update={"lr": rates[settings.method]})
     changes: dict[str, object] = {"optimizer": optimizer}
-    if wanted.seq_len is None:
+    if settings.seq_len is None:
         changes["seq_len"] = min(TINY_SEQ_LEN if tiny else DEFAULT_SEQ_LEN, spec.max_seq_len)
-    if wanted.checkpoint_every == 0 and steps is not None:
+    if settings.checkpoint_every == 0 and steps is not None:
         changes["checkpoint_every"] = max(10, round(steps / 10))
-    return wanted.model_copy(update=changes)
+    return settings.model_copy(update=changes)
 
 
-def check(
-    wanted: Settings,
+def check_supported(
+    settings: Settings,
     spec: ModelSpec,
     *,
     otherwise: Text = "See the table of what runs where in docs/methods.md.",
 ) -> None:
-    """Raise UserError for what the engine can't do."""
-    trackers.check_installed(wanted.tracker)
-    reason = engines.get(wanted.engine).unsupported(wanted, spec)
+    """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
+    trackers.check_installed(settings.tracker)
+    reason = engines.get(settings.engine).unsupported(settings, spec)
     if reason is not None:
-        other = next(name for name in engines.ENGINES if name != wanted.engine)
-        can = engines.get(other).unsupported(wanted, spec) is None
-        asked = [Change(name, getattr(wanted, name)) for name in ("model", "method", "engine")]
+        other = next(name for name in engines.ENGINES if name != settings.engine)
+        can = engines.get(other).unsupported(settings, spec) is None
+        asked = [Change(name, getattr(settings, name)) for name in ("model", "method", "engine")]
         raise UserError(
             (asked[0], " ", asked[1], " ", asked[2], f": {reason}."),
             ("Use ", Change("engine", other), ".") if can else otherwise,
         )
-    seq_len = wanted.seq_len or DEFAULT_SEQ_LEN
+    seq_len = settings.seq_len or DEFAULT_SEQ_LEN
     if seq_len > spec.max_seq_len:
         raise UserError(
             (Change("seq_len", seq_len), f": {spec.name} takes at most {spec.max_seq_len} tokens."),
@@ -70,21 +138,20 @@ def check(
         )
 
 
-def check_files(wanted: Settings) -> None:
+def _check_files(settings: Settings, model: ModelRef) -> None:
     """Raise UserError where a local model folder or held-out file can't be used."""
-    ref = weights.resolve(wanted.model)
-    if ref.kind == "local":
-        check_complete(Path(ref.location))
-    if wanted.evaluation.dataset and sources.kind_of(wanted.evaluation.dataset) == "path":
-        rows.read(Path(wanted.evaluation.dataset).expanduser())
+    if model.kind == "folder":
+        check_complete(Path(model.location))
+    if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
+        rows.read(Path(settings.evaluation.dataset).expanduser())
 
 
-def check_planned(wanted: Settings, made: Plan, spec: ModelSpec) -> None:
-    """The same check with the plan's nodes and GPUs: some things an engine can't do depend on them."""
-    planned = {"nodes": made.layout.nodes, "gpus": made.layout.processes_per_node}
-    resources = wanted.resources.model_copy(update=planned)
+def _check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
+    """Check again with the plan's nodes and GPUs: some things an engine can't do depend on them."""
+    numbers = {"nodes": plan.layout.nodes, "gpus": plan.layout.processes_per_node}
+    resources = settings.resources.model_copy(update=numbers)
     fewer = ("Ask for fewer GPUs: ", Change("resources.gpus", 1), ".")
-    check(wanted.model_copy(update={"resources": resources}), spec, otherwise=fewer)
+    check_supported(settings.model_copy(update={"resources": resources}), spec, otherwise=fewer)
 
 
 def check_installed(engine: str) -> None:
@@ -98,59 +165,136 @@ def check_installed(engine: str) -> None:
         )
 
 
-def known_steps(wanted: Settings) -> int | None:
+def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
+    """Raise UserError where a disk (its name, what is free on it) is too small for checkpoints and model."""
+    needed = plan.request.disk_mib * MIB
+    for place, free in free_bytes:
+        if free < needed:
+            raise UserError(
+                f"{place} has {free / GIB:.1f} GiB free; the run's weights, checkpoints and model need about "
+                f"{needed / GIB:.1f} GiB there.",
+                "Free some space, or name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
+            )
+
+
+def check_matches(plan: Plan | None, settings: Settings) -> Plan:
+    """The plan that a run was launched with; UserError where the settings are of another job."""
+    if plan is None:
+        raise UserError("This run has no plan.", "Start it with `run`, or deploy the flow anew.")
+    planned = (plan.model, plan.method, plan.engine)
+    asked = (settings.model, settings.method, settings.engine)
+    if planned[1:] != asked[1:] or plan.layout.global_batch_size != settings.global_batch_size:
+        raise UserError(
+            f"This deployment was planned for {planned}, batch {plan.layout.global_batch_size}; "
+            f"the run asks for {asked}, batch {settings.global_batch_size}.",
+            "Deploy the flow anew with these values: a deployment's resources are fixed.",
+        )
+    return plan
+
+
+def count_steps(settings: Settings) -> int | None:
     """Optimizer steps, where the data is at hand already; reading it also refuses broken data."""
-    if sources.kind_of(wanted.dataset) != "path":
-        return wanted.max_steps
-    train, _ = prepare.split(rows.read(sources.fetch(wanted.dataset, Path())), wanted)
-    steps = max(1, len(train) * wanted.epochs // wanted.global_batch_size)
-    return min(steps, wanted.max_steps or steps)
+    if sources.kind_of(settings.dataset) != "path":
+        return settings.max_steps
+    train, _ = prepare.split(rows.read(sources.fetch(settings.dataset, Path())), settings)
+    steps = max(1, len(train) * settings.epochs // settings.global_batch_size)
+    return min(steps, settings.max_steps or steps)
 
 
-def job_of(wanted: Settings, spec: ModelSpec, steps: int | None) -> Job:
-    """What is to be trained, as the planner wants it."""
-    checkpointing = wanted.activation_checkpointing
-    stage = wanted.zero.stage
+def job_of(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
+    """What is to be trained, as the planner takes it."""
+    checkpointing = settings.activation_checkpointing
+    stage = settings.zero.stage
     return Job(
         model=spec,
-        method=wanted.method,
-        engine=wanted.engine,
-        seq_len=wanted.seq_len or DEFAULT_SEQ_LEN,
-        global_batch_size=wanted.global_batch_size,
-        micro_batch_size=wanted.micro_batch_size,
-        optimizer=wanted.optimizer.name,
-        precision=wanted.precision,
+        method=settings.method,
+        engine=settings.engine,
+        seq_len=settings.seq_len or DEFAULT_SEQ_LEN,
+        global_batch_size=settings.global_batch_size,
+        micro_batch_size=settings.micro_batch_size,
+        optimizer=settings.optimizer.name,
+        precision=settings.precision,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
-        lora_rank=wanted.lora.rank,
-        lora_targets=wanted.lora.targets,
-        packing=wanted.packing,
-        compile=wanted.compile,
+        lora_rank=settings.lora.rank,
+        lora_targets=settings.lora.targets,
+        packing=settings.packing,
+        compile=settings.compile,
         zero_stage=None if stage == "auto" else stage,
-        offload=wanted.zero.offload,
+        offload=settings.zero.offload,
         steps=steps,
     )
 
 
-def target_of(wanted: Settings, target: Target) -> Target:
-    """``target`` with what the settings ask for."""
-    asked = wanted.resources
+def target_of(settings: Settings, target: Target) -> Target:
+    """``target`` with what the settings ask for of nodes and GPUs."""
+    resources = settings.resources
     return dataclasses.replace(
         target,
-        nodes=asked.nodes if asked.nodes is not None else target.nodes,
-        gpus=asked.gpus,
-        gpu=asked.gpu,
-        instance_type=asked.instance_type,
-        cloud=asked.cloud,
-        device=asked.device,
+        nodes=resources.nodes if resources.nodes is not None else target.nodes,
+        gpus=resources.gpus,
+        gpu=resources.gpu,
+        instance_type=resources.instance_type,
+        cloud=resources.cloud,
+        device=resources.device,
     )
 
 
-def one_line(made: Plan) -> str:
+def summarise_plan(plan: Plan) -> str:
     """The plan in a line, for the log of a task."""
-    layout, memory = made.layout, made.prediction.memory
-    what = f"{made.request.gpus_per_node}x {made.request.gpu}" if made.request.gpu else "CPU"
+    layout, memory = plan.layout, plan.prediction.memory
+    machine = f"{plan.request.gpus_per_node}x {plan.request.gpu}" if plan.request.gpu else "CPU"
     return (
-        f"plan: {made.model}, {made.method} with {made.engine}, {layout.nodes} node(s) of {what}, "
+        f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
         f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
         f"{memory.likely_bytes / GIB:.2f} GiB (up to {memory.upper_bytes / GIB:.2f}) a process"
+    )
+
+
+def read_data(
+    settings: Settings, folder: Path, *, fetch: Callable[[str, Path], Path] = sources.fetch
+) -> tuple[list[Conversation], list[Conversation]]:
+    """The rows to train on, and those of a held-out file of the user's own (none where there isn't one).
+
+    ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a JSONL file in a folder.
+    """
+    conversations = rows.read(fetch(settings.dataset, folder / "dataset"))
+    print(f"{settings.dataset}: {len(conversations):,} rows, all of them well-formed", flush=True)
+    held_out = settings.evaluation.dataset
+    return conversations, rows.read(fetch(held_out, folder / "held_out")) if held_out else []
+
+
+def tokenise(
+    conversations: list[Conversation],
+    held_out: list[Conversation],
+    settings: Settings,
+    model_dir: Path,
+    folder: Path,
+) -> PreparedInfo:
+    """Write the tokenised data into ``folder``, once for all ranks, and show what became of a row.
+
+    ``held_out``: rows of the user's own; where there are none, some of the others are held out.
+    ``model_dir`` needs the configuration and the tokenizer only.
+    """
+    train, drawn = prepare.split(conversations, settings)
+    info = prepare.prepare(train, model_dir, settings, settings.seq_len or 0, folder, held_out or drawn)
+    print(prepare.summary(info, settings.dataset))
+    tokenizer = render.load_tokenizer(model_dir, settings)
+    print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
+    return info
+
+
+def evaluate_model(
+    settings: Settings, plan: Plan, *, base_dir: Path, model_dir: Path, data_dir: Path, work: Path
+) -> EvaluationResult:
+    """Held-out loss before and after training, and a few answers, on the kind of device that has trained."""
+    return evaluate(
+        EvaluationRequest(
+            base_dir=base_dir,
+            model_dir=model_dir,
+            data_dir=data_dir,
+            work_dir=work,
+            generations=settings.evaluation.generations,
+            max_new_tokens=settings.evaluation.max_new_tokens,
+            device=plan.layout.device,
+        )
     )

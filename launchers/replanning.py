@@ -11,13 +11,12 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from estimator.errors import UserError
+from estimator.models import ModelSpec
 from estimator.plan import Plan
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from launchers import pipeline
-from launchers.models import weights
 from launchers.settings import Settings
 from launchers.store.bundles import Storage
 
@@ -104,13 +103,12 @@ def out_of_memory(
     attempt: int,
     failed: Plan,
     settings: Settings,
-    model_dir: Path,
+    spec: ModelSpec,
     *,
     other_machines: bool,
 ) -> str:
     """Find and keep what follows on a plan that ran out of memory, in words for the log."""
     try:
-        spec = weights.spec_of(weights.resolve(str(model_dir)))
         job = pipeline.job_of(settings, spec, steps=None)
         following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
@@ -126,7 +124,7 @@ def after_kill(
     attempt: int,
     launched: Plan,
     settings: Settings,
-    model_dir: Path,
+    spec: ModelSpec,
     *,
     killed: str,
     granted: Plan | None = None,
@@ -139,5 +137,5 @@ def after_kill(
     if plans.has_after(failed):  # by another node of this attempt, or the failed one did get to it
         return f"{killed} ran out of memory"
     plan = plan_of(plans, failed, launched, granted=granted)
-    found = out_of_memory(plans, failed, plan, settings, model_dir, other_machines=False)
-    return f"{killed}: {found}"
+    line = out_of_memory(plans, failed, plan, settings, spec, other_machines=False)
+    return f"{killed}: {line}"

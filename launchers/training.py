@@ -18,26 +18,21 @@ from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
 from launchers.report.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
 from launchers.report.telemetry import DistInfo, Event, Memory, Phase
 from launchers.report.trackers import Trackers
-from launchers.settings import Settings
 from launchers.store.bundles import Storage, put_bundle
 from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_newest
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeInputs:
-    """What a node trains, with everything on this machine."""
+class Attempt:
+    """One attempt of a run: where it keeps what it leaves, and what it may go on from."""
 
-    plan: Plan
-    settings: Settings
-    model_dir: Path
-    data: Prepared
     run: str  # its name for people and trackers
-    attempt: int
+    number: int
     checkpoints: str  # key below which this run's checkpoints lie
     origins: tuple[str, ...] = ()  # the same of runs that may be gone on from, nearest first
     logs: str  # key of the bundle of this node's logs
     plans: str | None = None  # key below which attempts leave plans for later ones; None: all have the same
-    granted: Plan | None = None  # by which this attempt's machines were asked for; None: by ``plan``
+    granted: Plan | None = None  # by which this attempt's machines were asked for; None: by the job's plan
     other_machines: bool = False  # whether a later attempt can be given another GPU
     killed: str | None = None  # what of the attempt before was ended as a whole for want of memory, if known
 
@@ -57,7 +52,8 @@ class Trained:
 
 
 def train(
-    inputs: NodeInputs,
+    job: TrainJob,
+    attempt: Attempt,
     address: NodeAddress,
     store: Storage,
     work: Path,
@@ -71,6 +67,9 @@ def train(
 
     Parameters
     ----------
+    job:
+        As it was launched; the plan that this attempt goes by, and the checkpoint that it goes on from, are
+        found here.
     store:
         Takes checkpoints and logs.
     work:
@@ -85,79 +84,70 @@ def train(
     UserError, GangFailed, SystemExit
         As :func:`launchers.gang.node.run_node` does.
     """
-    launched = inputs.plan
-    plans = Replanning(storage=store, prefix=inputs.plans) if inputs.plans is not None else None
+    launched = job.plan
+    plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
     if plans is not None:
         say = print if address.node == 0 else _quiet
-        inputs = replace(inputs, plan=_plan(plans, inputs, say))
-        on_plan(inputs.plan)
-    total_steps = inputs.data.info.total_steps
-    listener = _Listener(inputs, total_steps, tokens_of_steps(inputs.data), on_event)
+        job = replace(job, plan=_choose_plan(plans, job, attempt, say))
+        on_plan(job.plan)
+    data = Prepared(job.data_dir)
+    listener = _Listener(job, attempt.run, tokens_of_steps(data), on_event)
     # Checkpoints of other data or settings are not this job's: they lie under another name.
-    fingerprint = inputs.data.info.fingerprint
-    if inputs.plan.engine == "deepspeed" and inputs.plan.layout.sharding != launched.layout.sharding:
-        fingerprint += f"-{inputs.plan.layout.sharding}"  # DeepSpeed can't go on from another ZeRO stage's
+    fingerprint = data.info.fingerprint
+    if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
+        fingerprint += f"-{job.plan.layout.sharding}"  # DeepSpeed can't go on from another ZeRO stage's
     checkpoints = CheckpointStore(
         store,
-        f"{inputs.checkpoints}/{fingerprint}",
-        attempt=inputs.attempt,
-        origins=[f"{origin}/{fingerprint}" for origin in inputs.origins],
-        keep=inputs.settings.keep_checkpoints,
+        f"{attempt.checkpoints}/{fingerprint}",
+        attempt=attempt.number,
+        origins=[f"{origin}/{fingerprint}" for origin in attempt.origins],
+        keep=job.settings.keep_checkpoints,
         notes=listener.notes,
     )
     checkpoint, skipped = restore_newest(checkpoints, work / "resume")
     for line in skipped:
         print(f"a checkpoint can't be used: {line}")
     if checkpoint and address.node == 0:
-        print(f"going on from the checkpoint of step {checkpoint.step} of {total_steps}", flush=True)
+        print(f"going on from the checkpoint of step {checkpoint.step} of {job.total_steps}", flush=True)
         listener.go_on_from(checkpoint)
-    job = TrainJob(
-        plan=inputs.plan,
-        settings=inputs.settings,
-        model_dir=inputs.model_dir,
-        data_dir=inputs.data.folder,
-        work_dir=work / "node",
-        total_steps=total_steps,
-        checkpoint_every=inputs.settings.checkpoint_every,
-        start_step=checkpoint.step if checkpoint else 0,
-        resume_dir=work / "resume" if checkpoint else None,
-    )
+    if checkpoint:
+        job = replace(job, start_step=checkpoint.step, resume_dir=work / "resume")
     try:
         run_node(job, address, on_event=listener, checkpoints=checkpoints)
     except GangFailed as error:
         if plans is not None and error.failure.out_of_memory:
             line = out_of_memory(
                 plans,
-                inputs.attempt,
-                inputs.plan,
-                inputs.settings,
-                inputs.model_dir,
-                other_machines=inputs.other_machines,
+                attempt.number,
+                job.plan,
+                job.settings,
+                job.model.spec,
+                other_machines=attempt.other_machines,
             )
             if address.node == 0:
                 print(line, flush=True)
         raise
     finally:
         listener.close()
-        _keep_logs(store, inputs.logs, job.logs_dir)
+        _keep_logs(store, attempt.logs, job.logs_dir)
     return Trained(job=job, metrics=tuple(listener.metrics), memory_peak_bytes=listener.memory_peak_bytes)
 
 
-def _plan(plans: Replanning, inputs: NodeInputs, say: Callable[[str], None]) -> Plan:
-    """The plan of this attempt."""
-    if inputs.killed is not None:
+def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callable[[str], None]) -> Plan:
+    """The plan that this attempt goes by."""
+    if attempt.killed is not None:
         say(
             after_kill(
                 plans,
-                inputs.attempt,
-                inputs.plan,
-                inputs.settings,
-                inputs.model_dir,
-                killed=inputs.killed,
-                granted=inputs.granted,
+                attempt.number,
+                job.plan,
+                job.settings,
+                job.model.spec,
+                killed=attempt.killed,
+                granted=attempt.granted,
             )
         )
-    return plan_of(plans, inputs.attempt, inputs.plan, granted=inputs.granted, say=say)
+    return plan_of(plans, attempt.number, job.plan, granted=attempt.granted, say=say)
 
 
 def _quiet(_: str) -> None:
@@ -179,15 +169,14 @@ class _Listener:
 
     def __init__(
         self,
-        inputs: NodeInputs,
-        total_steps: int,
+        job: TrainJob,
+        run: str,
         tokens: Sequence[int],
         on_event: Callable[[Event], None],
     ) -> None:
         self.metrics: list[Metrics] = []
-        self._inputs = inputs
-        self._meter = Meter(inputs.plan, tokens)
-        self._total_steps = total_steps
+        self._job, self._run = job, run
+        self._meter = Meter(job.plan, tokens)
         self._ranks: list[DistInfo] = []
         self._memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
         self._on_event = on_event
@@ -197,7 +186,7 @@ class _Listener:
         self._on_event(event)
         if isinstance(event, DistInfo):
             self._ranks.append(event)
-            if len(self._ranks) == self._inputs.plan.layout.processes_per_node:
+            if len(self._ranks) == self._job.plan.layout.processes_per_node:
                 # In one write: local nodes share their output.
                 print("\n".join([*dist_lines(self._ranks), ""]), end="", flush=True)
         elif isinstance(event, Memory):
@@ -207,7 +196,7 @@ class _Listener:
         metrics = self._meter.add(event)
         if metrics is not None:
             self.metrics.append(metrics)
-            print(step_line(metrics, self._total_steps), flush=True)
+            print(step_line(metrics, self._job.total_steps), flush=True)
             self._track(metrics)
 
     @property
@@ -219,9 +208,9 @@ class _Listener:
 
     def _track(self, metrics: Metrics) -> None:
         if self._trackers is None:
-            settings = self._inputs.settings
+            settings = self._job.settings
             folder = Path(settings.output_dir).expanduser() / "trackers"
-            self._trackers = Trackers(settings, run_name=self._inputs.run, folder=folder)
+            self._trackers = Trackers(settings, run_name=self._run, folder=folder)
         self._trackers.log(metrics)
 
     def notes(self, step: int) -> dict[str, Any]:

@@ -416,7 +416,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("my-data.jsonl", "held-out.jsonl"):
         (tmp_path / name).write_text(row * 100)
     (tmp_path / "my.yaml").write_text(yaml_examples()[0])
-    weights.fetch(weights.resolve("tiny-llama"), tmp_path / "my-model")
+    weights.fetch(models.locate("tiny-llama"), tmp_path / "my-model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -142,7 +142,7 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
     """
     instance = hardware.instance(place.instance_type) if place.instance_type else None
     gpus = options.gpus if options.gpus is not None else (instance.gpu_count if instance else 1)
-    setup = setup_from(options, models.resolve(options.model), gpus)
+    setup = setup_from(options, models.resolve(options.model).spec, gpus)
     return estimate_setup(setup, site_of(place, setup, instance))
 
 

@@ -94,7 +94,7 @@ def _matching(search: str | None, family: str | None) -> list[ModelRow]:
     text = search.strip().lower().replace("_", "-")
     exact = [row for row in rows if text in _spellings(row)]
     parts = exact or [row for row in rows if any(text in name for name in _spellings(row))]
-    return parts or [_language_row(resolve(search), ())]
+    return parts or [_language_row(resolve(search).spec, ())]
 
 
 def _spellings(row: ModelRow) -> list[str]:

@@ -28,7 +28,7 @@ class JobOptions:
 
     model: Annotated[
         str,
-        Option("--model", "-m", help="A name of `finetune models`, a Hugging Face id or a directory.",
+        Option("--model", "-m", help="A name of `finetune models`, a Hugging Face id, a directory or s3://bucket/path.",
                rich_help_panel=_WHAT),
     ]  # fmt: skip
     method: Annotated[
@@ -169,7 +169,7 @@ def _job(wanted: JobOptions) -> Job:
     from estimator import models
     from estimator.job import Job
 
-    model = models.resolve(wanted.model)
+    model = models.resolve(wanted.model).spec
     return Job(
         model=model,
         method=wanted.method,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The table of known models, and shapes by name, Hugging Face id or directory.
+"""The table of known models, and what a name, a Hugging Face id, a directory or an s3:// URL stands for.
 
 To add a model of a known family, add a row to ``data/models.csv``; families are in
 ``estimator/models/architectures.py``. A blank cell is the field's default, or what the family says.
@@ -14,8 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from estimator import remote
 from estimator.errors import UserError
-from estimator.models import diffusion, hf_files
+from estimator.models import diffusion, hf_files, remote_shapes
 from estimator.models.architectures import (
     ATTENTION_PROJECTIONS,
     FAMILIES,
@@ -24,6 +25,7 @@ from estimator.models.architectures import (
     PROJECTIONS,
 )
 from estimator.models.diffusion import DiffusionSpec
+from estimator.models.reference import Kind, ModelRef, ModelSource
 from estimator.models.shape import ModelShape
 from estimator.models.spec import ModelSpec
 
@@ -34,11 +36,14 @@ __all__ = [
     "MLP_PROJECTIONS",
     "PROJECTIONS",
     "DiffusionSpec",
+    "ModelRef",
+    "ModelSource",
     "ModelSpec",
     "aliases",
     "find",
     "find_any",
     "known",
+    "locate",
     "names",
     "resolve",
 ]
@@ -74,29 +79,62 @@ def known(name: str) -> bool:
     return _normal(name) in _table() or _normal(name) in diffusion.MODELS
 
 
-def resolve(name: str) -> ModelSpec:
-    """The shape of the language model that ``name`` stands for, without any network.
+def locate(name: str) -> ModelSource:
+    """What a model's name stands for. Looks at the table and at the names on the local disk only.
 
-    In this order: a name or alias of the table, a directory with a config.json, a Hugging Face id of the
-    table, one in the Hub's local cache. Raises UserError that says how to get it, or what is wrong with its
-    config.json.
+    A name of the table wins over a folder of that name (write ``./name`` for the folder); a folder that is
+    there wins over a Hugging Face id. Raises UserError for a missing folder or an unknown name.
     """
+    if name.startswith("s3://"):
+        remote.s3_location(name)
+        return ModelSource(kind="s3", name=name, location=name.rstrip("/"))
     folder = Path(name).expanduser()
-    if folder.is_dir() and ("/" in name or not known(name)):
-        return hf_files.read_directory(folder, name)
-    if known(name):
-        return find(name)
     if folder.is_absolute() or name.startswith((".", "~")):
-        raise UserError(f"There is no model directory {folder}.", "Give a folder with config.json in it.")
-    if not _HUB_ID.fullmatch(name):
-        raise UserError(f"There is no model {name!r} in the model table.", _nearest(name))
-    cached = hf_files.cached(name)
-    if cached is None:
-        raise UserError(
-            f"Model {name} is neither in the model table nor in the local cache ({hf_files.hub_cache()}).",
-            f"Fetch its shape: hf download {name} config.json",
-        )
-    return hf_files.read_directory(cached, name)
+        if not folder.is_dir():
+            raise UserError(f"There is no model directory {folder}.", "Give a folder with config.json in it.")
+        return ModelSource(kind="folder", name=name, location=str(folder.resolve()))
+    if "/" not in name and (known(name) or not folder.is_dir()):
+        spec = find(name)
+        kind: Kind = "table" if spec.hf_id else "made"
+        return ModelSource(kind=kind, name=name, location=spec.hf_id or "")
+    if folder.is_dir():
+        return ModelSource(kind="folder", name=name, location=str(folder.resolve()))
+    if _HUB_ID.fullmatch(name):
+        return ModelSource(kind="hub", name=name, location=name)
+    raise UserError(f"There is no model directory {name}.", "finetune models shows the known names.")
+
+
+def resolve(name: str, *, online: bool = False) -> ModelRef:
+    """The model that ``name`` stands for: where it is, and its shape.
+
+    The one place where models are looked up: for ``finetune`` as for a run. Of an s3:// URL config.json is
+    read there; a Hugging Face id is looked for in the table and in the Hub's local cache, and with ``online``
+    on the Hub. Raises UserError that says how to get it, or what is wrong with its config.json.
+    """
+    source = locate(name)
+    return ModelRef(
+        kind=source.kind, name=source.name, location=source.location, spec=_spec_of(source, online=online)
+    )
+
+
+def _spec_of(source: ModelSource, *, online: bool) -> ModelSpec:
+    if source.kind in ("made", "table"):
+        return find(source.name)
+    if source.kind == "folder":
+        return hf_files.read_directory(Path(source.location), source.name)
+    if source.kind == "s3":
+        return remote_shapes.of_s3(source.location, source.name)
+    if known(source.location):  # refuses what is no language model
+        return find(source.location)
+    cached = hf_files.cached(source.location)
+    if cached is not None:
+        return hf_files.read_directory(cached, source.name)
+    if online:
+        return remote_shapes.of_hub(source.location, source.name)
+    raise UserError(
+        f"Model {source.name} is neither in the model table nor in the local cache ({hf_files.hub_cache()}).",
+        f"Fetch its shape: hf download {source.name} config.json",
+    )
 
 
 def names() -> list[str]:

@@ -19,6 +19,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from estimator.models import ModelRef
 from estimator.plan import Plan
 from launchers.settings import Settings
 
@@ -27,11 +28,11 @@ from launchers.settings import Settings
 class TrainJob:
     plan: Plan
     settings: Settings  # with every `auto` that the engine reads already resolved
-    model_dir: Path  # Hugging Face layout: config.json, *.safetensors, tokenizer
+    model: ModelRef  # what is fine-tuned, as it was looked up where the run was launched
+    model_dir: Path  # its files, in Hugging Face layout: config.json, *.safetensors, tokenizer
     data_dir: Path  # launchers.dataset.prepared
     work_dir: Path
     total_steps: int  # of the whole run
-    checkpoint_every: int  # steps; 0: never
     start_step: int = 0  # steps already done in the checkpoint
     resume_dir: Path | None = None  # that checkpoint's files, the union of all nodes' parts
 
@@ -40,10 +41,11 @@ class TrainJob:
         values = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("plan", "settings")
+            if field.name not in ("plan", "settings", "model")
         }
         values = {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
+        values["model"] = self.model.to_dict()
         self.work_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "job.json"
         path.write_text(json.dumps(values, indent=1))
@@ -59,7 +61,20 @@ class TrainJob:
         }
         plan = Plan.from_json(json.dumps(values.pop("plan")))
         settings = Settings.model_validate(values.pop("settings"))
-        return cls(plan=plan, settings=settings, **(values | paths))
+        model = ModelRef.from_dict(values.pop("model"))
+        return cls(plan=plan, settings=settings, model=model, **(values | paths))
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Optimizer steps between checkpoints; 0: none but the result."""
+        return self.settings.checkpoint_every
+
+    @property
+    def base_model(self) -> str:
+        """What adapters are told that they belong to, as PEFT can find it: a Hugging Face id, or a folder."""
+        if self.model.kind == "folder":
+            return self.model.location
+        return self.model.hub_id or str(self.model_dir)
 
     @property
     def telemetry_dir(self) -> Path:

@@ -1,86 +1,29 @@
-"""Where a model comes from, what shape it has, and its files: fetched once, checked before use.
-
-Sources: tiny-llama (made here), the model table, the Hugging Face Hub, a local directory, S3.
-"""
+"""A model's files: made here, or fetched once from the Hugging Face Hub or S3, and checked before use."""
 
 from __future__ import annotations
 
 import fcntl
-import json
-import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from estimator import models, remote
+from estimator import remote
 from estimator.errors import UserError
-from estimator.models import ModelSpec, hf_config
+from estimator.models import ModelSource
 from estimator.plan import GIB
-from launchers.models.files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted, read_config
+from launchers.models.files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted
 from launchers.workdir import full_disk_explained
 
 TINY = "tiny-llama"
-Kind = Literal["tiny", "table", "hub", "local", "s3"]
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 GO_ON = "Free some space and run again: what is whole is not fetched again."
 FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the same model
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelRef:
-    """A model and where it is: a table name, a hub id, a folder or an s3:// URL in ``location``."""
-
-    kind: Kind
-    name: str  # as the user gave it
-    location: str
-
-
-def resolve(model: str) -> ModelRef:
-    """What ``--model`` names. Looks at the table and the local disk only.
-
-    A name of the table wins over a folder of that name (write ``./name`` for the folder); a folder that is
-    there wins over a hub id. Raises UserError for a missing folder or an unknown name.
-    """
-    if model == TINY:
-        return ModelRef(kind="tiny", name=model, location="")
-    if model.startswith("s3://"):
-        remote.s3_location(model)
-        return ModelRef(kind="s3", name=model, location=model.rstrip("/"))
-    path = Path(model).expanduser()
-    if path.is_absolute() or model.startswith((".", "~")):
-        if not path.is_dir():
-            raise UserError(f"There is no model directory {path}.", "Give a folder with config.json in it.")
-        return ModelRef(kind="local", name=model, location=str(path.resolve()))
-    if "/" not in model and not path.is_dir():
-        return _of_table(model, models.find(model))
-    if model in models.names():
-        return _of_table(model, models.find(model))
-    if path.is_dir():
-        return ModelRef(kind="local", name=model, location=str(path.resolve()))
-    if _HUB_ID.fullmatch(model):
-        return ModelRef(kind="hub", name=model, location=model)
-    raise UserError(f"There is no model directory {model}.", "finetune models shows the known names.")
-
-
-def spec_of(ref: ModelRef) -> ModelSpec:
-    """The model's shape. No weights are downloaded; for a hub id or S3 its config.json is."""
-    if ref.kind in ("tiny", "table"):
-        return models.find(ref.name)
-    if ref.kind == "local":
-        return hf_config.to_spec(read_config(Path(ref.location)), ref.name)
-    if ref.kind == "s3":
-        return hf_config.to_spec(_s3_config(ref.location), ref.name)
-    if models.known(ref.location):  # no network needed; refuses what is no language model
-        return models.find(ref.location)
-    return hf_config.to_spec(_hub_config(ref.location), ref.name)
-
-
-def fetch(ref: ModelRef, folder: Path) -> Path:
+def fetch(model: ModelSource, folder: Path) -> Path:
     """The model's files, whole: a local directory in place, any other in ``folder`` (or the hub's cache).
 
     Files that are there already are not fetched again, so a download that was cut goes on with the file at
@@ -88,15 +31,15 @@ def fetch(ref: ModelRef, folder: Path) -> Path:
     Raises UserError where the model can't be had, where the disk is too small (before anything is
     downloaded), or where files are broken.
     """
-    if ref.kind == "tiny":
+    if model.kind == "made":
         from launchers.models import tiny_llama  # needs numpy, which planning does without
 
         return tiny_llama.make(folder)
-    if ref.kind == "local":
-        path = Path(ref.location)
+    if model.kind == "folder":
+        path = Path(model.location)
     else:
         with _alone(folder):
-            path = (_fetch_s3 if ref.kind == "s3" else _fetch_hub)(ref.location, folder)
+            path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
     check_complete(path)
     return path
 
@@ -112,24 +55,6 @@ def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
 
 
 # The Hugging Face Hub
-
-
-def _of_table(name: str, spec: ModelSpec) -> ModelRef:
-    if spec.name == TINY or spec.hf_id is None:
-        return ModelRef(kind="tiny", name=spec.name, location="")
-    return ModelRef(kind="table", name=name, location=spec.hf_id)
-
-
-def _hub_config(repo_id: str) -> dict[str, Any]:
-    huggingface_hub = remote.hub()
-
-    cached = huggingface_hub.try_to_load_from_cache(repo_id, "config.json")
-    if not isinstance(cached, str):
-        with remote.hub_errors("model", repo_id):
-            # Asked first because it fails at once without a network; the download would retry for 20 s.
-            huggingface_hub.model_info(repo_id, token=remote.hub_token())
-            cached = huggingface_hub.hf_hub_download(repo_id, "config.json", token=remote.hub_token())
-    return read_config(Path(cached).parent)
 
 
 def _fetch_hub(repo_id: str, folder: Path) -> Path:
@@ -251,16 +176,3 @@ def _fetch_s3(url: str, folder: Path) -> Path:
 def _s3_list(client: Any, bucket: str, prefix: str) -> Iterable[tuple[str, int]]:
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return ((entry["Key"], entry["Size"]) for page in pages for entry in page.get("Contents", ()))
-
-
-def _s3_config(url: str) -> dict[str, Any]:
-    bucket, prefix = remote.s3_location(url + "/config.json")
-    with remote.s3_errors(url + "/config.json"):
-        body = remote.s3_client().get_object(Bucket=bucket, Key=prefix)["Body"].read()
-    try:
-        config = json.loads(body)
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise UserError(f"{url}/config.json is not a JSON object.")
-    return config

@@ -7,26 +7,20 @@ import hashlib
 import json
 import secrets
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from estimator import calibration
 from estimator.errors import UserError, spelled_as
 from estimator.job import Machine, Target
-from estimator.models import ModelSpec
-from estimator.plan import GIB, MIB, Plan
-from estimator.planning.planner import plan
+from estimator.models import ModelRef
+from estimator.plan import Plan
 from estimator.planning.report import render
 from launchers import pipeline
-from launchers.dataset import prepare as preparation
-from launchers.dataset import render as rendering
-from launchers.dataset import rows, sources
-from launchers.dataset.prepared import Prepared
 from launchers.model_card import slug
 from launchers.models import weights
+from launchers.pipeline import PlannedRun
 from launchers.settings import Settings
 from launchers.spelling import SET
 
@@ -44,6 +38,7 @@ class Start:
     key: str  # of the run: with other settings, its checkpoints are not gone on from
     plan: Plan
     settings: Settings
+    model: ModelRef
     model_dir: Path
     data_dir: Path
 
@@ -52,6 +47,7 @@ class Start:
         values: dict[str, Any] = {name: getattr(self, name) for name in ("secret", "attempt", "key")}
         values |= {"model_dir": str(self.model_dir), "data_dir": str(self.data_dir)}
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
+        values["model"] = self.model.to_dict()
         return json.dumps(values)
 
     @classmethod
@@ -61,6 +57,7 @@ class Start:
             **{name: values[name] for name in ("secret", "attempt", "key")},
             plan=Plan.from_json(json.dumps(values["plan"])),
             settings=Settings.model_validate(values["settings"]),
+            model=ModelRef.from_dict(values["model"]),
             model_dir=Path(values["model_dir"]),
             data_dir=Path(values["data_dir"]),
         )
@@ -84,47 +81,25 @@ class Host:
         return dataclasses.asdict(self)
 
 
-def planned(wanted: Settings, hosts: Sequence[Host], *, calibrated: bool = True) -> tuple[Plan, Settings]:
-    """The plan for these nodes, and the settings with what depends on the model decided.
+def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: bool = True) -> PlannedRun:
+    """Plan for these nodes, which all get the same part of the work.
 
     Raises UserError (CannotFit is one) in the words of ``python -m launchers``.
     """
     with spelled_as(SET):
-        return _planned(wanted, hosts, calibrated=calibrated)
-
-
-def _planned(wanted: Settings, hosts: Sequence[Host], *, calibrated: bool) -> tuple[Plan, Settings]:
-    spec = weights.spec_of(weights.resolve(wanted.model))
-    asked = wanted.resources.nodes
-    if asked is not None and asked != len(hosts):
-        raise UserError(
-            f"The settings ask for {asked} node(s) (resources.nodes), this job has {len(hosts)}.",
-            "Leave resources.nodes empty, or give the scheduler that number.",
-        )
-    settings = pipeline.resolved(wanted, spec)
-    pipeline.check(settings, spec)
-    pipeline.check_files(settings)
-    pipeline.check_installed(settings.engine)
-    made = _plan(settings, spec, hosts, calibrated=calibrated)
-    pipeline.check_planned(settings, made, spec)
-    needed = made.request.disk_mib * MIB
-    for host in hosts:
-        if host.machine.disk_free_bytes < needed:
+        nodes = settings.resources.nodes
+        if nodes is not None and nodes != len(hosts):
             raise UserError(
-                f"The work folder of {host.name} has {host.machine.disk_free_bytes / GIB:.1f} GiB free; "
-                f"weights, checkpoints and model need about {needed / GIB:.1f} GiB there.",
-                "Name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
+                f"The settings ask for {nodes} node(s) (resources.nodes), this job has {len(hosts)}.",
+                "Leave resources.nodes empty, or give the scheduler that number.",
             )
-    return made, settings
-
-
-def _plan(settings: Settings, spec: ModelSpec, hosts: Sequence[Host], *, calibrated: bool) -> Plan:
-    target = Target(kind="allocation", machine=least([host.machine for host in hosts]), nodes=len(hosts))
-    known, problems = calibration.load() if calibrated else (None, ())
-    for line in problems:
-        print(line, file=sys.stderr)
-    job = pipeline.job_of(settings, spec, pipeline.known_steps(settings))
-    return plan(job, pipeline.target_of(settings, target), calibration=known)
+        machine = least([host.machine for host in hosts])
+        target = Target(kind="allocation", machine=machine, nodes=len(hosts))
+        planned = pipeline.plan_run(settings, target, calibrated=calibrated)
+        pipeline.check_installed(planned.settings.engine)
+        disks = [(f"The work folder of {host.name}", host.machine.disk_free_bytes) for host in hosts]
+        pipeline.check_disks(planned.plan, disks)
+        return planned
 
 
 def least(machines: Sequence[Machine]) -> Machine:
@@ -140,35 +115,26 @@ def least(machines: Sequence[Machine]) -> Machine:
     )
 
 
-def prepared(
-    wanted: Settings, hosts: Sequence[Host], folder: Path, *, cache: Path | None, calibrated: bool
+def prepare_start(
+    settings: Settings, hosts: Sequence[Host], folder: Path, *, cache: Path | None, calibrated: bool
 ) -> Start:
     """Plan, fetch the weights, tokenise the data: all that the nodes need, in the shared ``folder``."""
-    made, settings = planned(wanted, hosts, calibrated=calibrated)
-    print(render(made), flush=True)
-    conversations = rows.read(sources.fetch(settings.dataset, folder / "dataset"))
-    held_out = []
-    if settings.evaluation.dataset:
-        held_out = rows.read(sources.fetch(settings.evaluation.dataset, folder / "held_out"))
-    print(f"{settings.dataset}: {len(conversations):,} rows, all of them well-formed", flush=True)
-    model = weights.resolve(settings.model)
+    planned = plan_for_hosts(settings, hosts, calibrated=calibrated)
+    model, settings = planned.model, planned.settings
+    print(render(planned.plan), flush=True)
+    conversations, held_out = pipeline.read_data(settings, folder)
     model_dir = weights.fetch(model, (cache or folder / "weights") / slug(model.location or model.name))
     attempt = _next_attempt(folder)
     data_dir = folder / f"data-{attempt}"
     shutil.rmtree(data_dir, ignore_errors=True)
-    train, drawn = preparation.split(conversations, settings)
-    info = preparation.prepare(train, model_dir, settings, settings.seq_len or 0, data_dir, held_out or drawn)
-    print(preparation.summary(info, settings.dataset))
-    print(
-        preparation.sample_view(Prepared(data_dir), rendering.load_tokenizer(model_dir, settings)), flush=True
-    )
-    spec = weights.spec_of(model)
+    info = pipeline.tokenise(conversations, held_out, settings, model_dir, data_dir)
     return Start(
         secret=secrets.token_hex(32),
         attempt=attempt,
         key=_key(settings),
-        plan=made,
-        settings=pipeline.resolved(settings, spec, info.total_steps),
+        plan=planned.plan,
+        settings=pipeline.resolve_auto(settings, model.spec, info.total_steps),
+        model=model,
         model_dir=model_dir.resolve(),
         data_dir=data_dir.resolve(),
     )

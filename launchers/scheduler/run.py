@@ -22,20 +22,22 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.hardware import local_machine
+from estimator.plan import Plan
 from launchers import engines, pipeline
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.channel import Secret
 from launchers.dataset.prepared import Prepared
-from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
+from launchers.evaluate import EvaluationResult
+from launchers.gang.job import TrainJob
 from launchers.model_card import Facts, closing_facts, write_records
 from launchers.replanning import plans_of
 from launchers.report.metrics import summarise
-from launchers.scheduler.hosts import Host, Start, prepared
+from launchers.scheduler.hosts import Host, Start, prepare_start
 from launchers.scheduler.meeting import meet
 from launchers.scheduler.ownership import Ownership
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
-from launchers.training import NodeInputs, Trained, train
+from launchers.training import Attempt, Trained, train
 from launchers.workdir import full_disk_explained
 
 SEEN_S = 90.0  # for another node's file to show up: NFS looks anew after 60 s at most (nfs(5), acdirmax)
@@ -59,7 +61,7 @@ class Run:
         return self.output / "run"
 
 
-def run(asked: Run, place: Allocation, work: Path) -> None:
+def run(request: Run, place: Allocation, work: Path) -> None:
     """This node's part; returns when the run has ended well on all nodes.
 
     Parameters
@@ -77,55 +79,57 @@ def run(asked: Run, place: Allocation, work: Path) -> None:
         Stopped by a signal.
     """
     if place.node > 0:
-        start = _follow(asked, place, work)
+        start = _follow(request, place, work)
         if start is not None:
-            _train(asked, place, start, work)
+            _train(request, place, start, work)
         return
     with contextlib.ExitStack() as owned:
-        start = _lead(asked, place, work, owned)
+        start = _lead(request, place, work, owned)
         if start is not None:
-            trained = _train(asked, place, start, work)
-            with full_disk_explained(asked.folder, GO_ON):
-                _hand_over(asked, place, start, trained, work)
+            trained = _train(request, place, start, work)
+            with full_disk_explained(request.folder, GO_ON):
+                _hand_over(request, place, start, trained, work)
 
 
-def _lead(asked: Run, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
+def _lead(request: Run, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
     """Node 0: hear what all have, plan, prepare, tell all; None where the model is finished already.
 
     From here until ``owned`` is closed, the output folder is this job's.
     """
-    _make(asked.folder, "--output")
-    with full_disk_explained(asked.folder, GO_ON), meet(place, asked.folder) as meeting:
-        if asked.cache is not None:
-            _make(asked.cache, "--cache")
+    _make(request.folder, "--output")
+    with full_disk_explained(request.folder, GO_ON), meet(place, request.folder) as meeting:
+        if request.cache is not None:
+            _make(request.cache, "--cache")
         facts = meeting.gather(_host(place, work).to_dict(), SEEN_S)
-        owned.enter_context(Ownership(asked.folder, place.job))
-        if _is_finished(asked, place):
+        owned.enter_context(Ownership(request.folder, place.job))
+        if _is_finished(request, place):
             meeting.send({"start": ""})
             return None
         hosts = [Host.from_dict(values) for values in facts]
-        start = prepared(asked.settings, hosts, asked.folder, cache=asked.cache, calibrated=asked.calibrated)
+        start = prepare_start(
+            request.settings, hosts, request.folder, cache=request.cache, calibrated=request.calibrated
+        )
         name = f"start-{secrets.token_hex(8)}.json"
-        (asked.folder / name).touch(mode=0o600)
-        (asked.folder / name).write_text(start.to_json())
+        (request.folder / name).touch(mode=0o600)
+        (request.folder / name).write_text(start.to_json())
         meeting.send({"start": name})
         try:
             meeting.gather({}, SEEN_S + 60)
         finally:
-            (asked.folder / name).unlink()
+            (request.folder / name).unlink()
         meeting.send({"go": True})
     return start
 
 
-def _follow(asked: Run, place: Allocation, work: Path) -> Start | None:
+def _follow(request: Run, place: Allocation, work: Path) -> Start | None:
     """Another node: say what there is, wait for node 0, and look whether its files are to be seen here."""
-    _make(asked.folder, "--output")
-    with meet(place, asked.folder) as meeting:
+    _make(request.folder, "--output")
+    with meet(place, request.folder) as meeting:
         meeting.send(_host(place, work).to_dict())
-        name = str(meeting.receive(asked.prepare_limit_s)["start"])
+        name = str(meeting.receive(request.prepare_limit_s)["start"])
         if not name:
             return None
-        file = asked.folder / Path(name).name
+        file = request.folder / Path(name).name
         _see(file)
         start = Start.from_json(file.read_text())
         _see(start.model_dir / "config.json")
@@ -136,42 +140,46 @@ def _follow(asked: Run, place: Allocation, work: Path) -> Start | None:
     return start
 
 
-def _train(asked: Run, place: Allocation, start: Start, work: Path) -> Trained:
-    settings = start.settings.model_copy(update={"output_dir": str(asked.output)})
-    inputs = NodeInputs(
+def _train(request: Run, place: Allocation, start: Start, work: Path) -> Trained:
+    job = TrainJob(
         plan=start.plan,
-        settings=settings,
+        settings=start.settings.model_copy(update={"output_dir": str(request.output)}),
+        model=start.model,
         model_dir=start.model_dir,
-        data=Prepared(start.data_dir),
-        run=f"{asked.output.name}-{place.job}",
-        attempt=start.attempt,
+        data_dir=start.data_dir,
+        work_dir=work / "node",
+        total_steps=Prepared(start.data_dir).info.total_steps,
+    )
+    attempt = Attempt(
+        run=f"{request.output.name}-{place.job}",
+        number=start.attempt,
         checkpoints=f"checkpoints/{start.key}",
         plans=plans_of(start.key),
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
     )
-    return train(inputs, place.address(Secret(start.secret), "gang"), LocalStorage(asked.folder), work)
+    return train(job, attempt, place.address(Secret(start.secret), "gang"), LocalStorage(request.folder), work)
 
 
-def _hand_over(asked: Run, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
+def _hand_over(request: Run, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
     """Node 0: collect and test the model, put it beside what made it; the model itself goes last.
 
     A model that could not be tested is handed over too, and metrics.json says why.
     """
     plan, settings = trained.job.plan, trained.job.settings
-    finished = asked.folder / "finished"
+    finished = request.folder / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     engines.get(plan.engine).collect(trained.job, finished)
-    found, failed = None, None
+    evaluation, failed = None, None
     try:
-        found = _evaluation(start, plan.layout.device, finished / "model", work / "evaluation")
+        evaluation = _evaluate(start, plan, finished / "model", work / "evaluation")
     except UserError as error:  # the training is worth more than what is measured of it
         failed = error.problem
         print(error, file=sys.stderr, flush=True)
     summary = summarise(trained.metrics)
-    facts = closing_facts(plan, summary, trained.memory_peak_bytes, found)
+    facts = closing_facts(plan, summary, trained.memory_peak_bytes, evaluation)
     # As the user gave them, but decided: a relative output would be another folder elsewhere
-    kept = settings.model_copy(update={"output_dir": asked.settings.output_dir}).model_dump(mode="json")
-    write_records(finished, plan, kept, facts, again=AGAIN)
+    kept = settings.model_copy(update={"output_dir": request.settings.output_dir})
+    write_records(finished, plan, kept, facts, model=start.model, again=AGAIN)
     values = {
         "job": place.job,
         "attempts": start.attempt + 1,
@@ -187,32 +195,28 @@ def _hand_over(asked: Run, place: Allocation, start: Start, trained: Trained, wo
             "step_seconds": summary.step_seconds,
             "mfu": summary.mfu,
         },
-        "evaluation": found.to_dict() if found else None,
+        "evaluation": evaluation.to_dict() if evaluation else None,
         "evaluation_failed": failed,
         "steps": [metrics.to_dict() for metrics in trained.metrics],
     }
     (finished / "metrics.json").write_text(json.dumps(values, indent=1) + "\n")
-    _put_in_place(finished, asked.output)
+    _put_in_place(finished, request.output)
     for name in (f"data-{start.attempt}", "checkpoints", "plans"):
-        shutil.rmtree(asked.folder / name, ignore_errors=True)
-    _say(facts, found, asked.output)
+        shutil.rmtree(request.folder / name, ignore_errors=True)
+    _print_result(facts, evaluation, request.output)
 
 
-def _evaluation(start: Start, device: str, model_dir: Path, work: Path) -> EvaluationResult | None:
+def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> EvaluationResult | None:
     """None where nothing was held out and no answer is asked for."""
-    wanted = start.settings.evaluation
-    if not (start.data_dir / "heldout").exists() and not wanted.generations:
+    if not (start.data_dir / "heldout").exists() and not start.settings.evaluation.generations:
         return None
-    return evaluate(
-        EvaluationRequest(
-            base_dir=start.model_dir,
-            model_dir=model_dir,
-            data_dir=start.data_dir,
-            work_dir=work,
-            generations=wanted.generations,
-            max_new_tokens=wanted.max_new_tokens,
-            device="cpu" if device == "cpu" else "cuda",
-        )
+    return pipeline.evaluate_model(
+        start.settings,
+        plan,
+        base_dir=start.model_dir,
+        model_dir=model_dir,
+        data_dir=start.data_dir,
+        work=work,
     )
 
 
@@ -226,25 +230,25 @@ def _put_in_place(finished: Path, output: Path) -> None:
     finished.rmdir()
 
 
-def _say(facts: Facts, found: EvaluationResult | None, output: Path) -> None:
-    lines = [found.text()] if found else []
+def _print_result(facts: Facts, evaluation: EvaluationResult | None, output: Path) -> None:
+    lines = [evaluation.text()] if evaluation else []
     lines += [f"{name}: {value}" for name, value in facts]
     print("\n".join([*lines, f"model: {output / 'model'}"]), flush=True)
 
 
-def _is_finished(asked: Run, place: Allocation) -> bool:
+def _is_finished(request: Run, place: Allocation) -> bool:
     """Whether this job has done its work before; UserError where another one has."""
     try:
-        job = str(json.loads((asked.output / "metrics.json").read_text())["job"])
+        job = str(json.loads((request.output / "metrics.json").read_text())["job"])
     except (OSError, ValueError, KeyError):
         job = ""
-    if not (asked.output / "model").exists():
+    if not (request.output / "model").exists():
         return False
     if job == place.job:
-        print(f"{asked.output} has this job's finished model already: nothing is left to do.", flush=True)
+        print(f"{request.output} has this job's finished model already: nothing is left to do.", flush=True)
         return True
     raise UserError(
-        f"{asked.output} holds a finished model already{f', of job {job}' if job else ''}.",
+        f"{request.output} holds a finished model already{f', of job {job}' if job else ''}.",
         "Give another --output, or move that one away.",
     )
 

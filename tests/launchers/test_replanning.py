@@ -14,7 +14,6 @@ from estimator.plan import GIB
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from launchers.gang.failures import Failure
 from launchers.gang.watch import oom_kills
-from launchers.models.tiny_llama import make
 from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
@@ -75,17 +74,14 @@ def test_a_torn_note_of_an_attempt_is_passed_over(plans: Replanning, launched: P
     assert plan_of(plans, 1, launched) is launched
 
 
-def test_a_failed_attempt_says_what_the_next_will_do(
-    plans: Replanning, launched: Plan, tmp_path: Path
-) -> None:
-    model = make(tmp_path / "model")
+def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched: Plan) -> None:
     tiny = plan(
         Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
     )
     assert tiny.layout.micro_batch_size > 1
     settings = Settings(model="tiny-llama", global_batch_size=8, seq_len=256)
-    text = out_of_memory(plans, 0, tiny, settings, model, other_machines=True)
+    text = out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
     assert text.startswith(
         f"out of memory: a retry goes on with micro batch {tiny.layout.micro_batch_size} -> "
     )
@@ -93,9 +89,8 @@ def test_a_failed_attempt_says_what_the_next_will_do(
 
 
 def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner_plans(
-    plans: Replanning, tmp_path: Path
+    plans: Replanning,
 ) -> None:
-    model = make(tmp_path / "model")
     tiny = plan(
         Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8, micro_batch_size=4),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
@@ -109,7 +104,7 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
         for _node in range(2):  # each node of the attempt comes to the same
             killed = plans.kill_of("train", attempt - 1)
             assert killed == f"pod t-{attempt}"
-            said = after_kill(plans, attempt, tiny, settings, model, killed=killed)
+            said = after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
             assert said.startswith(f"pod t-{attempt}")
             assert "out of memory" in said
         used.append(plan_of(plans, attempt, tiny).layout.micro_batch_size)

@@ -52,5 +52,5 @@ class DeepSpeed:
                 adapter / "adapter_model.safetensors",
                 json.loads((adapter / "adapter_config.json").read_text()),
                 destination / "adapter",
-                base_model=job.settings.model,
+                base_model=job.base_model,
             )

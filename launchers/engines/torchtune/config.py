@@ -35,7 +35,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     Raises UserError where torchtune can't do what is asked.
     """
     config_json = json.loads((job.model_dir / "config.json").read_text())
-    spec = hf_config.to_spec(config_json, job.settings.model)
+    spec = hf_config.to_spec(config_json, job.model.name)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
     reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(config_json, spec)
     if reason:

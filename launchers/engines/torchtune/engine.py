@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from estimator.models import ModelSpec, hf_config
+from estimator.models import ModelSpec
 from launchers.engines import _hf_layout
 from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
@@ -55,11 +55,5 @@ class Torchtune:
                 saved / "adapter_model.safetensors",
                 json.loads((saved / "adapter_config.json").read_text()),
                 destination / "adapter",
-                base_model=_base_model(job),
+                base_model=job.base_model,
             )
-
-
-def _base_model(job: TrainJob) -> str:
-    """What the adapters belong to, as PEFT can find it: a Hugging Face id, or else the local folder."""
-    spec = hf_config.to_spec(json.loads((job.model_dir / "config.json").read_text()), job.settings.model)
-    return spec.hf_id or str(job.model_dir)

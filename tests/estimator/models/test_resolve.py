@@ -41,25 +41,25 @@ def snapshot(cache: Path, hf_id: str, revision: str, config: object) -> Path:
 
 @pytest.mark.parametrize("name", ["llama-8b", "meta-llama/Llama-3.1-8B", "LLAMA_8B"])
 def test_names_and_ids_of_the_table_need_no_file(name: str) -> None:
-    assert models.resolve(name) is models.find("llama-8b")
+    assert models.resolve(name).spec is models.find("llama-8b")
 
 
 @pytest.mark.parametrize("written", ["./mine", "mine", "{}/mine"])
 def test_a_directory_with_a_config_json_is_read(written: str) -> None:
     write(Path("mine"), CONFIG)
-    spec = models.resolve(written.format(Path.cwd()))
+    spec = models.resolve(written.format(Path.cwd())).spec
     assert (spec.layers, spec.hidden) == (3, 2048)
 
 
 def test_a_name_of_the_table_wins_over_a_directory_of_that_name() -> None:
     write(Path("llama-8b"), CONFIG)
-    assert models.resolve("llama-8b").layers == 32
-    assert models.resolve("./llama-8b").layers == 3
+    assert models.resolve("llama-8b").spec.layers == 32
+    assert models.resolve("./llama-8b").spec.layers == 3
 
 
 def test_a_model_in_the_hub_s_cache_is_found_by_its_id(cache: Path) -> None:
     snapshot(cache, "me/mine", "abc", CONFIG)
-    spec = models.resolve("me/mine")
+    spec = models.resolve("me/mine").spec
     assert (spec.name, spec.layers) == ("me/mine", 3)
 
 
@@ -67,11 +67,11 @@ def test_the_revision_that_main_points_to_is_taken(cache: Path) -> None:
     for revision, layers in (("abc", 3), ("def", 4), ("fed", 5)):
         folder = snapshot(cache, "me/mine", revision, CONFIG | {"num_hidden_layers": layers})
         os.utime(folder / "config.json", (layers, layers))
-    assert models.resolve("me/mine").layers == 5  # no reference: the newest
+    assert models.resolve("me/mine").spec.layers == 5  # no reference: the newest
     reference = cache / "models--me--mine" / "refs" / "main"
     reference.parent.mkdir()
     reference.write_text("def")
-    assert models.resolve("me/mine").layers == 4
+    assert models.resolve("me/mine").spec.layers == 4
 
 
 @pytest.mark.parametrize(

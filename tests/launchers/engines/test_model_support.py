@@ -6,7 +6,6 @@ from estimator import models
 from estimator.errors import UserError
 from estimator.models import hf_config
 from launchers import engines
-from launchers.models import weights
 from launchers.settings import Settings
 
 RUN = {
@@ -50,6 +49,6 @@ def test_torchtune_refuses_a_llama_with_biases(flag: str, where: str) -> None:
 @pytest.mark.parametrize("name", ["stable-diffusion-xl", "stabilityai/stable-diffusion-xl-base-1.0"])
 def test_a_diffusion_model_is_refused_before_anything_starts(name: str) -> None:
     with pytest.raises(UserError) as caught:
-        weights.spec_of(weights.resolve(name))
+        models.resolve(name, online=True)
     assert "language models only" in caught.value.problem
     assert "finetune estimate --model stable-diffusion-xl" in caught.value.advice

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from estimator.models import resolve
 from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
 from launchers.gang.job import TrainJob
 from launchers.settings import build
@@ -68,12 +69,18 @@ def make_job(work_dir: Path, *, nodes: int = 1, processes: int = 1, **orders: An
     hang = orders.pop("hang_timeout_s", 300)
     return TrainJob(
         plan=make_plan(nodes, processes),
-        settings=build({"engine_options": orders, "resources": {"hang_timeout_s": hang}}),
+        settings=build(
+            {
+                "engine_options": orders,
+                "resources": {"hang_timeout_s": hang},
+                "checkpoint_every": orders.get("every", 0),
+            }
+        ),
+        model=resolve("tiny-llama"),
         model_dir=work_dir,
         data_dir=work_dir,
         work_dir=work_dir,
         total_steps=orders.get("steps", 5),
-        checkpoint_every=orders.get("every", 0),
     )
 
 

@@ -21,9 +21,9 @@ from moto import mock_aws
 from safetensors.numpy import load_file, save_file
 
 from estimator.errors import UserError
+from estimator.models import locate, resolve
 from launchers.models import tiny_llama, weights
 from launchers.models.files import check_complete
-from launchers.models.weights import resolve, spec_of
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def sharded(folder: Path) -> Path:
 
 class TestResolve:
     def test_names_of_the_table_need_neither_network_nor_disk(self) -> None:
-        ref = resolve("llama-8b")
-        assert ref.kind == "table"
-        assert spec_of(ref).hf_id == ref.location
-        assert spec_of(ref).parameters == pytest.approx(8.03e9, rel=0.01)
+        model = resolve("llama-8b")
+        assert model.kind == "table"
+        assert model.spec.hf_id == model.location
+        assert model.spec.parameters == pytest.approx(8.03e9, rel=0.01)
 
     def test_tiny_llama_has_the_shape_that_the_table_says(self, whole: Path) -> None:
-        table = spec_of(resolve("tiny-llama"))
-        made = spec_of(resolve(str(whole)))
+        table = resolve("tiny-llama").spec
+        made = resolve(str(whole)).spec
         weights_in_file = sum(tensor.size for tensor in load_file(whole / "model.safetensors").values())
         assert table.parameters == made.parameters == weights_in_file
         assert table.max_seq_len == made.max_seq_len
@@ -72,7 +72,7 @@ class TestResolve:
         (folder.parent / "llama-8b").mkdir()
         (folder.parent / "org" / "model").mkdir(parents=True)
         kinds = {
-            name: resolve(name).kind
+            name: locate(name).kind
             for name in (
                 "tiny-llama",
                 "llama-8b",
@@ -84,24 +84,24 @@ class TestResolve:
             )
         }
         assert kinds == {
-            "tiny-llama": "tiny",
+            "tiny-llama": "made",
             "llama-8b": "table",
-            "./llama-8b": "local",
-            "model": "local",
-            "org/model": "local",
+            "./llama-8b": "folder",
+            "model": "folder",
+            "org/model": "folder",
             "org/other": "hub",
             "s3://b/k": "s3",
         }
 
     def test_an_unknown_name_is_answered_with_the_nearest(self) -> None:
         with pytest.raises(UserError) as error:
-            resolve("lama-8b")
+            locate("lama-8b")
         assert "llama-8b" in error.value.advice
 
     @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", "s3://bucket"])
     def test_what_is_nowhere_is_named(self, name: str) -> None:
         with pytest.raises(UserError, match=re.escape(name.removeprefix("./"))):
-            resolve(name)
+            locate(name)
 
 
 class TestCheckComplete:
@@ -294,6 +294,7 @@ def hub(whole: Path) -> Iterator[Hub]:
 CLIENT = """
 import json, shutil, sys
 from pathlib import Path
+from estimator import models
 from estimator.errors import UserError
 from launchers.models import weights
 command, name, folder, free = sys.argv[1:]
@@ -301,11 +302,10 @@ if free:
     real = shutil.disk_usage
     shutil.disk_usage = lambda path: real(path)._replace(free=int(free))
 try:
-    ref = weights.resolve(name)
     if command == "fetch":
-        print(json.dumps({"path": str(weights.fetch(ref, Path(folder)))}))
+        print(json.dumps({"path": str(weights.fetch(models.locate(name), Path(folder)))}))
     else:
-        print(json.dumps({"parameters": weights.spec_of(ref).parameters}))
+        print(json.dumps({"parameters": models.resolve(name, online=True).spec.parameters}))
 except UserError as error:
     print(json.dumps({"problem": error.problem, "advice": error.advice}))
 """
@@ -344,9 +344,7 @@ class TestHub:
         assert hub.downloads == []
 
     def test_the_shape_comes_from_config_json_alone(self, hub: Hub, tmp_path: Path) -> None:
-        assert (
-            run(hub.url, tmp_path, command="spec")["parameters"] == spec_of(resolve("tiny-llama")).parameters
-        )
+        assert run(hub.url, tmp_path, command="spec")["parameters"] == resolve("tiny-llama").spec.parameters
         assert hub.downloads == ["config.json"]
         assert "parameters" in run(hub.url, tmp_path, command="spec", HF_HUB_OFFLINE="1")
 
@@ -470,7 +468,7 @@ class TestS3:
 
     @pytest.mark.usefixtures("bucket")
     def test_a_model_is_fetched_whole_and_once(self, whole: Path, tmp_path: Path) -> None:
-        ref = resolve("s3://models/tiny")
+        ref = locate("s3://models/tiny")
         path = weights.fetch(ref, tmp_path / "m")
         assert {p.name: p.read_bytes() for p in path.iterdir()} == {
             p.name: p.read_bytes() for p in whole.iterdir()
@@ -483,7 +481,7 @@ class TestS3:
 
     @pytest.mark.usefixtures("bucket")
     def test_the_shape_comes_from_config_json_alone(self) -> None:
-        assert spec_of(resolve("s3://models/tiny/")).hidden == 256
+        assert resolve("s3://models/tiny/").spec.hidden == 256
 
     @pytest.mark.parametrize(
         ("url", "said"), [("s3://models/none", "no model"), ("s3://nowhere/tiny", "no such bucket")]
@@ -491,7 +489,7 @@ class TestS3:
     @pytest.mark.usefixtures("bucket")
     def test_what_is_not_there_is_named(self, tmp_path: Path, url: str, said: str) -> None:
         with pytest.raises(UserError, match=f"{url}.*{said}"):
-            weights.fetch(resolve(url), tmp_path / "m")
+            weights.fetch(locate(url), tmp_path / "m")
 
     @pytest.mark.usefixtures("bucket")
     def test_too_little_space_stops_it_before_the_download(
@@ -500,7 +498,7 @@ class TestS3:
         real = shutil.disk_usage
         monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=1000))
         with pytest.raises(UserError, match="GiB free"):
-            weights.fetch(resolve("s3://models/tiny"), tmp_path / "m")
+            weights.fetch(locate("s3://models/tiny"), tmp_path / "m")
         assert not (tmp_path / "m").exists()
 
     def test_a_full_disk_leaves_no_half_file_under_a_weights_name(
@@ -513,16 +511,16 @@ class TestS3:
         monkeypatch.setattr(type(bucket), "download_file", fail, raising=False)
         monkeypatch.setattr("estimator.remote.s3_client", lambda: bucket)
         with pytest.raises(UserError, match="No space left"):
-            weights.fetch(resolve("s3://models/tiny"), tmp_path / "m")
+            weights.fetch(locate("s3://models/tiny"), tmp_path / "m")
         assert list((tmp_path / "m").iterdir()) == []
 
 
 def test_a_local_model_is_used_in_place_and_checked(whole: Path, folder: Path, tmp_path: Path) -> None:
-    assert weights.fetch(resolve(str(whole)), tmp_path / "unused") == whole.resolve()
+    assert weights.fetch(locate(str(whole)), tmp_path / "unused") == whole.resolve()
     assert not (tmp_path / "unused").exists()
     np.zeros(3).tofile(folder / "model.safetensors")
     with pytest.raises(UserError):
-        weights.fetch(resolve(str(folder)), tmp_path / "unused")
+        weights.fetch(locate(str(folder)), tmp_path / "unused")
 
 
 def test_planning_needs_no_package_of_the_engines() -> None:
@@ -531,12 +529,13 @@ import sys
 for name in ("numpy", "torch", "transformers", "huggingface_hub", "httpx", "boto3", "datasets"):
     sys.modules[name] = None
 from estimator.errors import UserError
+from estimator import models
 from launchers.models import weights
 from launchers.dataset import rows, sources
-print(weights.spec_of(weights.resolve("llama-8b")).hf_id)
+print(models.resolve("llama-8b").spec.hf_id)
 for use in (
-    lambda: weights.spec_of(weights.resolve("org/model")),
-    lambda: weights.spec_of(weights.resolve("s3://bucket/model")),
+    lambda: models.resolve("org/model", online=True),
+    lambda: models.resolve("s3://bucket/model"),
     lambda: sources.fetch("org/data", None),
 ):
     try:

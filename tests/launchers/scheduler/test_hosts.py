@@ -22,7 +22,7 @@ from estimator.job import Machine
 from estimator.plan import GIB
 from launchers import settings
 from launchers.__main__ import app
-from launchers.scheduler.hosts import Host, Start, least, planned, prepared
+from launchers.scheduler.hosts import Host, Start, least, plan_for_hosts, prepare_start
 from launchers.scheduler.ownership import Ownership
 
 SMALL = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -46,15 +46,15 @@ def test_nodes_that_differ_are_planned_for_what_all_have() -> None:
 
 def test_the_plan_takes_the_jobs_nodes_as_they_are() -> None:
     wanted = settings.build({"model": "llama-8b", "global_batch_size": 32, "dataset": "python-docs"})
-    made, resolved = planned(wanted, hosts(LARGE, LARGE), calibrated=False)
-    assert (made.request.nodes, made.request.gpus_per_node) == (2, 8)
-    assert resolved.optimizer.lr == 2e-5
+    run = plan_for_hosts(wanted, hosts(LARGE, LARGE), calibrated=False)
+    assert (run.plan.request.nodes, run.plan.request.gpus_per_node) == (2, 8)
+    assert run.settings.optimizer.lr == 2e-5
 
 
 def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
     wanted = settings.build({"model": "llama-70b", "global_batch_size": 32})
     with pytest.raises(UserError) as caught:
-        planned(wanted, hosts(LARGE), calibrated=False)
+        plan_for_hosts(wanted, hosts(LARGE), calibrated=False)
     assert "\n" not in caught.value.problem
     assert "at hand" in caught.value.problem
     assert "--set method=lora" in caught.value.advice
@@ -63,20 +63,20 @@ def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
 def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
     wanted = settings.build({"resources": {"nodes": 4}})
     with pytest.raises(UserError, match=r"4 node\(s\) \(resources.nodes\), this job has 2"):
-        planned(wanted, hosts(SMALL, SMALL), calibrated=False)
+        plan_for_hosts(wanted, hosts(SMALL, SMALL), calibrated=False)
 
 
 def test_a_work_folder_without_room_is_named_with_its_host() -> None:
     full = replace(SMALL, disk_free_bytes=GIB // 4)
     with pytest.raises(UserError, match=r"work folder of n1 has 0\.2 GiB free") as caught:
-        planned(settings.build({"global_batch_size": 4}), hosts(SMALL, full), calibrated=False)
+        plan_for_hosts(settings.build({"global_batch_size": 4}), hosts(SMALL, full), calibrated=False)
     assert "FINETUNE_WORK_DIR" in caught.value.advice
 
 
 def test_what_an_engine_cannot_do_is_said_in_settings() -> None:
     wanted = settings.build({"method": "qlora", "engine": "deepspeed"})
     with pytest.raises(UserError, match="--set engine=deepspeed") as caught:
-        planned(wanted, hosts(SMALL), calibrated=False)
+        plan_for_hosts(wanted, hosts(SMALL), calibrated=False)
     assert caught.value.advice == "Use --set engine=torchtune."
 
 
@@ -102,14 +102,14 @@ def test_every_option_that_is_advised_is_one_that_python_m_launchers_takes(
 ) -> None:
     """Each advice is parsed as the command's own words, and with it the plan is made."""
     with pytest.raises(UserError) as caught:
-        planned(settings.build(values), hosts(machine), calibrated=False)
+        plan_for_hosts(settings.build(values), hosts(machine), calibrated=False)
     assert not re.search(r"--(?!set\b)", caught.value.advice)
     offered = re.findall(r"(?:(?:--set \S+[^\s,.]) ?)+", caught.value.advice)
     assert offered, caught.value.advice
     for words in offered:
         context = typer.main.get_command(app).make_context("launchers", shlex.split(words))
         better = settings.build(values, context.params["overrides"])
-        assert planned(better, hosts(machine), calibrated=False)
+        assert plan_for_hosts(better, hosts(machine), calibrated=False)
 
 
 def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_another_run(
@@ -117,7 +117,7 @@ def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_anothe
 ) -> None:
     def start(**changes: object) -> Start:
         values = {"dataset": str(dataset), "global_batch_size": 4, "seq_len": 64, **changes}
-        return prepared(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
+        return prepare_start(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
 
     first, second, other = start(), start(keep_checkpoints=3), start(method="lora")
     assert [start.attempt for start in (first, second, other)] == [0, 1, 2]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from estimator import models
 from estimator.errors import UserError
 from launchers import engines, settings
 from launchers.cluster.allocation import node_address
@@ -102,17 +103,18 @@ def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
         key="k",
         plan=plan,
         settings=wanted,
+        model=models.resolve("tiny-llama"),
         model_dir=tmp_path / "none",
         data_dir=tmp_path,
     )
     job = TrainJob(
         plan=plan,
         settings=wanted,
+        model=models.resolve("tiny-llama"),
         model_dir=tmp_path,
         data_dir=tmp_path,
         work_dir=tmp_path,
         total_steps=1,
-        checkpoint_every=0,
     )
     trained = Trained(job=job, metrics=(metrics(1),), memory_peak_bytes=None)
     run._hand_over(asked, node_address({}), start, trained, tmp_path / "work")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from estimator.models import resolve
 from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
 from launchers.dataset import prepared
 from launchers.gang.job import TrainJob
@@ -137,12 +138,12 @@ def make_job(
     )
     return TrainJob(
         plan=plan,
-        settings=chosen,
+        settings=chosen.model_copy(update={"checkpoint_every": options.pop("checkpoint_every", 0)}),
+        model=resolve("tiny-llama"),
         model_dir=model,
         data_dir=data,
         work_dir=work,
         total_steps=steps,
-        checkpoint_every=options.pop("checkpoint_every", 0),
         **options,
     )
 
@@ -183,7 +184,7 @@ def resumed(job: TrainJob, work: Path, step: int, **layout: Any) -> TrainJob:
         work_dir=work,
         start_step=step,
         resume_dir=job.checkpoint_dir(step),
-        checkpoint_every=0,
+        settings=job.settings.model_copy(update={"checkpoint_every": 0}),
     )
 
 

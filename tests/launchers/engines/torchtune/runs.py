@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from estimator.models import resolve
 from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
 from launchers.dataset import prepared
 from launchers.gang.job import TrainJob
@@ -118,15 +119,16 @@ def make_job(
     checkpoint_every: int = 0,
 ) -> TrainJob:
     values = {"optimizer": {"lr": 3e-3}, "schedule": {"warmup_steps": 2}}
+    values |= {"checkpoint_every": checkpoint_every}
     chosen = Settings.model_validate(values | (settings or {}))
     return TrainJob(
         plan=make_plan(chosen.method, **({"processes_per_node": world} | (layout or {}))),
         settings=chosen,
+        model=resolve("tiny-llama"),
         model_dir=model,
         data_dir=data,
         work_dir=work,
         total_steps=steps,
-        checkpoint_every=checkpoint_every,
     )
 
 
@@ -163,5 +165,5 @@ def resumed(job: TrainJob, work: Path, step: int, **layout: Any) -> TrainJob:
         work_dir=work,
         start_step=step,
         resume_dir=job.checkpoint_dir(step),
-        checkpoint_every=0,
+        settings=job.settings.model_copy(update={"checkpoint_every": 0}),
     )

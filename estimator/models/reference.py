@@ -1,0 +1,48 @@
+"""A model that was looked up: what the user called it, where its files are, and its shape."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from estimator.models.spec import ModelSpec
+
+Kind = Literal["made", "table", "hub", "folder", "s3", "stored"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """What a model's name stands for; only the table and the names on the local disk were looked at."""
+
+    kind: Kind
+    """``made`` here, of the ``table`` of models, on the ``hub``, in a ``folder`` of this machine, on ``s3``;
+    or ``stored``: put into a run's store by whoever launched it."""
+    name: str
+    """As the user gave it."""
+    location: str
+    """A Hugging Face id, a folder, an s3:// URL, or a key of the store; empty of a model that is made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRef(ModelSource):
+    """The model of a run: looked up once, where the run is launched, and carried from there."""
+
+    spec: ModelSpec
+
+    @property
+    def hub_id(self) -> str | None:
+        """Its Hugging Face id; None where its files come from elsewhere."""
+        return self.location if self.kind in ("table", "hub") else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For :meth:`from_dict`, through JSON; of the shape only what differs from the defaults."""
+        values = {name: getattr(self, name) for name in ("kind", "name", "location")}
+        fields = dataclasses.fields(self.spec)
+        shape = {field.name: getattr(self.spec, field.name) for field in fields}
+        defaults = {field.name: field.default for field in fields}
+        return {**values, "spec": {key: value for key, value in shape.items() if value != defaults[key]}}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelRef:
+        return cls(**{**values, "spec": ModelSpec(**values["spec"])})
