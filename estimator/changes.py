@@ -125,3 +125,27 @@ _CONTRADICTS = {
 def _contradicting(changes: Iterable[Change]) -> set[str]:
     given = {change.option for change in changes}
     return {other for option in given for other in _CONTRADICTS.get(option, ())} - given
+
+
+# What an option is called in older notes of this package's and in other tools: our name for it
+OTHER_NAMES = {
+    "launcher": "engine",
+    "batch": "global_batch_size",
+    "batch_size": "global_batch_size",
+    "global_batch": "global_batch_size",
+    "train_batch_size": "global_batch_size",
+    "micro_batch": "micro_batch_size",
+    "per_device_train_batch_size": "micro_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "learning_rate": "optimizer.lr",
+    "num_train_epochs": "epochs",
+    "max_length": "seq_len",
+    "max_seq_len": "seq_len",
+    "max_seq_length": "seq_len",
+    "gradient_checkpointing": "activation_checkpointing",
+}
+
+
+def meant_by(name: str) -> str | None:
+    """The option that somebody means who calls it so (``--batch-size``, ``batch_size``); None: not known."""
+    return OTHER_NAMES.get(name.removeprefix("--").replace("-", "_"))

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from estimator.changes import FINETUNE, Change, Spelling, Suggestion, Text, in_words, suggestion_in_words
+from estimator.changes import (
+    FINETUNE,
+    Change,
+    Spelling,
+    Suggestion,
+    Text,
+    in_words,
+    meant_by,
+    suggestion_in_words,
+)
 
 if TYPE_CHECKING:
     from estimator.plan import Plan
@@ -52,6 +61,18 @@ def spelled_as(spelling: Spelling) -> Iterator[None]:
         raise
 
 
+def check_names(words: Iterable[str], spelling: Spelling) -> None:
+    """Raise UserError for an option on a command line that has another name here."""
+    for name in (word.partition("=")[0] for word in words):
+        option = meant_by(name) if name.startswith("--") else None
+        if option is not None:
+            ours = spelling.name(option)
+            raise UserError(
+                f"There is no {name}.",
+                f"Did you mean {ours if ours.startswith('--') else f'--set {ours}=...'}?",
+            )
+
+
 class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, more than an error
     """Nothing that is at hand can run the job.
 
@@ -91,4 +112,4 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
         return kind, texts, {**state, **more}  # type: ignore[dict-item]
 
 
-__all__ = ["CannotFit", "Change", "UserError", "spelled_as"]
+__all__ = ["CannotFit", "Change", "UserError", "check_names", "spelled_as"]

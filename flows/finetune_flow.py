@@ -15,7 +15,7 @@ from typing import Any
 
 from metaflow import current, parallel, retry, step
 
-from decorators._metaflow import in_container, main
+from decorators._metaflow import in_container
 from decorators.gpu_profile import gpu_profile
 from flows import finetune_launch
 from flows.finetune_node import choose_ports
@@ -70,4 +70,4 @@ class FinetuneFlow(FinetuneSteps):
 
 
 if __name__ == "__main__":
-    main(FinetuneFlow)
+    finetune_launch.run_flow(FinetuneFlow)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from decorators._metaflow import command, compiles_only
+from decorators._metaflow import command, compiles_only, main
 from decorators.backends import cluster_name
 from estimator.calibration import Calibration
-from estimator.errors import Change, UserError, spelled_as
+from estimator.errors import Change, UserError, check_names, spelled_as
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -28,6 +28,7 @@ from launchers.settings import Settings
 from launchers.spelling import SetOptions
 
 Backend = Literal["local", "kubernetes", "batch"]
+USAGE = 2  # the exit status of a command line that can't be read, as Metaflow's own
 
 # Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
 FLAGS = {
@@ -77,6 +78,16 @@ class FlowFlags(SetOptions):
 
 
 FLOW = FlowFlags()
+
+
+def run_flow(flow: type[Any]) -> None:
+    """Run a flow's command line; an option that has another name here is answered with that name."""
+    try:
+        check_names(sys.argv[1:], FLOW)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(USAGE) from None
+    main(flow)
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from metaflow import Parameter, config_expr, step
 
-from decorators._metaflow import main
 from decorators.gpu_profile import gpu_profile
 from flows import finetune_launch
 from flows.finetune_steps import FinetuneSteps
@@ -35,4 +34,4 @@ class FinetuneLinearFlow(FinetuneSteps):
 
 
 if __name__ == "__main__":
-    main(FinetuneLinearFlow)
+    finetune_launch.run_flow(FinetuneLinearFlow)

@@ -18,12 +18,13 @@ from typing import Annotated
 
 import typer
 
-from estimator.errors import UserError
+from estimator.errors import UserError, check_names
 from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.gang.failures import GangFailed
 from launchers.scheduler.meeting import ElsewhereError
 from launchers.scheduler.run import Run, run
+from launchers.spelling import SET
 from launchers.workdir import work_folder
 
 FAILED = 1
@@ -113,6 +114,31 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
     return settings.build(settings.parse_yaml(text), overrides)
 
 
+def _check_options(words: Sequence[str]) -> None:
+    """Raise UserError for a setting that is given as if it were an option of its own."""
+    check_names(words, SET)
+    for name in (word.partition("=")[0] for word in words):
+        plain = name.removeprefix("--").replace("-", "_")
+        meant = [setting for setting in settings.dotted_names() if plain in _spellings(setting)]
+        if name.startswith("--") and meant:
+            raise UserError(f"There is no {name}.", f"Did you mean --set {meant[0]}=...?")
+
+
+def _spellings(setting: str) -> tuple[str, ...]:
+    return setting, setting.replace(".", "_"), setting.rpartition(".")[2]
+
+
+def main() -> None:
+    """``python -m launchers``."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a log is no terminal
+    try:
+        _check_options(sys.argv[1:])
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(MISTAKE) from None
+    app()
+
+
 def _stop(number: int, _: FrameType | None) -> None:
     """End in order: the run unwinds, its processes are ended, what is stored stays."""
     for other in SIGNALS:
@@ -121,5 +147,4 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a log is no terminal
-    app()
+    main()

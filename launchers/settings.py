@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from estimator.changes import meant_by
 from estimator.errors import UserError
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
@@ -21,6 +22,13 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its values alone: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.
+
+        pydantic itself also pickles which fields were given, as a set, whose order differs between processes.
+        """
+        return type(self).model_validate_json, (self.model_dump_json(),)
 
 
 class Optimizer(_Section):
@@ -272,7 +280,8 @@ def _explain(error: ValidationError) -> tuple[str, str]:
     for item in error.errors():
         name = ".".join(part for part in map(str, item["loc"]) if part.isalnum() or part.isidentifier())
         if item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, dotted_names(), n=3, cutoff=0.5)
+            meant = meant_by(name)
+            near = [meant] if meant else difflib.get_close_matches(name, dotted_names(), n=3, cutoff=0.5)
             wrong[f"there is no `{name}`"] = []
             advice = f"Did you mean {', '.join(near)}?" if near else ""
         elif not name:

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from estimator.errors import CannotFit, UserError
+from estimator.changes import FINETUNE
+from estimator.errors import CannotFit, UserError, check_names
 
 # To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME.
 COMMANDS = {
@@ -37,6 +38,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the stand-in of the command that was called by the command itself, from its module."""
         name, _, rest = super().resolve_command(ctx, args)
+        check_names(rest, FINETUNE)
         return name, load(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:

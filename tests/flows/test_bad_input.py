@@ -48,6 +48,23 @@ def test_a_wrong_flag_is_refused_before_the_run(
     check_refused(flow("run", *arguments, timeout=60), *words)
 
 
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [
+        ("--launcher=deepspeed", "--engine"),
+        ("--batch-size=8", "--global-batch-size"),
+        ("--learning-rate=1e-5", "--lr"),
+        ("--gradient-checkpointing=true", "--set activation_checkpointing=..."),
+    ],
+)
+def test_a_flag_by_another_name_is_answered_with_ours(
+    flow: Callable[..., FlowRun], old: str, name: str
+) -> None:
+    run = flow("run", old, timeout=60)
+    assert run.returncode == 2
+    assert run.output == f"There is no {old.partition('=')[0]}.\nDid you mean {name}?\n"
+
+
 def test_a_model_that_cannot_fit_here_says_what_would_work(flow: Callable[..., FlowRun]) -> None:
     run = flow("run", "--model", "llama-8b", timeout=60)
     check_refused(run, "llama-8b", "--with kubernetes", "--with batch", "GiB")

@@ -1,10 +1,14 @@
 """Settings: where a user's typing errors are caught, and what ships to editors."""
 
 import json
+import os
+import subprocess
+import sys
 
 import jsonschema
 import pytest
 
+from estimator.changes import OTHER_NAMES
 from estimator.errors import UserError
 from launchers import settings
 
@@ -75,3 +79,41 @@ def test_a_date_is_a_text_like_any_other() -> None:
 def test_a_broken_settings_file_says_where() -> None:
     with pytest.raises(UserError, match="line 2"):
         settings.parse_yaml("model: a\n  b: : c\n")
+
+
+def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
+    """Metaflow joins a gang's nodes only where their artifacts are the same bytes."""
+    code = (
+        "import pickle, sys; from launchers import settings; "
+        "given = {'lora': {'rank': 4}, 'seed': 3, 'tracker': ['wandb'], 'optimizer': {'lr': 1e-5}}; "
+        "first = pickle.dumps(settings.build(given)); "
+        "assert pickle.loads(first) == settings.build(given); "
+        "assert pickle.dumps(pickle.loads(first)) == first; "
+        "print(first.hex())"
+    )
+    pickled = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert len(set(pickled)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [("launcher", "engine"), ("batch_size", "global_batch_size"), ("micro_batch", "micro_batch_size")],
+)
+def test_a_setting_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
+    for given in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
+        with pytest.raises(UserError, match=f"there is no `{old}`") as caught:
+            settings.build(**given)  # type: ignore[arg-type]
+        assert caught.value.advice == f"Did you mean {name}?"
+
+
+def test_other_names_lead_to_settings_that_there_are() -> None:
+    assert set(OTHER_NAMES.values()) <= set(settings.dotted_names())
+    assert not OTHER_NAMES.keys() & set(settings.dotted_names())

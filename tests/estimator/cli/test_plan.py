@@ -123,6 +123,20 @@ def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised
     assert run(f"--model llama-8b {advised}").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [
+        ("--batch 8", "--global-batch-size"),
+        ("--micro-batch=1", "--micro-batch-size"),
+        ("--launcher deepspeed", "--engine"),
+    ],
+)
+def test_an_option_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
+    result = run(f"--model llama-8b {old}")
+    assert result.exit_code == 1
+    assert result.stderr == f"There is no {re.split('[ =]', old)[0]}.\nDid you mean {name}?\n"
+
+
 def test_planning_loads_nothing_heavy() -> None:
     """A guard of the start-up time; the time itself is a benchmark's business."""
     code = (
