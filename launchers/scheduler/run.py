@@ -157,7 +157,9 @@ def _train(request: Run, place: Allocation, start: Start, work: Path) -> Trained
         plans=plans_of(start.key),
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
     )
-    return train(job, attempt, place.address(Secret(start.secret), "gang"), LocalStorage(request.folder), work)
+    return train(
+        job, attempt, place.address(Secret(start.secret), "gang"), LocalStorage(request.folder), work
+    )
 
 
 def _hand_over(request: Run, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
