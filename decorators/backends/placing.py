@@ -28,9 +28,10 @@ def place(step: StepView, asked: StepRequest, largest: StepRequest | None = None
     """Give a step's decorators every value of its request; the user's own stand.
 
     The cluster or queue is asked first, once for each process, for ``largest``: the request of the run's
-    largest step (default: this one). Raises UserError where that can never be had.
+    largest step there (default: this one). Raises UserError where that can never be had.
     """
-    largest = largest or asked
+    if largest is None or largest.backend != asked.backend:
+        largest = asked
     backend = BACKENDS.get(asked.backend)
     if backend is not None:
         backend.refuse(largest.request)

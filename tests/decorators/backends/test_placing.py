@@ -143,6 +143,18 @@ def test_tolerations_that_the_user_has_written_are_all_that_is_looked_at() -> No
     assert step.values("kubernetes")["tolerations"] == [own]
 
 
+def test_where_only_this_step_goes_to_the_cluster_it_is_asked_for_this_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[StepRequest] = []
+    monkeypatch.setattr(placing, "facts_for", lambda asked: seen.append(asked) or ClusterFacts())
+    step, training = RecordedStep("kubernetes", namespace="train"), _asked(RecordedStep("local"), Options())
+    data = for_data(planned("llama-70b", "full", "H100", 4)).request
+    asked = _asked(step, Options(), data)
+    placing.place(cast("StepView", step), asked, training)
+    assert seen == [asked]
+
+
 def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
     step = _place("local", Options())
     assert set(step.set) == {"local", "parallel", "resources"}
