@@ -142,11 +142,11 @@ def _of_cluster(nodes: ClusterNodes, spot: bool) -> Place:
 
 
 def _none_left(target: Target, goals: Goals) -> UserError:
-    given = [("cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
-    given += [("instance_type", name) for name in (*goals.instance_types, target.instance_type)]
-    given += [("gpu", target.gpu), ("gpus", str(target.gpus) if target.gpus else None)]
+    choices = [("cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
+    choices += [("instance_type", name) for name in (*goals.instance_types, target.instance_type)]
+    choices += [("gpu", target.gpu), ("gpus", str(target.gpus) if target.gpus else None)]
     wishes: list[str | Change] = []
-    for name, value in given:
+    for name, value in choices:
         if value:
             wishes += [" and "] if wishes else []
             wishes.append(Change(f"resources.{name}", value))

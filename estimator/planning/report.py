@@ -52,12 +52,12 @@ def render_cannot_fit(
         lines += ["", "It needs, for instance:", render(error.wanted, width)]
     if error.suggestions:
         try:
-            given = shlex.split(argv_hint)
+            command = shlex.split(argv_hint)
         except ValueError as unreadable:
             raise UserError(f"The command {argv_hint!r} can't be read: {unreadable}.") from None
         lines += ["", "These would work:"]
         lines += [
-            f"  {shlex.join(command_with(given, suggestion, spelling))}" for suggestion in error.suggestions
+            f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
         ]
     return "\n".join(lines)
 
