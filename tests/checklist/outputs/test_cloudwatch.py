@@ -1,0 +1,50 @@
+"""A line for CloudWatch in its embedded metric format."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from checklist.outputs import cloudwatch
+from checklist.result import Result
+from checklist.verdict import judge
+from estimator.errors import UserError
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import cpu_run, gpu_run, with_pairs
+
+
+@pytest.fixture(scope="module")
+def sick() -> Result:
+    return judge(with_pairs(cpu_run(4), Cluster(nodes=4, transmit={2: 0.25}, receive={2: 0.25})))
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Result:
+    return judge(gpu_run())
+
+
+@pytest.mark.parametrize("name", ["sick", "healthy"])
+def test_the_cloudwatch_line_is_embedded_metric_format(name: str, request: pytest.FixtureRequest) -> None:
+    made: Result = request.getfixturevalue(name)
+    stream = io.StringIO()
+    cloudwatch.write(made, stream, cluster="prod")
+    (line,) = stream.getvalue().splitlines()
+    record = json.loads(line)
+    (directive,) = record["_aws"]["CloudWatchMetrics"]
+    assert record["_aws"]["Timestamp"] == 1_060_000
+    assert directive["Namespace"] == "TrainingChecklist"
+    assert directive["Dimensions"] == [["Cluster"]]
+    assert record["Cluster"] == "prod"
+    names = [metric["Name"] for metric in directive["Metrics"]]
+    assert len(names) == len(set(names)) <= 100
+    assert all(isinstance(record[metric], int | float) for metric in names)
+    assert record["Verdict"] == {"sick": 2, "healthy": 0}[name]
+    units = {metric["Unit"] for metric in directive["Metrics"]}
+    assert units <= {"None", "Count", "Seconds", "Gigabytes/Second"}
+
+
+def test_a_cluster_without_a_name_is_refused(healthy: Result) -> None:
+    with pytest.raises(UserError, match="name for CloudWatch is empty"):
+        cloudwatch.line(healthy, cluster=" ")

@@ -1,0 +1,12 @@
+"""What NVML tells of a GPU, as the judge understands it."""
+
+from __future__ import annotations
+
+from checklist.judges.gpus import NORMAL_THROTTLING
+from checklist.probes import gpus
+from tests.checklist import runs
+
+
+def test_the_judge_calls_throttling_what_the_probe_calls_it() -> None:
+    assert set(NORMAL_THROTTLING) <= set(gpus._THROTTLES.values())
+    assert set(runs.healthy_gpu(0, 8, "after").throttle_reasons or ()) <= set(gpus._THROTTLES.values())
