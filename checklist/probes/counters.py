@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 
 _SNMP = Path("/proc/self/net/snmp")  # of this process's network namespace
 _RDMA = Path("/sys/class/infiniband")
@@ -33,7 +33,7 @@ _ERRORS = (
 )
 
 
-def read(_: Worker) -> dict[str, Any]:
+def read(_: Context) -> dict[str, Any]:
     """TCP segments sent and sent again, and the RDMA ports' errors; None: not to be had here."""
     sent, again = tcp(_SNMP)
     return {"tcp_segments": sent, "tcp_retransmitted": again, "rdma_errors": rdma(_RDMA)}

@@ -15,24 +15,24 @@ from typing import Any
 
 from checklist.measurements import Facts, to_dict
 from checklist.probes import cloud, gpus, nics
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 
 HOST_ID = "CHECKLIST_HOST_ID"  # instead of the kernel's boot id, where one kernel plays several hosts
 _IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
 
 
-def gather(worker: Worker, backend: str, route_to: str) -> dict[str, Any]:
+def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
     """The rank's Facts. ``route_to`` is an address of the cluster, rank 0's."""
     seen = gpus.look()
-    uuid = seen.uuids[worker.local_rank] if worker.local_rank < len(seen.uuids) else None
+    uuid = seen.uuids[context.local_rank] if context.local_rank < len(seen.uuids) else None
     interfaces = nics.interfaces()
     choice = nics.choose(backend, interfaces, route_to)
     resolved = nics.own_address()
     place = cloud.place()
     facts = Facts(
-        rank=worker.rank,
-        node=worker.node,
-        local_rank=worker.local_rank,
+        rank=context.rank,
+        node=context.node,
+        local_rank=context.local_rank,
         hostname=socket.gethostname(),
         boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
         node_name=os.environ.get("NODE_NAME") or place.instance or socket.gethostname(),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from checklist.measurements import GpuHealth, to_dict
 from checklist.probes import xids
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
 
 T = TypeVar("T")
@@ -65,17 +65,17 @@ def look() -> Seen:
         )
 
 
-def health(worker: Worker, when: str) -> dict[str, Any] | None:
+def health(context: Context, when: str) -> dict[str, Any] | None:
     """The health of this rank's GPU, as GpuHealth; None where it has none."""
     with _nvml() as nvml:
         handles = _visible(nvml) if nvml is not None else []
-        if nvml is None or worker.local_rank >= len(handles):
+        if nvml is None or context.local_rank >= len(handles):
             return None
-        handle = handles[worker.local_rank]
+        handle = handles[context.local_rank]
         place = _optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
         address = None if place is None else _text(place.busId)
-        seen = xids.look(worker, when, address, nvml, handle)
-        return to_dict(replace(_health(nvml, handle, worker.rank, when), **seen))
+        seen = xids.look(context, when, address, nvml, handle)
+        return to_dict(replace(_health(nvml, handle, context.rank, when), **seen))
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:

@@ -10,33 +10,33 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from checklist.measurements import Probe, to_dict
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 from checklist.probes.sockets import Sink, deliver
 
 BULK_BYTES = 256 << 10
 _AT_ONCE = 16  # probes of one node; more would be limited by its own processor
 
 
-def listen(worker: Worker, address: str) -> int:
+def listen(context: Context, address: str) -> int:
     """Take what others send to ``address``; the port on which."""
-    sink = worker.kept.get("sink")
+    sink = context.kept.get("sink")
     if sink is None:
-        sink = worker.kept["sink"] = Sink(address)
+        sink = context.kept["sink"] = Sink(address)
     return int(sink.port)
 
 
 def reach(
-    worker: Worker, peers: dict[str, tuple[str, int]], connect_s: float, bulk_s: float
+    context: Context, peers: dict[str, tuple[str, int]], connect_s: float, bulk_s: float
 ) -> list[dict[str, Any]]:
     """Connect to each node of ``peers`` (address and port) and move 256 KB."""
 
     def probe(node: str) -> dict[str, Any]:
         address, port = peers[node]
-        worker.progress.begin()
+        context.progress.begin()
         sent = deliver(address, port, first=BULK_BYTES, connect_s=connect_s, limit_s=bulk_s)
         return to_dict(
             Probe(
-                src=worker.node,
+                src=context.node,
                 dst=int(node),
                 connected=sent.connected,
                 bulk_ok=bool(sent.seconds) if sent.connected else None,

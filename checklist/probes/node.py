@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from checklist.checks import LOCALS
 from checklist.measurements import Local, to_dict
 from checklist.probes import storage
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ _NEED_TORCH = {"gemm", "hbm", "host-copy", "peer-copy"}  # it is slow to import,
 
 
 def measure(
-    worker: Worker, device: str, checks: list[str], load_s: float, places: dict[str, Any]
+    context: Context, device: str, checks: list[str], load_s: float, places: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Those of the checks gemm, hbm, host-copy and peer-copy that are asked for, and storage, as Locals.
 
@@ -37,8 +37,8 @@ def measure(
     figures: list[Local] = []
 
     def noted(what: str, sampled: Callable[[], storage.Sampled], peer: int | None = None) -> None:
-        worker.progress.name(what)
-        worker.progress.begin()
+        context.progress.name(what)
+        context.progress.begin()
         problem = note = None
         try:
             values, note = sampled()
@@ -48,7 +48,7 @@ def measure(
             values, problem = [], first if ours else f"{type(error).__name__}: {first}"
         figures.append(
             Local(
-                rank=worker.rank,
+                rank=context.rank,
                 what=what,
                 value=statistics.median(values) if values else None,
                 unit=LOCALS[what].unit,
@@ -63,19 +63,19 @@ def measure(
         noted(what, lambda: (samples(), None), peer)
 
     if _NEED_TORCH & set(checks):
-        _compute(worker, device == "cuda", checks, load_s, figure)
-    if worker.local_rank == 0:
+        _compute(context, device == "cuda", checks, load_s, figure)
+    if context.local_rank == 0:
         storage.measure(noted, **places)
     return [to_dict(one) for one in figures]
 
 
 def _compute(
-    worker: Worker, on_gpu: bool, checks: list[str], load_s: float, figure: Callable[..., None]
+    context: Context, on_gpu: bool, checks: list[str], load_s: float, figure: Callable[..., None]
 ) -> None:
     """What the processor or GPU can do."""
     import torch
 
-    where = torch.device("cuda", worker.local_rank) if on_gpu else torch.device("cpu")
+    where = torch.device("cuda", context.local_rank) if on_gpu else torch.device("cpu")
     if "gemm" in checks:
         dtypes = {"gemm_bf16": torch.bfloat16} if on_gpu else {"gemm_fp32": torch.float32}
         for name, dtype in dtypes.items():
@@ -89,8 +89,8 @@ def _compute(
         figure("d2h", lambda: _copies(where, host, _HOST_COPY_BYTES))
     if on_gpu and "peer-copy" in checks:
         for other in range(torch.cuda.device_count()):
-            if other != worker.local_rank:
-                peer = worker.rank - worker.local_rank + other
+            if other != context.local_rank:
+                peer = context.rank - context.local_rank + other
                 there = torch.device("cuda", other)
                 figure("peer_copy", partial(_copies, where, there, _HOST_COPY_BYTES), peer)
 

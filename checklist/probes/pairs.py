@@ -10,7 +10,7 @@ import math
 import time
 from typing import Any
 
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 from checklist.probes.sockets import deliver
 
 _WARM_UP_BYTES = 256 << 10
@@ -21,10 +21,10 @@ _WARM_UPS = 2
 
 
 def send(
-    worker: Worker, address: str, port: int, size: int, repetitions: int, connect_s: float, limit_s: float
+    context: Context, address: str, port: int, size: int, repetitions: int, connect_s: float, limit_s: float
 ) -> dict[str, Any]:
     """Send at least ``repetitions`` messages of up to ``size`` bytes over one connection; seconds of each."""
-    worker.progress.begin()
+    context.progress.begin()
 
     def fitting(warm_up_s: float) -> int:
         return min(size, max(_LEAST_BYTES, int(_WARM_UP_BYTES / warm_up_s * _MESSAGE_S)))
@@ -49,7 +49,7 @@ def send(
 
 
 def exchange(
-    worker: Worker,
+    context: Context,
     store: tuple[str, int],
     group: str,
     first: bool,
@@ -66,15 +66,15 @@ def exchange(
 
     from checklist.probes.world import client, end_group, start_group
 
-    end_group(worker)
-    start_group(worker, "nccl", client(store, group, limit_s), 0 if first else 1, 2, limit_s)
-    device = torch.device("cuda", worker.local_rank)
+    end_group(context)
+    start_group(context, "nccl", client(store, group, limit_s), 0 if first else 1, 2, limit_s)
+    device = torch.device("cuda", context.local_rank)
     payload = torch.zeros(size, dtype=torch.uint8, device=device)
     times: dict[bool, list[float]] = {True: [], False: []}
     for sends in (first, not first):
         for repetition in range(_WARM_UPS + repetitions):
-            worker.progress.begin()
-            dist.barrier(device_ids=[worker.local_rank])
+            context.progress.begin()
+            dist.barrier(device_ids=[context.local_rank])
             torch.cuda.synchronize(device)
             begin = time.perf_counter()
             if sends:
@@ -84,7 +84,7 @@ def exchange(
             torch.cuda.synchronize(device)
             if repetition >= _WARM_UPS:
                 times[sends].append(time.perf_counter() - begin)
-    end_group(worker)
+    end_group(context)
     return {"there": times[True], "back": times[False], "bytes": size}
 
 

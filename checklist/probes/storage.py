@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from checklist.measurements import NO_FOLDER
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 
 BLOCK = 8 << 20  # large enough for one reader to keep a disk busy
 _MEMORY = ("tmpfs", "ramfs")
@@ -56,7 +56,7 @@ def measure(figure: Figure, name: str, directory: str | None, datastore: str | N
             place.remove()
 
 
-def remove(_: Worker, name: str, directory: str | None, datastore: str | None) -> None:
+def remove(_: Context, name: str, directory: str | None, datastore: str | None) -> None:
     """Remove what a process that was killed has left in those places."""
     for place in _places(name, directory, datastore).values():
         place.remove()

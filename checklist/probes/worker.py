@@ -18,22 +18,37 @@ from pathlib import Path
 from typing import Any
 
 from checklist.probes import flight
-from checklist.probes.context import DIRECTORY, PARENT, PIPE, Message, Worker
+from checklist.probes.context import DIRECTORY, PARENT, PIPE, Context
 from launchers.cluster.processes import die_with_parent
 
+Message = dict[str, Any]
 
-def run(worker: Worker, command: Message) -> None:
+
+class Answers:
+    """The pipe to the supervisor. Two threads write into it: commands', and that of traces."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = os.fdopen(pipe, "wb", buffering=0)
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Write a message, whole."""
+        with self._lock:
+            self._pipe.write(json.dumps(message).encode() + b"\n")
+
+
+def run(context: Context, answers: Answers, command: Message) -> None:
     """Do one command and answer it, whatever becomes of it."""
     what = command["what"]
-    worker.progress.name(str(command.get("operation") or what))
+    context.progress.name(str(command.get("operation") or what))
     try:
-        reply = _commands()[what](worker, **command.get("arguments", {}))
+        reply = _commands()[what](context, **command.get("arguments", {}))
     except Exception as error:  # noqa: BLE001 - it is told to the supervisor
         lines = str(error).strip().splitlines() or [""]
         text = f"{type(error).__name__}: {lines[0][:500]}"
-        worker.answer({"kind": "failed", "id": command["id"], "error": text})
+        answers.send({"kind": "failed", "id": command["id"], "error": text})
     else:
-        worker.answer({"kind": "done", "id": command["id"], "reply": reply})
+        answers.send({"kind": "done", "id": command["id"], "reply": reply})
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
@@ -63,21 +78,23 @@ def main() -> None:
     """Serve until standard input ends."""
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's affair
-    worker = Worker(Path(os.environ[DIRECTORY]), int(os.environ[PIPE]))
+    context, answers = Context(Path(os.environ[DIRECTORY])), Answers(int(os.environ[PIPE]))
     commands: queue.Queue[Message | None] = queue.Queue()
-    threading.Thread(target=_read, args=(worker, commands), name="checklist-read", daemon=True).start()
+    threading.Thread(
+        target=_read, args=(context, answers, commands), name="checklist-read", daemon=True
+    ).start()
     while (command := commands.get()) is not None:
-        run(worker, command)
+        run(context, answers, command)
     os._exit(0)  # without the clean-up of libraries, which may wait for others
 
 
-def _read(worker: Worker, commands: queue.Queue[Message | None]) -> None:
+def _read(context: Context, answers: Answers, commands: queue.Queue[Message | None]) -> None:
     for line in sys.stdin.buffer:
         command = json.loads(line)
         if command["what"] == "trace":  # asked while the main thread is stuck
-            worker.answer({"kind": "trace", "record": flight.read()})
+            answers.send({"kind": "trace", "record": flight.read()})
         elif command["what"] == "count":
-            worker.progress.restart()
+            context.progress.restart()
         else:
             commands.put(command)
     os._exit(0)  # the supervisor has gone

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 from checklist.probes.operations import Unavailable, prepare, wrong_values
 from checklist.probes.transport import chosen, parse
 
@@ -22,13 +22,13 @@ WARM_UPS = 2
 _TOGETHER_CUDA = 4  # operations of one turn: launching one overlaps with the one before, as in training
 
 
-def store(worker: Worker, address: str) -> int:
+def store(context: Context, address: str) -> int:
     """Serve the store through which groups find each other (on rank 0); its port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    if "store" not in worker.kept:
-        worker.kept["store"] = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    return int(worker.kept["store"].port)
+    if "store" not in context.kept:
+        context.kept["store"] = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    return int(context.kept["store"].port)
 
 
 def client(where: tuple[str, int], prefix: str, limit_s: float) -> Store:
@@ -39,23 +39,25 @@ def client(where: tuple[str, int], prefix: str, limit_s: float) -> Store:
     return PrefixStore(prefix, TCPStore(where[0], where[1], is_master=False, timeout=limit))
 
 
-def join(worker: Worker, where: tuple[str, int], group: str, backend: str, world: int, limit_s: float) -> int:
+def join(
+    context: Context, where: tuple[str, int], group: str, backend: str, world: int, limit_s: float
+) -> int:
     """Make the group of all ranks; the number of ranks that it has."""
     import torch.distributed as dist
 
-    start_group(worker, backend, client(where, group, limit_s), worker.rank, world, limit_s)
-    worker.progress.begin()
-    dist.barrier(**_barrier_options(worker))
+    start_group(context, backend, client(where, group, limit_s), context.rank, world, limit_s)
+    context.progress.begin()
+    dist.barrier(**_barrier_options(context))
     return dist.get_world_size()
 
 
-def start_group(worker: Worker, backend: str, place: Store, rank: int, world: int, limit_s: float) -> None:
+def start_group(context: Context, backend: str, place: Store, rank: int, world: int, limit_s: float) -> None:
     """Join a group of ``world`` ranks as ``rank``."""
     import torch
     import torch.distributed as dist
 
     if backend == "nccl":
-        torch.cuda.set_device(worker.local_rank)
+        torch.cuda.set_device(context.local_rank)
     dist.init_process_group(
         backend,
         store=place,
@@ -64,46 +66,48 @@ def start_group(worker: Worker, backend: str, place: Store, rank: int, world: in
         # Longer than the supervisor waits: it shall see who hangs, before the others give up.
         timeout=datetime.timedelta(seconds=2 * limit_s),
     )
-    worker.kept["backend"] = backend
+    context.kept["backend"] = backend
 
 
-def end_group(worker: Worker) -> None:
+def end_group(context: Context) -> None:
     """Leave the group that this rank is in, if it is in one."""
-    if worker.kept.pop("backend", None):
+    if context.kept.pop("backend", None):
         import torch.distributed as dist
 
         dist.destroy_process_group()
 
 
-def leave(worker: Worker) -> None:
+def leave(context: Context) -> None:
     """The command that does the same."""
-    end_group(worker)
+    end_group(context)
 
 
-def correct(worker: Worker, op: str, dtype: str, elements: int) -> dict[str, Any]:
+def correct(context: Context, op: str, dtype: str, elements: int) -> dict[str, Any]:
     """Do ``op`` once with values that tell ranks and places apart; how many values are wrong here."""
-    return _do(worker, op, dtype, elements, iterations=0)
+    return _do(context, op, dtype, elements, iterations=0)
 
 
-def timed(worker: Worker, op: str, dtype: str, elements: int, iterations: int, apart: bool) -> dict[str, Any]:
+def timed(
+    context: Context, op: str, dtype: str, elements: int, iterations: int, apart: bool
+) -> dict[str, Any]:
     """Do ``op`` that often; seconds of each, and the wrong values of the last.
 
     ``apart``: in turns that all ranks begin together, so that none waits for what another did before.
     """
-    return _do(worker, op, dtype, elements, iterations, apart=apart)
+    return _do(context, op, dtype, elements, iterations, apart=apart)
 
 
 def _do(
-    worker: Worker, op: str, dtype: str, elements: int, iterations: int, *, apart: bool = False
+    context: Context, op: str, dtype: str, elements: int, iterations: int, *, apart: bool = False
 ) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    backend = worker.kept["backend"]
-    device = torch.device("cuda", worker.local_rank) if backend == "nccl" else torch.device("cpu")
+    backend = context.kept["backend"]
+    device = torch.device("cuda", context.local_rank) if backend == "nccl" else torch.device("cpu")
     rank, world = dist.get_rank(), dist.get_world_size()
     work = prepare(op, getattr(torch, dtype), elements, rank, world, device)
-    begin, logged = worker.progress.begin, len(_log())
+    begin, logged = context.progress.begin, len(_log())
     try:
         for _ in range(WARM_UPS if iterations else 1):
             begin()
@@ -115,7 +119,7 @@ def _do(
     if apart and iterations:
         together = operations_of_turn(device)
         for _ in range(max(1, iterations // together)):
-            dist.barrier(**_barrier_options(worker))
+            dist.barrier(**_barrier_options(context))
             wait(device)
             seconds += seconds_of_each(work.run, together, begin, device)
     else:
@@ -165,11 +169,11 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _barrier_options(worker: Worker) -> dict[str, Any]:
-    return {"device_ids": [worker.local_rank]} if worker.kept.get("backend") == "nccl" else {}
+def _barrier_options(context: Context) -> dict[str, Any]:
+    return {"device_ids": [context.local_rank]} if context.kept.get("backend") == "nccl" else {}
 
 
-def transport(_: Worker) -> dict[str, Any]:
+def transport(_: Context) -> dict[str, Any]:
     """What this rank's log of NCCL says."""
     return parse(_log())
 

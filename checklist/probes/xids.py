@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from checklist.probes.context import Worker
+from checklist.probes.context import Context
 
 Source = Literal["kernel log", "NVML events"]
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -132,23 +132,23 @@ class Watch:
                 self.lost = True
 
 
-def look(worker: Worker, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
+def look(context: Context, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
     """The fields xids, xids_earlier and xid_source of GpuHealth, for the GPU at that PCI address."""
     log = kernel_log() if address is not None else None
     if log is not None and address is not None:
-        return _from_log(worker, when, log, pci(address))
+        return _from_log(context, when, log, pci(address))
     if when == "before":
         with contextlib.suppress(nvml.NVMLError, AttributeError):
-            worker.kept["xids"] = Watch(nvml, handle)
-    watch = worker.kept.get("xids")  # not there in a process that was started anew
+            context.kept["xids"] = Watch(nvml, handle)
+    watch = context.kept.get("xids")  # not there in a process that was started anew
     if watch is None or watch.lost:
         return {"xids": None, "xids_earlier": None, "xid_source": None}
     return {"xids": tuple(watch.codes), "xids_earlier": None, "xid_source": "NVML events"}
 
 
-def _from_log(worker: Worker, when: str, log: Log, gpu: tuple[int, int, int]) -> dict[str, Any]:
+def _from_log(context: Context, when: str, log: Log, gpu: tuple[int, int, int]) -> dict[str, Any]:
     """What is newer than the log's end at the time "before" was asked belongs to the run."""
-    mark = Path(worker.directory) / f"rank{worker.rank}.kernel-log"  # outlives this process
+    mark = Path(context.directory) / f"rank{context.rank}.kernel-log"  # outlives this process
     if when == "before":
         mark.write_text(repr(log.until))
     begin = float(mark.read_text()) if mark.exists() else None
