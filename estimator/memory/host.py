@@ -12,9 +12,11 @@ CUDA_CONTEXT_BYTES = int(0.75 * GIB)
 NCCL_BYTES = int(1.5 * GIB)
 
 # Python, torch and an engine, imported, in one process without a GPU: resident 0.43 to 0.46 GiB with
-# torchtune and with DeepSpeed, 0.1 more with a process group (torch 2.13+cpu, torchtune 0.6.1,
+# DeepSpeed; with torchtune 0.09 GiB less, as its ranks leave out `datasets`, pandas and pyarrow
+# (launchers/engines/torchtune/deferred.py); 0.1 more with a process group (torch 2.13+cpu, torchtune 0.6.1,
 # DeepSpeed 0.19.8, Linux).
 CPU_RUNTIME_BYTES = int(0.45 * GIB)
+CPU_RUNTIME_OF_TORCHTUNE_BYTES = int(0.36 * GIB)
 GLOO_BYTES = int(0.1 * GIB)
 
 # Resident memory of a Python process with torch, CUDA's libraries and an engine loaded: 2-3 GiB. Recalled,
@@ -28,7 +30,8 @@ def runtime_bytes(setup: Setup) -> int:
     It lies outside PyTorch's allocator.
     """
     if setup.device == "cpu":
-        return CPU_RUNTIME_BYTES + (GLOO_BYTES if setup.world_size > 1 else 0)
+        runtime = CPU_RUNTIME_OF_TORCHTUNE_BYTES if setup.engine == "torchtune" else CPU_RUNTIME_BYTES
+        return runtime + (GLOO_BYTES if setup.world_size > 1 else 0)
     return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else 0)
 
 

@@ -31,14 +31,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torchtune.training
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
+from launchers.engines.torchtune.deferred import deferred_datasets
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
+
+with deferred_datasets():
+    import torchtune.training
 
 RECIPES = {
     "full_finetune_single_device": "FullFinetuneRecipeSingleDevice",
