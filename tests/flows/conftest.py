@@ -98,7 +98,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 def start_flow(home: Path, arguments: list[str], **more: str) -> subprocess.Popen[str]:
     """Start the flow; its output goes to ``home/log``."""
     command = [sys.executable, str(FLOW), *arguments]
-    if arguments and arguments[0] in ("run", "resume"):
+    if "run" in arguments or "resume" in arguments:  # options of the flow may come before
         command += ["--run-id-file", str(home / "run_id")]
     with (home / "log").open("w") as log:
         return subprocess.Popen(
