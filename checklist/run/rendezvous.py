@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.cluster.allocation import expand_hosts
+from launchers.cluster.allocation import expand_hosts, read_number
 from launchers.cluster.channel import Endpoint, Secret
 
 PORTS = 8  # the control channel takes the first free one of so many
@@ -123,17 +123,17 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Rendezvous 
 
 
 def _torchrun(environment: Mapping[str, str]) -> Rendezvous:
-    rank, world = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
-    local_rank = _number(environment, "LOCAL_RANK", 0)
-    local_world = _number(environment, "LOCAL_WORLD_SIZE", 1)
+    rank, world = read_number(environment, "RANK"), read_number(environment, "WORLD_SIZE")
+    local_rank = read_number(environment, "LOCAL_RANK", 0)
+    local_world = read_number(environment, "LOCAL_WORLD_SIZE", 1)
     return _one(
         rank=rank,
         local_rank=local_rank,
         world=world,
-        node=_number(environment, "GROUP_RANK", rank // max(1, local_world)),
-        nodes=_number(environment, "GROUP_WORLD_SIZE", max(1, world // max(1, local_world))),
+        node=read_number(environment, "GROUP_RANK", rank // max(1, local_world)),
+        nodes=read_number(environment, "GROUP_WORLD_SIZE", max(1, world // max(1, local_world))),
         host=environment.get("MASTER_ADDR", "127.0.0.1"),
-        port=_number(environment, "MASTER_PORT", DEFAULT_PORT),
+        port=read_number(environment, "MASTER_PORT", DEFAULT_PORT),
         secret=Secret(environment.get(SHARED_VARIABLE, "")),
         run=environment.get("CHECKLIST_JOB") or environment.get("TORCHELASTIC_RUN_ID") or "checklist",
     )
@@ -149,13 +149,13 @@ def _slurm(environment: Mapping[str, str]) -> Rendezvous:
             "Set MASTER_ADDR to the first host of the job.",
         )
     return _one(
-        rank=_number(environment, "SLURM_PROCID"),
-        local_rank=_number(environment, "SLURM_LOCALID", 0),
-        world=_number(environment, "SLURM_NTASKS"),
-        node=_number(environment, "SLURM_NODEID", 0),
-        nodes=_number(environment, "SLURM_STEP_NUM_NODES", 1),
+        rank=read_number(environment, "SLURM_PROCID"),
+        local_rank=read_number(environment, "SLURM_LOCALID", 0),
+        world=read_number(environment, "SLURM_NTASKS"),
+        node=read_number(environment, "SLURM_NODEID", 0),
+        nodes=read_number(environment, "SLURM_STEP_NUM_NODES", 1),
         host=host,
-        port=_number(environment, "MASTER_PORT", DEFAULT_PORT),
+        port=read_number(environment, "MASTER_PORT", DEFAULT_PORT),
         secret=Secret(environment.get(SHARED_VARIABLE, "")),
         run=f"{environment.get('SLURM_JOB_ID', '')}.{environment['SLURM_STEP_ID']}",
     )
@@ -184,15 +184,3 @@ def _one(
         secret=secret,
         run=run,
     )
-
-
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environment.get(name)
-    if text is None and default is not None:
-        return default
-    try:
-        return int(text or "")
-    except ValueError:
-        raise UserError(
-            f"{name} is {text!r}, which is no whole number.", "Look at how the job was started."
-        ) from None

@@ -9,15 +9,13 @@ import contextlib
 import os
 import queue
 import shutil
-import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from checklist import measurements
 from checklist.measurements import Measurements
@@ -43,6 +41,7 @@ from checklist.run.rendezvous import Rendezvous
 from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
 from launchers.cluster.channel import Connection
+from launchers.cluster.processes import sigterm_raises
 
 _END_S = 15.0  # for the last results to come, after the run's own limit
 
@@ -109,7 +108,7 @@ def take_part(
         if conductor is not None:
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
         connection = control.join(rendezvous, limits)
-        with _sigterm_raises():
+        with sigterm_raises():
             return _Supervisor(rendezvous, limits, connection, place).serve()
     finally:
         if conductor is not None:
@@ -226,24 +225,3 @@ def _environment(rendezvous: Rendezvous) -> dict[str, str]:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             environment[name] = os.environ.get(name, "lo")
     return environment
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Where SIGTERM would simply end this process: unwind instead, so that the workers are ended."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
-        yield
-        return
-
-    def stop(number: int, _: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -137,15 +137,15 @@ def _no_hosts(nodelist: str, part: str) -> UserError:
 
 
 def _torchrun(environment: Mapping[str, str]) -> Allocation:
-    if _number(environment, "LOCAL_WORLD_SIZE", 1) > 1:
+    if read_number(environment, "LOCAL_WORLD_SIZE", 1) > 1:
         raise _several("torchrun", "--nproc-per-node 1")
-    first = _number(environment, "MASTER_PORT", FIRST_PORT) + 1  # torchrun's own store listens there
+    first = read_number(environment, "MASTER_PORT", FIRST_PORT) + 1  # torchrun's own store listens there
     return Allocation(
         scheduler="torchrun",
         job=environment.get("TORCHELASTIC_RUN_ID", ""),
         attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        node=_number(environment, "GROUP_RANK"),
-        nodes=_number(environment, "GROUP_WORLD_SIZE", _number(environment, "WORLD_SIZE")),
+        node=read_number(environment, "GROUP_RANK"),
+        nodes=read_number(environment, "GROUP_WORLD_SIZE", read_number(environment, "WORLD_SIZE")),
         main_host=environment.get("MASTER_ADDR") or "127.0.0.1",
         ports=_ports(first),
     )
@@ -156,7 +156,7 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
     if any(int(count) > 1 for count in re.findall(r"(?:^|,)(\d+)", tasks)):
         raise _several("srun", "--ntasks-per-node=1")
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
-    nodes = _number(environment, "SLURM_STEP_NUM_NODES", len(hosts))
+    nodes = read_number(environment, "SLURM_STEP_NUM_NODES", len(hosts))
     main_host = environment.get("MASTER_ADDR") or (hosts[0] if hosts else "")
     if not main_host:
         raise UserError(
@@ -168,7 +168,7 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
         scheduler="slurm",
         job=job,
         attempt=f"{environment.get('SLURM_RESTART_COUNT', '0')}.{environment['SLURM_STEP_ID']}",
-        node=_number(environment, "SLURM_NODEID"),
+        node=read_number(environment, "SLURM_NODEID"),
         nodes=nodes,
         main_host=main_host if nodes > 1 else "127.0.0.1",
         ports=_ports_of_job(environment, job),
@@ -177,7 +177,7 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
 
 
 def _slurm_without_srun(environment: Mapping[str, str]) -> Allocation:
-    nodes = _number(environment, "SLURM_JOB_NUM_NODES", 1)
+    nodes = read_number(environment, "SLURM_JOB_NUM_NODES", 1)
     if nodes > 1:
         raise UserError(
             f"This job has {nodes} nodes, but the command runs on one of them only.",
@@ -190,15 +190,17 @@ def _slurm_without_srun(environment: Mapping[str, str]) -> Allocation:
 
 def _slurm_memory(environment: Mapping[str, str]) -> int | None:
     """--mem or --mem-per-cpu, which Slurm gives in MiB; 0 is all of the node's."""
-    whole = _number(environment, "SLURM_MEM_PER_NODE", 0)
-    of_cpus = _number(environment, "SLURM_MEM_PER_CPU", 0) * _number(environment, "SLURM_CPUS_ON_NODE", 0)
+    whole = read_number(environment, "SLURM_MEM_PER_NODE", 0)
+    of_cpus = read_number(environment, "SLURM_MEM_PER_CPU", 0) * read_number(
+        environment, "SLURM_CPUS_ON_NODE", 0
+    )
     return (whole or of_cpus) * MIB or None
 
 
 def _mpi(environment: Mapping[str, str], rank: str, size: str, on_node: str) -> Allocation:
-    if _number(environment, on_node, 1) > 1:
+    if read_number(environment, on_node, 1) > 1:
         raise _several("mpiexec", "one process on each node (OpenMPI: --map-by ppr:1:node)")
-    nodes = _number(environment, size)
+    nodes = read_number(environment, size)
     hosts = _node_file(environment)
     main_host = environment.get("MASTER_ADDR") or (hosts[0] if hosts else "")
     if nodes > 1 and not main_host:
@@ -211,7 +213,7 @@ def _mpi(environment: Mapping[str, str], rank: str, size: str, on_node: str) -> 
         scheduler="pbs" if "PBS_JOBID" in environment else "mpi",
         job=job,
         attempt=environment.get("OMPI_MCA_ess_base_jobid", environment.get("PALS_APID", "0")),
-        node=_number(environment, rank),
+        node=read_number(environment, rank),
         nodes=nodes,
         main_host=main_host if nodes > 1 else "127.0.0.1",
         ports=_ports_of_job(environment, job),
@@ -268,7 +270,7 @@ def _alone(scheduler: str, job: str, attempt: str = "0", memory_bytes: int | Non
 def _ports_of_job(environment: Mapping[str, str], job: str) -> tuple[int, ...]:
     """The same on all nodes; jobs that share a host mostly get different ones."""
     if "MASTER_PORT" in environment:
-        return _ports(_number(environment, "MASTER_PORT") + 1)
+        return _ports(read_number(environment, "MASTER_PORT") + 1)
     digits = re.match(r"\d+", job)
     return _ports(FIRST_PORT + PORTS * (int(digits[0]) % _SLOTS if digits else 0))
 
@@ -284,7 +286,8 @@ def _several(launcher: str, how: str) -> UserError:
     )
 
 
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+def read_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A whole number of the scheduler's or launcher's variables; UserError where it is none."""
     text = environment.get(name)
     if text is None and default is not None:
         return default
