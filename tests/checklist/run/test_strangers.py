@@ -194,7 +194,9 @@ def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments
     process = local._start(options, place(1, new_port(), secret), (), tmp_path)
     try:
         for name, own in (("cmdline", b"checklist.run.local"), ("environ", b"CHECKLIST_LOCAL_NODE=1")):
-            content = Path(f"/proc/{process.pid}/{name}").read_bytes()
+            file, deadline = Path(f"/proc/{process.pid}/{name}"), time.monotonic() + 10
+            while not (content := file.read_bytes()) and time.monotonic() < deadline:
+                time.sleep(0.01)  # empty for a moment, until the program has begun
             assert own in content
             assert secret.text.encode() not in content
     finally:
