@@ -10,9 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from estimator.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 2
 PhaseName = Literal["facts", "mesh", "node", "world", "pairs"]
@@ -338,12 +342,21 @@ def from_json(text: str) -> Measurements:
     return record(Measurements, values)
 
 
+@cache
+def adapter_of(kind: type[R]) -> TypeAdapter[R]:
+    """The pydantic validator of ``kind``, built once for each kind: building one takes up to 0.1 s."""
+    from pydantic import TypeAdapter  # heavy to import
+
+    return TypeAdapter(kind)
+
+
 def record(kind: type[R], values: Any) -> R:
     """``values`` (plain, as JSON gives them) as a record of ``kind``. Raises UserError."""
-    from pydantic import TypeAdapter, ValidationError  # heavy to import
+    from pydantic import ValidationError  # heavy to import
 
+    adapter: TypeAdapter[R] = adapter_of(kind)  # type: ignore[arg-type]  # functools.cache drops the R
     try:
-        return TypeAdapter(kind).validate_python(values)
+        return adapter.validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

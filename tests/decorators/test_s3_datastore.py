@@ -211,7 +211,7 @@ def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
     waiting_datastore.ask_briefly("s3://no-such-bucket/metaflow")  # an answer, too
     hurt(faults)
     watch(JOB)  # it has just looked
-    clock.now += waiting_datastore.LOOK_EVERY_S
+    clock.now += waiting_datastore.ASK_EVERY_S
     with pytest.raises(UserError, match=rf"{ROOT}.*{words}.*; jobset js-1 is ended\."):
         watch(JOB)
     assert ended == ["js-1"]

@@ -17,7 +17,7 @@ import pytest
 
 from checklist import result as results
 from checklist.outputs.taint import EFFECT, KEY, LABEL
-from checklist.result import Result
+from checklist.result import SCHEMA_VERSION, Result
 from checklist.verdict import judge
 from estimator.plan import Plan
 from flows import checklist_gate
@@ -278,7 +278,7 @@ def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_p
     assert found is None
     assert re.fullmatch(
         r"The newest checklist of this cluster \(ChecklistFlow/\d+\) can't be used: The result has schema "
-        r"version 7; this program reads 1\.",
+        rf"version 7; this program reads {SCHEMA_VERSION}\.",
         problem,
     )
     assert newest(tmp_path, "broken")[:2] == [None, None]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from checklist.probes import flight
+from checklist.run.control import Do, FromWorker, Reply
 from checklist.run.worker_process import WorkerProcess
 
 LIMIT_S = 90.0  # importing torch on a busy machine
@@ -48,19 +49,22 @@ def test_the_lowest_number_is_behind_and_nobody_where_all_are_alike() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_both(tmp_path: Path) -> None:
-    heard: queue.Queue[dict[str, Any]] = queue.Queue()
+    heard: queue.Queue[FromWorker] = queue.Queue()
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     workers = [
         WorkerProcess(rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, heard=heard)
         for rank in range(2)
     ]
 
-    def answers(count: int) -> dict[int, Any]:
-        return {said["rank"]: said["message"] for said in (heard.get(timeout=LIMIT_S) for _ in range(count))}
+    def answers(count: int) -> dict[int, Reply]:
+        return {said.rank: said.reply for said in (heard.get(timeout=LIMIT_S) for _ in range(count))}
+
+    def tell(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
+        worker.tell(Do(rank=worker.rank, id=number, what=what, arguments=arguments))
 
     try:
-        workers[0].tell({"id": 1, "what": "store", "arguments": {"address": "127.0.0.1"}})
-        port = answers(1)[0]["reply"]
+        tell(workers[0], 1, "store", {"address": "127.0.0.1"})
+        port = answers(1)[0].reply
         group = {
             "where": ("127.0.0.1", port),
             "group": "g",
@@ -69,19 +73,19 @@ def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_bot
             "limit_s": LIMIT_S,
         }
         for worker in workers:
-            worker.tell({"id": 2, "what": "join", "arguments": group})
-        assert {said["kind"] for said in answers(2).values()} == {"done"}
+            tell(worker, 2, "join", group)
+        assert {said.kind for said in answers(2).values()} == {"done"}
         all_reduce = {"op": "all_reduce", "dtype": "float32", "elements": 1000}
         for worker in workers:
-            worker.tell({"id": 3, "what": "correct", "arguments": all_reduce})
-        assert {said["kind"] for said in answers(2).values()} == {"done"}
+            tell(worker, 3, "correct", all_reduce)
+        assert {said.kind for said in answers(2).values()} == {"done"}
 
-        workers[0].tell({"id": 4, "what": "correct", "arguments": all_reduce})  # the other is not told
+        tell(workers[0], 4, "correct", all_reduce)  # the other is not told
         records: dict[int, Any] = {}
         for _ in range(100):
             for worker in workers:
-                worker.tell({"what": "trace"})
-            records = {rank: said["record"] for rank, said in answers(2).items()}
+                tell(worker, 5, "trace", {})
+            records = {rank: said.record for rank, said in answers(2).items()}
             if records[0]["waits"]:
                 break
         assert records[0]["waits"]

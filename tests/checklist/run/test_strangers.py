@@ -186,6 +186,14 @@ def test_without_a_secret_a_launched_run_says_so_in_one_line(secret: str | None)
     assert done.stderr.count("Strangers on the network could take part") == (secret is None)
 
 
+def read_process_file(pid: int, name: str, own: bytes) -> bytes:
+    """``/proc/PID/name`` once it holds ``own``, or after 10 s: before exec it is the parent's, then empty."""
+    file, deadline = Path(f"/proc/{pid}/{name}"), time.monotonic() + 10
+    while own not in (content := file.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return content
+
+
 def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments_nor_their_environment(
     tmp_path: Path,
 ) -> None:
@@ -194,9 +202,7 @@ def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments
     process = local._start(options, place(1, new_port(), secret), (), tmp_path)
     try:
         for name, own in (("cmdline", b"checklist.run.local"), ("environ", b"CHECKLIST_LOCAL_NODE=1")):
-            file, deadline = Path(f"/proc/{process.pid}/{name}"), time.monotonic() + 10
-            while not (content := file.read_bytes()) and time.monotonic() < deadline:
-                time.sleep(0.01)  # empty for a moment, until the program has begun
+            content = read_process_file(process.pid, name, own)
             assert own in content
             assert secret.text.encode() not in content
     finally:
@@ -210,7 +216,7 @@ def test_workers_do_not_get_the_secret_of_their_job(tmp_path: Path, monkeypatch:
         rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, heard=queue.Queue()
     )
     try:
-        environment = Path(f"/proc/{worker._process.pid}/environ").read_bytes()  # type: ignore[union-attr]
+        environment = read_process_file(worker._process.pid, "environ", b"CHECKLIST_RANK=0")  # type: ignore[union-attr]
         assert b"CHECKLIST_RANK=0" in environment
         assert b"of this job" not in environment
     finally:
