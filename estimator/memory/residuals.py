@@ -1,6 +1,6 @@
 """How measured memory compares with the formulas: what the allocator keeps beside, and how wide a range is.
 
-The numbers are rows of ``data/residuals.csv``, which ``python -m estimator.memory.fit`` writes from the
+The numbers are rows of ``data/residuals.csv``, which ``python -m estimator.published.fit`` writes from the
 table of published measurements. Classes are few and told apart by what the allocator sees.
 """
 

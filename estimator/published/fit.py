@@ -1,4 +1,4 @@
-"""Fits ``data/residuals.csv`` to published measurements: ``python -m estimator.memory.fit``.
+"""Fits ``data/residuals.csv`` to published measurements: ``python -m estimator.published.fit``.
 
 Two numbers for each class of runs, no more: a factor on the formulas' sum and the upper bound over that.
 Scores are printed and written twice: on the rows that the numbers come from, and with each source left out
@@ -278,7 +278,7 @@ def _markdown(inside: Scores, outside: Scores, worst: list[dict[str, Any]]) -> s
     lines = [
         "# How far the memory formulas are off",
         "",
-        "Rows of quality A of `estimator/data/measured.csv`; written by `python -m estimator.memory.fit`.",
+        "Rows of quality A of `estimator/data/measured.csv`; written by `python -m estimator.published.fit`.",
         "Each cell: on the rows that the numbers are fitted to / with the row's whole source left out.",
         "",
         "| group | rows | median error | 95 % below | median, signed | under by 3 % | upper covers |",

@@ -1,6 +1,6 @@
 """Memory against published peaks: as fitted, and with each publication left out of the fit in turn.
 
-``estimator/memory/fit.py`` says what is fitted: a factor and a width for each of a few classes, no row.
+``estimator/published/fit.py`` says what is fitted: a factor and a width for each of a few classes, no row.
 """
 
 import json
@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import pytest
 
-from estimator.memory import fit
 from estimator.memory.residuals import table
+from estimator.published import fit
 
 
 @lru_cache(maxsize=1)
