@@ -21,13 +21,13 @@ from pydantic.fields import FieldInfo
 from checklist.checks import Check, Profile, phases_of, select
 from checklist.effort import EFFORTS, Effort
 from checklist.measurements import PHASES, PhaseName
-from checklist.outputs.taint import MOST_SHARE
 from checklist.round_robin import schedule
 from estimator.errors import UserError
 from estimator.names import did_you_mean
 
 Device = Literal["auto", "cpu", "cuda"]
 MOST_NODES = 4096
+MOST_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
 START_S = 60.0
 ROUNDS_WITHIN_LIMIT = 8  # of pairs; more of them make the phase's limit longer in proportion
 _NO_FLAG: JsonDict = {"flag": False}

@@ -1,4 +1,4 @@
-"""No modules of the packages import each other in a circle; that imports go down only, test_docs.py holds."""
+"""No modules, and no folders side by side, import each other in a circle; test_docs.py holds the map."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "checklist", "decorators", "launchers", "estimator")
+FOLDERS = sorted(
+    ".".join(file.parent.relative_to(ROOT).parts)
+    for package in PACKAGES
+    for file in (ROOT / package).rglob("__init__.py")
+)
 
 
 @cache
@@ -70,6 +77,23 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(imports()) == []
 
 
+def rooms(folder: str) -> dict[str, set[str]]:
+    """By file or folder directly in the package ``folder``, those beside it that it imports anything of."""
+    inside = folder.count(".") + 1  # parts of a module's name that every module of the folder shares
+    graph: dict[str, set[str]] = {}
+    for module, imported in imports().items():
+        if module.startswith(f"{folder}."):
+            room = module.split(".")[inside]
+            others = {name.split(".")[inside] for name in imported if name.startswith(f"{folder}.")}
+            graph[room] = graph.get(room, set()) | others - {room}
+    return graph
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_files_or_folders_that_stand_side_by_side_import_each_other_in_a_circle(folder: str) -> None:
+    assert circles(rooms(folder)) == []
+
+
 def test_a_circle_would_be_seen() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
     assert circles(graph) == [["a", "b", "c"]]
@@ -78,4 +102,5 @@ def test_a_circle_would_be_seen() -> None:
 def test_every_module_of_the_packages_is_looked_at() -> None:
     assert len(imports()) > 250
     assert "checklist.judges.facts" in imports()["checklist.verdict"]
+    assert "run" in rooms("checklist")["__main__"]
     assert "checklist.probes.facts" in imports()["checklist.probes.worker"]  # imported inside of a function

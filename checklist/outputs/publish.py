@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from checklist.options import OutputOptions
+from checklist.options import MOST_SHARE, OutputOptions
 from checklist.outputs import cloudwatch, prometheus, taint, webhook
 from checklist.result import Result
 from estimator.errors import UserError
@@ -40,7 +40,7 @@ class Outputs:
     """How nodes of a Kubernetes cluster are marked; None: they are not."""
     apply: bool = False
     """Mark them; otherwise it is only said what would be done."""
-    most_share: float = taint.MOST_SHARE
+    most_share: float = MOST_SHARE
     """Of the cluster's nodes that may be marked in all."""
     context: str | None = None
     """Of the kubeconfig; None: the current one, or the cluster that this pod runs in."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from checklist.measurements import record
+from checklist.options import MOST_SHARE
 from checklist.result import Result, Standing
 from checklist.verdict import still_open
 from estimator.errors import UserError
@@ -32,7 +33,6 @@ from estimator.hardware.cluster_nodes import list_nodes
 KEY = "training-checklist/unfit"  # of the taint and the annotation
 LABEL = "training-checklist/fit"
 EFFECT = "NoSchedule"  # what runs there may end
-MOST_SHARE = 0.25  # of the cluster's nodes; more bad ones than that are rather the network's fault, or ours
 TIMEOUT_S = 10.0
 ATTEMPTS = 3  # at one node, which others write to as well
 RULE = 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account'
