@@ -71,7 +71,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     """torchtune's recipe, as one would run it by hand."""
     wanted = pipeline.resolve_auto(settings.build(CHOSEN, [f"max_steps={steps}"]), find("tiny-llama"), steps)
     job = TrainJob(
-        plan=plan(pipeline.job_of(wanted, find("tiny-llama"), steps), Target(machine=here())),
+        plan=plan(pipeline.build_job(wanted, find("tiny-llama"), steps), Target(machine=here())),
         settings=wanted,
         model=resolve("tiny-llama"),
         model_dir=model,

@@ -78,7 +78,7 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
 
     Attributes
     ----------
-    wanted:
+    example_plan:
         The best plan on any machine of the catalogue, or None.
     suggestions:
         Changes of options that would work, best first.
@@ -91,12 +91,12 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
         problem: Text,
         advice: Text = "",
         *,
-        wanted: Plan | None = None,
+        example_plan: Plan | None = None,
         suggestions: tuple[Suggestion, ...] = (),
         here: str = "",
     ) -> None:
         super().__init__(problem, advice)
-        self.wanted, self.suggestions, self.here = wanted, suggestions, here
+        self.example_plan, self.suggestions, self.here = example_plan, suggestions, here
         self.spell(FINETUNE)
 
     def spell(self, spelling: Spelling) -> None:
@@ -108,7 +108,7 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
 
     def __reduce__(self) -> tuple[object, ...]:
         kind, texts, state = super().__reduce__()
-        more = {"wanted": self.wanted, "suggestions": self.suggestions, "here": self.here}
+        more = {"example_plan": self.example_plan, "suggestions": self.suggestions, "here": self.here}
         return kind, texts, {**state, **more}  # type: ignore[dict-item]
 
 

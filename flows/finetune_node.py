@@ -18,7 +18,7 @@ from launchers import engines
 from launchers.cluster.channel import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.gang.job import TrainJob
-from launchers.replanning import Replanning, plans_of
+from launchers.replanning import Replanning, plans_key
 from launchers.report.metrics import Metrics, tokens_of_steps
 from launchers.settings import Settings
 from launchers.store.bundles import put_bundle
@@ -114,7 +114,7 @@ def train_on_node(
 def _this_attempt(store: MetaflowStorage, *, node: int) -> Attempt:
     """The attempt that this task is, by Metaflow's run, step and retry."""
     run, number = current.run_id, current.retry_count
-    plans = Replanning(storage=store, prefix=plans_of(run))
+    plans = Replanning(storage=store, prefix=plans_key(run))
     return Attempt(
         run=run,
         number=number,

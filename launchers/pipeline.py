@@ -84,8 +84,8 @@ def plan_run(
     settings = resolve_auto(settings, model.spec)
     check_supported(settings, model.spec)
     _check_files(settings, model)
-    job = job_of(settings, model.spec, count_steps(settings))
-    plan = choose(job, target_of(settings, target), load_corrections() if calibrated else None)
+    job = build_job(settings, model.spec, count_steps(settings))
+    plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
     _check_layout(settings, plan, model.spec)
     return PlannedRun(model=model, settings=settings, plan=plan)
 
@@ -201,7 +201,7 @@ def count_steps(settings: Settings) -> int | None:
     return min(steps, settings.max_steps or steps)
 
 
-def job_of(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
+def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     """What is to be trained, as the planner takes it."""
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
@@ -225,7 +225,7 @@ def job_of(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     )
 
 
-def target_of(settings: Settings, target: Target) -> Target:
+def apply_resources(settings: Settings, target: Target) -> Target:
     """``target`` with what the settings ask for of nodes and GPUs."""
     resources = settings.resources
     return dataclasses.replace(

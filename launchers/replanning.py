@@ -72,12 +72,12 @@ class Replanning:
         return f"{self.prefix}/attempt-{attempt}.json"
 
 
-def plans_of(run_id: str) -> str:
+def plans_key(run_id: str) -> str:
     """The key below which a run's attempts leave their plans."""
     return f"plans/{run_id}"
 
 
-def plan_of(
+def choose_plan(
     plans: Replanning,
     attempt: int,
     launched: Plan,
@@ -109,7 +109,7 @@ def out_of_memory(
 ) -> str:
     """Find and keep what follows on a plan that ran out of memory, in words for the log."""
     try:
-        job = pipeline.job_of(settings, spec, steps=None)
+        job = pipeline.build_job(settings, spec, steps=None)
         following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
         return f"out of memory, and no other plan was found: {error.problem}"
@@ -136,6 +136,6 @@ def after_kill(
     failed = attempt - 1
     if plans.has_after(failed):  # by another node of this attempt, or the failed one did get to it
         return f"{killed} ran out of memory"
-    plan = plan_of(plans, failed, launched, granted=granted)
+    plan = choose_plan(plans, failed, launched, granted=granted)
     line = out_of_memory(plans, failed, plan, settings, spec, other_machines=False)
     return f"{killed}: {line}"

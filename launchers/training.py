@@ -14,7 +14,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
-from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
+from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
 from launchers.report.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
 from launchers.report.telemetry import DistInfo, Event, Memory, Phase
 from launchers.report.trackers import Trackers
@@ -147,7 +147,7 @@ def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callab
                 granted=attempt.granted,
             )
         )
-    return plan_of(plans, attempt.number, job.plan, granted=attempt.granted, say=say)
+    return choose_plan(plans, attempt.number, job.plan, granted=attempt.granted, say=say)
 
 
 def _quiet(_: str) -> None:

@@ -104,10 +104,10 @@ def run_node(
             f"The checklist's process {how}.",
             "Signal 9 is often the node's memory limit; the node's log may say more.",
         )
-    said = json.loads(answer.read_text())
-    if "problem" in said:
-        raise UserError(said["problem"], said["advice"])
-    return measurements.record(Measurements, said["measurements"])
+    outcome = json.loads(answer.read_text())
+    if "problem" in outcome:
+        raise UserError(outcome["problem"], outcome["advice"])
+    return measurements.record(Measurements, outcome["measurements"])
 
 
 def _wait(
@@ -191,7 +191,7 @@ def main() -> int:
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
     job = json.loads(sys.stdin.buffer.read())
-    said: dict[str, Any]
+    outcome: dict[str, Any]
     answer = Path(job["answer"]) if job["answer"] else None
 
     def seen(found: Measurements) -> None:
@@ -205,12 +205,12 @@ def main() -> int:
             directory=Path(job["directory"]) if job["directory"] else None,
             seen=seen,
         )
-        said = {"measurements": measurements.to_dict(measured)}
+        outcome = {"measurements": measurements.to_dict(measured)}
     except UserError as error:
-        said = {"problem": error.problem, "advice": error.advice}
+        outcome = {"problem": error.problem, "advice": error.advice}
     if answer is not None:
-        _write(answer, json.dumps(said))
-    return 2 if "problem" in said else 0  # else node 0 tells what there is to tell
+        _write(answer, json.dumps(outcome))
+    return 2 if "problem" in outcome else 0  # else node 0 tells what there is to tell
 
 
 def _write(file: Path, text: str) -> None:

@@ -28,8 +28,6 @@ from checklist.run.control import (
     Beat,
     Clock,
     Do,
-    Ended,
-    FromWorker,
     Hub,
     Limits,
     Restart,
@@ -146,7 +144,7 @@ class _Supervisor:
                     node=rendezvous.node,
                     directory=directory,
                     environment=environment,
-                    heard=self._heard,
+                    report=connection.send,
                 )
         except BaseException:
             self._close()
@@ -172,9 +170,7 @@ class _Supervisor:
             self._close()
 
     def _handle(self, message: RunMessage | _Rank0Lost) -> None:
-        if isinstance(message, FromWorker | Ended):
-            self._connection.send(message)
-        elif isinstance(message, Do):
+        if isinstance(message, Do):
             self._workers[message.rank].tell(message)
         elif isinstance(message, Restart):
             for rank in message.ranks:

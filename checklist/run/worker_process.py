@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from checklist.probes.context import DIRECTORY, PARENT, PIPE
 from checklist.probes.progress import Progress
@@ -33,7 +32,7 @@ class WorkerProcess:
         node: int,
         directory: Path,
         environment: dict[str, str],
-        heard: queue.Queue[Any],  # of FromWorker and Ended
+        report: Callable[[FromWorker | Ended], object],  # called from a thread of the worker's own
     ) -> None:
         self.rank, self.directory = rank, directory
         self._own = {
@@ -43,7 +42,7 @@ class WorkerProcess:
             DIRECTORY: str(directory),
             **environment,
         }
-        self._heard = heard
+        self._report = report
         self._log = directory / f"rank{rank}.log"
         self._journal = (directory / f"rank{rank}.jsonl").open("ab", buffering=0)
         self.progress = Progress(directory / f"rank{rank}.progress", create=True)
@@ -136,16 +135,19 @@ class WorkerProcess:
         process = self._process
         with os.fdopen(reader, "rb") as lines:
             for line in lines:
-                with contextlib.suppress(ValueError, OSError):  # a last line that is not whole; run is over
+                try:
                     reply = Reply.model_validate_json(line)
+                except ValueError:
+                    continue  # a last line that is not whole
+                with contextlib.suppress(ValueError, OSError):  # the journal is closed: the run is over
                     self._journal.write(line)
-                    self._heard.put(FromWorker(rank=self.rank, reply=reply))
+                self._report(FromWorker(rank=self.rank, reply=reply))
         if process is None or self._process is not process or started != self._started:
             return  # it was killed by us
         code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         last_words = "" if code < 0 else self._last_words()
-        self._heard.put(Ended(rank=self.rank, why=how + last_words, at=self.at()))
+        self._report(Ended(rank=self.rank, why=how + last_words, at=self.at()))
 
     def _last_words(self) -> str:
         try:

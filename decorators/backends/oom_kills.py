@@ -11,7 +11,7 @@ from typing import Any
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.storage import datastore
-from launchers.replanning import Replanning, plans_of
+from launchers.replanning import Replanning, plans_key
 
 _KUBERNETES = "OOMKilled"  # the kubelet's reason of a terminated container
 _BATCH = "OutOfMemoryError"  # begins ECS's reason of a stopped container
@@ -55,6 +55,6 @@ def note(what: str | None) -> None:
         return
     run, step, attempt = _metaflow.waited_attempt()
     try:
-        Replanning(storage=datastore(), prefix=plans_of(run)).note_kill(step, attempt, what)
+        Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, attempt, what)
     except Exception as error:  # noqa: BLE001  # how the step has ended is to be told all the same
         _metaflow.say(f"{what} ran out of memory, which could not be noted for the next attempt: {error}")

@@ -18,7 +18,7 @@ from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers.replanning import Replanning, plans_of
+from launchers.replanning import Replanning, plans_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Retrying:
 
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
         """Change the step's request where the failed attempt calls for it; variables for the next one."""
-        left = Replanning(storage=datastore(), prefix=plans_of(run_id)).after(attempt - 1)
+        left = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(attempt - 1)
         following = next(left, None)
         if following is None or not following.needs_other_machine:
             return {}

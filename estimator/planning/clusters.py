@@ -146,12 +146,12 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     rejected = (*near_goals, *misses, *rest)[:MOST_REJECTIONS]
     noted = tuple(str(line) for line in (*near_goals, *misses[:3], *dearer_machines))[:5]
     plans = [
-        plan_of(survey, candidate, noted if candidate is best else (), best) for candidate in order[:top]
+        build_plan(survey, candidate, noted if candidate is best else (), best) for candidate in order[:top]
     ]
     return Ranking(plans=tuple(plans), rejected=tuple(rejected), order=survey.goals.order)
 
 
-def plan_of(survey: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
+def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
     """The Plan of one of a survey's candidates, with the reasons that tell it from the ``best`` one."""
     search = survey.searches[candidate.layout.precision]
     named_by_user = bool(survey.target.instance_type)
@@ -174,7 +174,7 @@ def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan |
         survey = survey_places(job, target, goals or Goals(), Evidence())
     except UserError:
         return None
-    return plan_of(survey, survey.candidates[0], (), survey.candidates[0]) if survey.candidates else None
+    return build_plan(survey, survey.candidates[0], (), survey.candidates[0]) if survey.candidates else None
 
 
 def as_qlora(job: Job) -> Job | None:

@@ -13,7 +13,7 @@ from estimator.changes import Suggestion
 from estimator.errors import CannotFit, Change, UserError
 from estimator.job import METHODS, Job, Target
 from estimator.plan import Plan
-from estimator.planning.clusters import Survey, as_qlora, best_or_none, plan_of
+from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_plan
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
@@ -24,7 +24,7 @@ MOST_SUGGESTIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a method has no plan. The error is made when it is wanted, as its suggestions take time."""
+    """Why a method has no plan. The error is built when it is asked for, as its suggestions take time."""
 
     rejection: Rejection
     distance: tuple[int, float]  # how far from a plan: methods compare by it
@@ -48,7 +48,7 @@ def of_survey(seen: Survey) -> Failure:
             (0, math.inf if figure is None else figure),
             lambda: CannotFit(
                 f"{problem}.",
-                wanted=plan_of(seen, nearest, (), nearest),
+                example_plan=build_plan(seen, nearest, (), nearest),
                 suggestions=((change,),),
             ),
         )
@@ -103,27 +103,27 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
             f"on {best.what}" + (f", for ${price:,.2f}" if price is not None else "")
         )
         return problem, best, Change("deadline_hours", f"{math.ceil(hours * 10) / 10:g}")
-    found, miss = seen.beyond[0]
+    candidate, miss = seen.beyond[0]
     goal = "deadline" if miss.kind == "speed" else "budget"
     problem = f"{title(seen.job)} fits, but nothing says whether the {goal} is met; {miss}"
-    return problem, found, Change("deadline_hours" if goal == "deadline" else "budget_usd")
+    return problem, candidate, Change("deadline_hours" if goal == "deadline" else "budget_usd")
 
 
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     job, target, goals = seen.job, seen.target, seen.goals
     free = Target(kind=target.kind)
     unlimited = Goals()
-    wanted = best_or_none(job, free) if (free, unlimited) != (target, goals) else None
+    example_plan = best_or_none(job, free) if (free, unlimited) != (target, goals) else None
     suggestions: list[Suggestion] = []
-    if wanted is not None:
-        machine = Change("resources.instance_type", wanted.request.instance_type)
-        suggestions.append((Change("resources.nodes", wanted.request.nodes), machine))
+    if example_plan is not None:
+        machine = Change("resources.instance_type", example_plan.request.instance_type)
+        suggestions.append((Change("resources.nodes", example_plan.request.nodes), machine))
     suggestions += _other_machines(job, target, goals)
     suggestions += smaller(job, lambda other: best_or_none(other, target, goals) is not None)
     suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
     return CannotFit(
         problem,
-        wanted=wanted,
+        example_plan=example_plan,
         suggestions=tuple(suggestions),
         here=f"{len(seen.places)} machine types that go with the options given",
     )

@@ -49,14 +49,15 @@ def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Pl
     if limit is not None and hours is None:
         basis = plan.prediction.throughput_basis
         raise CannotFit(
-            f"Nothing says whether {describe_place(target)} is done within {limit:g} h: {basis}.", wanted=plan
+            f"Nothing says whether {describe_place(target)} is done within {limit:g} h: {basis}.",
+            example_plan=plan,
         )
     if limit is not None and hours is not None and hours > limit:
         raise CannotFit(
             f"{title(job)} takes {hours:,.1f} h of {limit:g} on {describe_place(target)}: "
             f"{percent(hours / limit - 1)} over.",
             "Train on fewer tokens, or see what finetune plan finds elsewhere.",
-            wanted=plan,
+            example_plan=plan,
         )
     return plan
 
@@ -169,7 +170,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         return CannotFit(
             problem,
             f"Or {larger}" if suggestions else f"A{larger[1:]}",
-            wanted=cloud_plan,
+            example_plan=cloud_plan,
             suggestions=tuple(suggestions),
             here=describe(machine) if machine else "",
         )
@@ -179,7 +180,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
             ("Leave ", Change("resources.device"), " out: it is planned for GPUs then.")
             if cloud_plan is not None
             else "",
-            wanted=cloud_plan,
+            example_plan=cloud_plan,
         )
     if cloud_plan is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
@@ -191,7 +192,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(
         problem,
-        wanted=cloud_plan,
+        example_plan=cloud_plan,
         suggestions=tuple(suggestions),
         here=describe(machine) if machine else "",
     )

@@ -48,8 +48,8 @@ def render_cannot_fit(
     lines = textwrap.wrap(error.problem, width)
     if error.here:
         lines += _row("Here", error.here, width)
-    if error.wanted is not None:
-        lines += ["", "It needs, for instance:", render(error.wanted, width)]
+    if error.example_plan is not None:
+        lines += ["", "It needs, for instance:", render(error.example_plan, width)]
     if error.suggestions:
         try:
             command = shlex.split(argv_hint)

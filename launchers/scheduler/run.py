@@ -30,7 +30,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationResult
 from launchers.gang.job import TrainJob
 from launchers.model_card import Facts, closing_facts, write_records
-from launchers.replanning import plans_of
+from launchers.replanning import plans_key
 from launchers.report.metrics import summarise
 from launchers.scheduler.hosts import Host, Start, prepare_start
 from launchers.scheduler.meeting import meet
@@ -154,7 +154,7 @@ def _train(request: Run, place: Allocation, start: Start, work: Path) -> Trained
         run=f"{request.output.name}-{place.job}",
         number=start.attempt,
         checkpoints=f"checkpoints/{start.key}",
-        plans=plans_of(start.key),
+        plans=plans_key(start.key),
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
     )
     return train(

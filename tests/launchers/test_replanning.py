@@ -14,7 +14,7 @@ from estimator.plan import GIB
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from launchers.gang.failures import Failure
 from launchers.gang.watch import oom_kills
-from launchers.replanning import Replanning, after_kill, out_of_memory, plan_of
+from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
 
@@ -40,20 +40,20 @@ def after(made: Plan, attempt: int = 0) -> NextPlan:
 def test_without_a_failure_for_want_of_memory_every_attempt_has_the_launched_plan(
     plans: Replanning, launched: Plan
 ) -> None:
-    assert plan_of(plans, 0, launched) is launched
-    assert plan_of(plans, 2, launched) is launched
+    assert choose_plan(plans, 0, launched) is launched
+    assert choose_plan(plans, 2, launched) is launched
 
 
 def test_what_an_attempt_has_left_holds_for_all_later_ones(plans: Replanning, launched: Plan) -> None:
     following = after(launched)
     plans.keep(0, following)
     said: list[str] = []
-    assert plan_of(plans, 1, launched, say=said.append) == following.plan
-    assert plan_of(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
+    assert choose_plan(plans, 1, launched, say=said.append) == following.plan
+    assert choose_plan(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
     assert following.change in said[0]
     then = after(following.plan, 1)
     plans.keep(1, then)
-    assert plan_of(plans, 2, launched) == then.plan
+    assert choose_plan(plans, 2, launched) == then.plan
 
 
 def test_a_plan_for_another_gpu_holds_only_where_that_gpu_was_asked_for(
@@ -61,17 +61,17 @@ def test_a_plan_for_another_gpu_holds_only_where_that_gpu_was_asked_for(
 ) -> None:
     other = replace(launched, request=replace(launched.request, gpu="B200"))
     plans.keep(0, NextPlan(plan=other, change="gpu", needs_other_machine=True))
-    assert plan_of(plans, 1, launched) == launched
-    assert plan_of(plans, 1, launched, granted=other) == other
+    assert choose_plan(plans, 1, launched) == launched
+    assert choose_plan(plans, 1, launched, granted=other) == other
     leaner = after(launched)
     plans.keep(0, leaner)
     plans.keep(1, NextPlan(plan=other, change="gpu", needs_other_machine=True))
-    assert plan_of(plans, 2, launched) == leaner.plan  # what could be had
+    assert choose_plan(plans, 2, launched) == leaner.plan  # what could be had
 
 
 def test_a_torn_note_of_an_attempt_is_passed_over(plans: Replanning, launched: Plan) -> None:
     plans.storage.put_bytes("plans/7/attempt-0.json", b'{"plan"')
-    assert plan_of(plans, 1, launched) is launched
+    assert choose_plan(plans, 1, launched) is launched
 
 
 def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched: Plan) -> None:
@@ -85,7 +85,7 @@ def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched
     assert text.startswith(
         f"out of memory: a retry goes on with micro batch {tiny.layout.micro_batch_size} -> "
     )
-    assert plan_of(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
+    assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
 
 def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner_plans(
@@ -107,7 +107,7 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
             said = after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
             assert said.startswith(f"pod t-{attempt}")
             assert "out of memory" in said
-        used.append(plan_of(plans, attempt, tiny).layout.micro_batch_size)
+        used.append(choose_plan(plans, attempt, tiny).layout.micro_batch_size)
     assert used == [4, 2, 1]
 
 

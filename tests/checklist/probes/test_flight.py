@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checklist.probes import flight
-from checklist.run.control import Do, FromWorker, Reply
+from checklist.run.control import Do, Reply
 from checklist.run.worker_process import WorkerProcess
 
 LIMIT_S = 90.0  # importing torch on a busy machine
@@ -49,10 +49,12 @@ def test_the_lowest_number_is_behind_and_nobody_where_all_are_alike() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_both(tmp_path: Path) -> None:
-    heard: queue.Queue[FromWorker] = queue.Queue()
+    heard: queue.Queue[Any] = queue.Queue()
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     workers = [
-        WorkerProcess(rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, heard=heard)
+        WorkerProcess(
+            rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, report=heard.put
+        )
         for rank in range(2)
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import secrets
 import socket
 import subprocess
@@ -213,7 +212,7 @@ def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments
 def test_workers_do_not_get_the_secret_of_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKLIST_SECRET", "of this job")
     worker = WorkerProcess(
-        rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, heard=queue.Queue()
+        rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=lambda _: None
     )
     try:
         environment = read_process_file(worker._process.pid, "environ", b"CHECKLIST_RANK=0")  # type: ignore[union-attr]

@@ -39,7 +39,7 @@ def place(node: int, nodes: int = 2, **more: object) -> Rendezvous:
 @pytest.fixture
 def worker(tmp_path: Path) -> object:
     heard: queue.Queue[FromWorker | Ended] = queue.Queue()
-    made = WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, heard=heard)
+    made = WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=heard.put)
     yield made, heard
     made.close()
 

@@ -11,7 +11,7 @@ from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
 from decorators.backends.kubernetes import errors
-from launchers.replanning import Replanning, plans_of
+from launchers.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 from tests.decorators.backends.kubernetes.test_errors import Pods, pod
 
@@ -24,7 +24,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(oom_kills, "datastore", lambda: storage)
     monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))
-    return Replanning(storage=storage, prefix=plans_of("7"))
+    return Replanning(storage=storage, prefix=plans_key("7"))
 
 
 def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_next_attempt(

@@ -19,7 +19,7 @@ from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
 from estimator import Job, Plan, Target, plan
 from estimator.models import find
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
-from launchers.replanning import Replanning, plans_of
+from launchers.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 
 KubernetesDecorator = pytest.importorskip(
@@ -52,7 +52,7 @@ def decorator(launched: Plan) -> Any:
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(retrying, "datastore", lambda: storage)
-    return Replanning(storage=storage, prefix=plans_of("7"))
+    return Replanning(storage=storage, prefix=plans_key("7"))
 
 
 def install(decorator: Any, launched: Plan) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 from decorators.card import charts
 from decorators.card import step as card
+from decorators.card.blocks import Block
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
 from estimator.plan import GIB, Override
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import STARTED, make_state
 
 
-def _text(blocks: list[card.Block]) -> str:
+def _text(blocks: list[Block]) -> str:
     parts = []
     for block in blocks:
         if isinstance(block, Text):
@@ -24,7 +25,7 @@ def _text(blocks: list[card.Block]) -> str:
     return "\n".join(parts)
 
 
-def _charts(blocks: list[card.Block]) -> list[dict[str, Any]]:
+def _charts(blocks: list[Block]) -> list[dict[str, Any]]:
     return [block.spec for block in blocks if isinstance(block, Chart)]
 
 

@@ -154,5 +154,5 @@ def test_a_programs_own_fault_is_not_hidden(failing: list[BaseException]) -> Non
 
 def test_a_plan_that_is_wanted_instead_is_shown(failing: list[BaseException]) -> None:
     wanted = make_plan({"model": "llama-8b"}, "kubernetes")
-    failing.append(CannotFit("It does not fit here.", wanted=wanted))
+    failing.append(CannotFit("It does not fit here.", example_plan=wanted))
     assert "A100-80GB" in run("models").stderr

@@ -80,7 +80,7 @@ def test_goals_that_nothing_meets_name_the_nearest_and_its_option_works(
     assert words in caught.value.problem
     name, value = suggestion_in_words(caught.value.suggestions[0], FINETUNE).split()
     assert name == option
-    assert caught.value.wanted is not None
+    assert caught.value.example_plan is not None
     looser = replace(goals, **{name.strip("-").replace("-", "_"): float(value)})
     assert plans(LORA, ANY, looser).plans
 

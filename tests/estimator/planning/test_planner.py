@@ -134,8 +134,8 @@ def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
     assert "8.0 billion" in error.problem
     assert "no GPU" in error.here
     assert error.suggestions[:2] == ((Change("with", "kubernetes"),), (Change("with", "batch"),))
-    assert error.wanted is not None
-    assert error.wanted.prediction.memory.fits
+    assert error.example_plan is not None
+    assert error.example_plan.prediction.memory.fits
     big = replace(LAPTOP, ram_bytes=512 * GIB)
     assert plan(job, Target(machine=big, device="cpu")).layout.device == "cpu"
 
@@ -228,7 +228,7 @@ def test_machines_asked_for_that_are_too_small_name_the_nearest_and_what_would_w
     with pytest.raises(CannotFit) as caught:
         plan(job_of("llama-70b", global_batch_size=64), Target(kind="kubernetes", gpu="L4", nodes=1))
     assert "nearest: 8x L4" in caught.value.problem
-    assert caught.value.wanted is not None
+    assert caught.value.example_plan is not None
     assert caught.value.suggestions
 
 

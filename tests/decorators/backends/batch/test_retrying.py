@@ -19,7 +19,7 @@ from decorators.backends.retrying import Retrying
 from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
 from estimator import Plan, Target, plan
 from estimator.planning.next_plan import NextPlan
-from launchers.replanning import Replanning, plans_of
+from launchers.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
 from tests.decorators.backends.batch.test_preflight import account as account
 from tests.decorators.backends.batch.test_preflight import queue as queue
@@ -42,7 +42,7 @@ def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(retrying, "datastore", lambda: storage)
     queue_preflight._check_once.cache_clear()
     found = other(launched)
-    Replanning(storage=storage, prefix=plans_of("7")).keep(0, found)
+    Replanning(storage=storage, prefix=plans_key("7")).keep(0, found)
     return found
 
 
