@@ -64,7 +64,9 @@ File = Annotated[Path | None, BeforeValidator(_path)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True
+    )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of the values alone, so that the same options are the same bytes wherever they are pickled: Metaflow

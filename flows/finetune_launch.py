@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from decorators._metaflow import command, compiles_only, main
 from decorators.backends import cluster_name
@@ -21,11 +21,13 @@ from estimator.plan import Plan
 from estimator.planning import planner
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
-from flows import checklist_gate, finetune_artifacts
-from flows.checklist_gate import Checked
+from flows import finetune_artifacts
 from launchers import pipeline, settings, workdir
 from launchers.settings import Settings
 from launchers.spelling import SetOptions
+
+if TYPE_CHECKING:
+    from flows.checklist_gate import Checked
 
 Backend = Literal["local", "kubernetes", "batch"]
 USAGE = 2  # the exit status of a command line that can't be read, as Metaflow's own
@@ -151,6 +153,8 @@ def _command(params: Mapping[str, Any]) -> str:
 
 def _newest_checklist(backend: Backend, *, ignored: bool) -> Checked | None:
     """The cluster's newest checklist, where a run is launched. A deployment outlives what it says today."""
+    from flows import checklist_gate  # 0.2 s to import, and only who launches a run needs it
+
     launched = command()
     if launched not in ("run", "resume", "deploy") or compiles_only():
         return None
@@ -171,6 +175,8 @@ def _choose_plan(
     plan = pipeline.best_plan(job, target, corrections)
     if checked is None:
         return plan
+    from flows import checklist_gate
+
     bandwidth = checked.bandwidth()
     if bandwidth is not None and checked.is_of(plan):
         again = planner.plan(job, target, calibration=corrections, bandwidth=bandwidth)

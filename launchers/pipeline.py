@@ -23,7 +23,7 @@ from estimator.models import ModelRef, ModelSpec
 from estimator.plan import GIB, MIB, Plan
 from estimator.planning import planner
 from launchers import engines
-from launchers.dataset import prepare, render, rows, sources
+from launchers.dataset import rows, sources
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.rows import Conversation
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
@@ -196,6 +196,8 @@ def count_steps(settings: Settings) -> int | None:
     """Optimizer steps, where the data is at hand already; reading it also refuses broken data."""
     if sources.kind_of(settings.dataset) != "path":
         return settings.max_steps
+    from launchers.dataset import prepare  # with numpy, which the flow's other processes do without
+
     train, _ = prepare.split(rows.read(sources.fetch(settings.dataset, Path())), settings)
     steps = max(1, len(train) * settings.epochs // settings.global_batch_size)
     return min(steps, settings.max_steps or steps)
@@ -275,6 +277,8 @@ def tokenise(
     ``held_out``: rows of the user's own; where there are none, some of the others are held out.
     ``model_dir`` needs the configuration and the tokenizer only.
     """
+    from launchers.dataset import prepare, render
+
     train, drawn = prepare.split(conversations, settings)
     info = prepare.prepare(train, model_dir, settings, settings.seq_len or 0, folder, held_out or drawn)
     print(prepare.summary(info, settings.dataset))

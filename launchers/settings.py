@@ -21,7 +21,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its values alone: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.

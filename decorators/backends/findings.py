@@ -7,11 +7,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from estimator.errors import UserError
 
 State = Literal["ok", "unknown", "no"]
@@ -69,6 +64,11 @@ class Findings:
 
     def show(self) -> None:
         """Print the table to standard error; standard output may hold a deployment's JSON."""
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(title=f"Can {self.where} run this?", title_justify="left", box=SIMPLE)
         for name in ("check", "", "found", "what to do"):
             table.add_column(name, overflow="fold")

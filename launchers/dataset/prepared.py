@@ -23,9 +23,11 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need the names only
+    import numpy as np
+    from numpy.typing import NDArray
 
 IGNORE = -100
 
@@ -64,6 +66,8 @@ class Row:
     @property
     def positions(self) -> NDArray[np.int32]:
         """Positions that begin at 0 in each document."""
+        import numpy as np
+
         return np.concatenate([np.arange(n, dtype=np.int32) for n in self.lengths])
 
 
@@ -75,6 +79,8 @@ class Prepared:
         self.info = PreparedInfo(**json.loads((folder / "info.json").read_text()))
 
     def _array(self, name: str) -> NDArray[np.int32]:
+        import numpy as np
+
         array: NDArray[np.int32] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
         return array
 
@@ -108,6 +114,8 @@ class Prepared:
     @property
     def row_lengths(self) -> NDArray[np.int32]:
         """Tokens in each row."""
+        import numpy as np
+
         return np.diff(self._offsets)
 
     def row(self, index: int) -> Row:
@@ -122,6 +130,8 @@ class Prepared:
 
 def write(folder: Path, rows: list[Row], order: NDArray[np.int32], info: PreparedInfo) -> None:
     """Write a prepared folder; info.json comes last, so a folder without it is not complete."""
+    import numpy as np
+
     folder.mkdir(parents=True, exist_ok=True)
 
     def offsets(sizes: list[int]) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import requests
 
 from tests.lab.api import ApiError
 
-_PAUSE_S = 0.2
+_PAUSE_S = 0.5
 
 
 class Agent(ABC):

@@ -32,7 +32,7 @@ from typing import IO, Any, Literal
 import psutil
 
 from tests.checklist.netns import do, missing
-from tests.lab import guardian, small_engine
+from tests.lab import code_cache, guardian, small_engine
 from tests.lab.memory_limits import MemoryLimit
 
 __all__ = ["Exit", "Hub", "Pod", "PodSpec", "missing"]
@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[2]
 ADDRESS = "198.18.0.1"  # of the range for tests (RFC 2544): it can't be anybody's
 HOME = "/tmp/home"
 PYTHON = "/tmp/python"
+CODE_CACHE = "/tmp/code-cache"
 # What an image's ENV would say.
 IMAGE_ENVIRONMENT = {
     "HOME": HOME,
@@ -159,13 +160,16 @@ class Pod:
             ["mount", "-o", "remount,bind,ro", "/"],
         ]
         mounts += [["mount", "--bind", str(own.parent / name), f"/etc/{name}"] for name in Hub.ETC]
-        (tmp / "python").mkdir()
-        mounts.append(["mount", "--bind", str(own.parent / "python"), str(tmp / "python")])
+        for path in (PYTHON, CODE_CACHE):
+            name = Path(path).name
+            (tmp / name).mkdir()
+            mounts.append(["mount", "--bind", str(own.parent / name), str(tmp / name)])
         for folder in folders_below_tmp():
             kept = tmp / folder.relative_to("/tmp")
             kept.mkdir(parents=True, exist_ok=True)
             mounts.append(["mount", "--bind", str(folder), str(kept)])
-        mounts += [["mount", "--rbind", str(tmp), "/tmp"], ["mount", "-o", "remount,bind,rw", "/tmp"]]
+        mounts.append(["mount", "--rbind", str(tmp), "/tmp"])
+        mounts += [["mount", "-o", "remount,bind,rw", path] for path in ("/tmp", CODE_CACHE)]
         sizes = {"/dev/shm": spec.shm_bytes or 64 * 2**20, **spec.empty_dirs}
         for number, (path, size) in enumerate(sizes.items()):
             if path.startswith("/tmp/"):
@@ -313,6 +317,8 @@ class Hub:
         # Folders named by a .pth file are not searched for more of them: an editable install isn't found.
         (own / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
         small_engine.install(own)  # for runs that ask for it
+        code_cache.install(own, home=HOME, cache=CODE_CACHE)
+        (self.folder / Path(CODE_CACHE).name).mkdir()
         self._write_hosts()
 
     def _write_hosts(self) -> None:

@@ -52,6 +52,22 @@ def test_a_pods_python_has_what_is_installed_here_but_not_this_project(say: Say)
     assert ended == Exit(code=1, reason="Error")
 
 
+def test_what_one_pod_has_compiled_of_its_code_package_holds_for_the_next(hub: Hub, say: Say) -> None:
+    line = (
+        "mkdir -p code && echo 'print(__spec__.cached)' > code/x.py && touch -d 2019-12-03 code/x.py "
+        "&& cd code && python -c 'import x' && find $HOME -name '*.pyc'"
+    )
+    kept = hub.folder / "code-cache" / "tmp/home/code/__pycache__"
+    ended, printed = say(line)
+    assert ended == Exit(code=0, reason="Completed")
+    assert printed.startswith("/tmp/code-cache/tmp/home/code/__pycache__/x.")
+    assert printed.count("\n") == 1, "none is left beside the code"
+    (compiled,) = kept.iterdir()
+    first = compiled.stat()
+    assert say(line) == (ended, printed)
+    assert compiled.stat().st_mtime_ns == first.st_mtime_ns, "it was not compiled again"
+
+
 def test_a_pod_has_its_own_name_address_home_and_environment(
     hub: Hub, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +79,7 @@ def test_a_pod_has_its_own_name_address_home_and_environment(
     name, ip, folder, given, pid, *left = printed.splitlines()
     assert (name, ip.strip(), folder, given, pid) == ("node-0", hub.pods[-1].ip, "/tmp/home", "a b", "1")
     below = {folder.relative_to("/tmp").parts[0] for folder in pods.folders_below_tmp()}
-    assert left == sorted({"home", "python", *below})
+    assert left == sorted({"code-cache", "home", "python", *below})
     assert ended == Exit(code=0, reason="Completed")
     assert not Path("/tmp/x-of-a-pod").exists()
     assert (hub.pods[-1].folder / "tmp" / "x-of-a-pod").exists()
