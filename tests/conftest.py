@@ -15,12 +15,12 @@ from tests.lab import control_plane as lab
 
 # The longest first, by seconds measured: a file that is begun last keeps the other workers waiting.
 LONGEST = (
-    "flows/test_main_job.py",
-    "kubernetes/test_faults.py",
     "kubernetes/test_on_a_control_plane.py",
+    "flows/test_main_job.py",
+    "batch/test_on_batch.py",
     "flows/test_faults.py",
     "batch/test_faults.py",
-    "batch/test_on_batch.py",
+    "kubernetes/test_faults.py",  # late enough that two control planes, busy when idle, rarely run at once
     "slurm/test_slurm.py",
     "flows/test_checklist_flow.py",
     "checklist/run/test_cluster_faults.py",
@@ -33,6 +33,15 @@ LONGEST = (
     "launchers/engines/torchtune/test_recipe.py",
     "decorators/card/test_in_browser.py",
     "flows/test_card_and_repeat.py",
+)
+
+# What a process that launches a run leaves in its environment, for those that it starts.
+LEFT_BY_LAUNCHES = (
+    "FINETUNE_PLAN",
+    "FINETUNE_STAGED",
+    "FINETUNE_STEP_ENVIRONMENT",
+    "FINETUNE_CLUSTER",
+    "CHECKLIST_LAUNCH",
 )
 
 
@@ -74,6 +83,8 @@ def no_earlier_runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path_factory.getbasetemp() / "earlier-runs.jsonl"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))  # refreshed prices
     monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
+    for name in LEFT_BY_LAUNCHES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
