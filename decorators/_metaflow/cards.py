@@ -26,8 +26,9 @@ _PAGE_S = 60.0  # for a page; it is done in two or three where the datastore ans
 def push_card(manager: Any, ending: threading.Event | None = None) -> None:
     """Publish a card's page as it is now, and return when that is done (or the step is ending).
 
-    Starts two processes of the flow's ``card create`` command, one after the other: the page, and the
-    token by which an open page knows that it is outdated. A page that isn't made in a minute is given up.
+    Starts a process of the flow's ``card create`` command for the page and, unless it is the first, then
+    one for the token by which an open page knows that it is outdated. A page that isn't made in a minute is
+    given up.
     """
     if datastore_given_up():
         return
@@ -45,4 +46,5 @@ def push_card(manager: Any, ending: threading.Event | None = None) -> None:
             time.sleep(0.05)
         elif ending.wait(0.05):
             return
-    manager._card_proc("refresh", sync=True)
+    if manager._render_seq > 1:  # before the first page, none can be open; so does Metaflow's own refresh()
+        manager._card_proc("refresh", sync=True)

@@ -21,7 +21,7 @@ MEASURED_GREEN, UPPER_BOUND_RED = (0x54, 0xA2, 0x4B), (0xE4, 0x57, 0x56)
 def test_the_card_of_the_main_job_and_its_repetition(
     finished_run: Callable[[str, str, int], FlowRun], flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
-    run = finished_run("torchtune", "full", 1)
+    run = finished_run("torchtune", "qlora", 1)
     first, run_id = run.artifacts(), run.run_id
     task = run.output.split(f"[{run_id}/train/")[1].split(" ")[0]
     page = tmp_path / "card.html"
@@ -38,7 +38,7 @@ def test_the_card_of_the_main_job_and_its_repetition(
     )
     assert got.returncode == 0, got.stdout
     text = words(page)
-    assert "tiny-llama \u00b7 full \u00b7 torchtune \u00b7 1 node x 1 CPU process" in text
+    assert "tiny-llama \u00b7 qlora \u00b7 torchtune \u00b7 1 node x 1 CPU process" in text
     assert "Finished in" in text
     assert f"step {STEPS} of {STEPS}" in text
     assert charts(page) >= 3

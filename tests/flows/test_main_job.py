@@ -31,8 +31,7 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
         ("torchtune", "lora", 2),
         ("deepspeed", "full", 1),
         # Each engine meets each method and both numbers of nodes. test_faults.py and test_card_and_repeat.py
-        # compare their runs with torchtune's full ones, and have DeepSpeed's full one on two nodes.
-        pytest.param("torchtune", "full", 1, marks=pytest.mark.slow),
+        # compare their runs with these, and the former has DeepSpeed's full one on two nodes.
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
         pytest.param("torchtune", "qlora", 1, marks=pytest.mark.slow),
         pytest.param("deepspeed", "lora", 2, marks=pytest.mark.slow),
