@@ -285,16 +285,13 @@ def output(home: Home) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hurt", "words"),
-    [(goes, f"The datastore {ROOT}/StoresFlow/finetune has not answered"), (expires, "have expired")],
-)
-def test_a_run_whose_s3_stays_away_ends_by_itself_and_names_the_datastore(
-    home: Home, store: ObjectStore, url: str, faults: Faults, hurt: Callable[[Faults], None], words: str
+def test_a_run_whose_credentials_for_s3_expire_ends_by_itself_and_says_so(
+    home: Home, store: ObjectStore, url: str, faults: Faults
 ) -> None:
+    """An S3 that has gone for good ends the runs of tests/batch and tests/kubernetes."""
     process = start(home, store, url)
-    hurt(faults)
+    expires(faults)
     assert process.wait(150) != 0
-    assert words in output(home), output(home)
+    assert "have expired" in output(home), output(home)
     assert "Traceback" not in output(home), output(home)
     assert "(retry)" not in output(home), output(home)

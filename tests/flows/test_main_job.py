@@ -30,11 +30,10 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
     [
         ("torchtune", "lora", 2),
         ("deepspeed", "full", 1),
-        # Each engine meets each method and both numbers of nodes. test_faults.py and test_card_and_repeat.py
-        # compare their runs with these, and the former has DeepSpeed's full one on two nodes.
+        # Each engine meets each method and both numbers of nodes: DeepSpeed's full run on two nodes is in
+        # test_faults.py, its LoRA run in tests/batch/test_on_batch.py.
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
         pytest.param("torchtune", "qlora", 1, marks=pytest.mark.slow),
-        pytest.param("deepspeed", "lora", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
