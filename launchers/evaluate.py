@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from estimator.errors import UserError
 from launchers.cluster.processes import PARENT, child_environment, die_with_parent, tail
+from launchers.imports import collector_paused
 
 if TYPE_CHECKING:
     from launchers.dataset.prepared import Prepared
@@ -171,7 +172,8 @@ def main() -> None:
 
 
 def _evaluate(request: EvaluationRequest) -> EvaluationResult:
-    import torch
+    with collector_paused():
+        import torch
 
     from launchers.dataset.prepared import Prepared
 
@@ -209,11 +211,14 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
 
 def _load(folder: Path, device: str, precision: str) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     options = {"device_map": "auto"} if device == "cuda" else {}
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+    with collector_paused():
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)  # imports its code
+    return model.eval()
 
 
 def _score(model: Any, data: Prepared, max_rows: int) -> Score:

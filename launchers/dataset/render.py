@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from estimator.errors import UserError
 from launchers.dataset.rows import Conversation
+from launchers.imports import collector_paused
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenised at a time
@@ -31,7 +32,8 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
 
     Nothing is downloaded.
     """
-    from transformers import AutoTokenizer
+    with collector_paused():
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)

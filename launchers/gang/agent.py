@@ -6,13 +6,15 @@ import os
 import signal
 
 from launchers.cluster.processes import PARENT, die_with_parent
+from launchers.imports import collector_paused
 
 
 def main() -> None:
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler sends it to all; the node's task acts on it
     os.environ[PARENT] = str(os.getpid())  # for the ranks
-    from torch.distributed.run import main as torchrun
+    with collector_paused():
+        from torch.distributed.run import main as torchrun
 
     torchrun()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from launchers.engines import _hf_layout
 from launchers.gang.job import TrainJob
+from launchers.imports import collector_paused
 
 if TYPE_CHECKING:
     from estimator.models import ModelSpec
@@ -37,7 +38,8 @@ class DeepSpeed:
         return None
 
     def train(self, job: TrainJob) -> None:
-        from launchers.engines.deepspeed.train import train
+        with collector_paused():
+            from launchers.engines.deepspeed.train import train
 
         train(job)
 

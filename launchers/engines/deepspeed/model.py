@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from estimator.errors import UserError
 from launchers.engines.deepspeed.config import zero_stage
 from launchers.gang.job import TrainJob
+from launchers.imports import collector_paused
 from launchers.settings import Lora, Settings
 
 
@@ -21,8 +22,6 @@ def load(job: TrainJob, config: dict[str, Any], device: torch.device) -> Any:
     The HfDeepSpeedConfig that makes transformers load sharded has to outlive the loading; it is kept on
     the model.
     """
-    from transformers import AutoModelForCausalLM
-
     layout, options = job.plan.layout, dict[str, Any]()
     hf_config = None
     if zero_stage(job) == 3:
@@ -31,11 +30,14 @@ def load(job: TrainJob, config: dict[str, Any], device: torch.device) -> Any:
         hf_config = HfDeepSpeedConfig(config)
     elif device.type == "cuda":
         options["device_map"] = {"": device}
-    model = AutoModelForCausalLM.from_pretrained(
-        job.model_dir,
-        dtype=torch.float32 if layout.precision == "fp32" else torch.bfloat16,
-        **options,
-    )
+    with collector_paused():
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(  # imports the model's own code
+            job.model_dir,
+            dtype=torch.float32 if layout.precision == "fp32" else torch.bfloat16,
+            **options,
+        )
     model.hf_deepspeed_config = hf_config
     if zero_stage(job) == 3:
         _fetch_expert_blocks_whole(model)

@@ -21,6 +21,7 @@ from launchers.engines.deepspeed import export as deepspeed_export
 from launchers.engines.deepspeed import model as deepspeed_model
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
+from launchers.imports import collector_paused
 
 # Others wait this long for the rank that merges an adapter or converts a checkpoint. It is not what finds
 # hangs: whoever started the gang watches the telemetry.
@@ -59,8 +60,9 @@ def _start_distributed(job: TrainJob, env: RankEnv) -> torch.device:
     cuda = job.plan.layout.device == "cuda"
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import deepspeed
-    import deepspeed.ops
+    with collector_paused():
+        import deepspeed
+        import deepspeed.ops
 
     if not cuda:
         # For inference only; init_distributed would compile it for a minute, or fail without a compiler.

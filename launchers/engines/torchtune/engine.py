@@ -1,8 +1,8 @@
 """torchtune 0.6.1: full fine-tuning, LoRA and QLoRA of dense models, on one process or several (FSDP2).
 
-This file is the engine's face. Behind it are ``torchtune_support`` (what it can't do), ``torchtune_config``
-(TrainJob -> YAML), ``torchtune_recipe`` (running torchtune's own recipes) with ``torchtune_checkpoint`` and
-``torchtune_clock``, and ``torchtune_parts`` (what the YAML names).
+This file is the engine's face. Beside it are ``support`` (what it can't do), ``config`` (TrainJob -> YAML),
+``recipe`` (running torchtune's own recipes) with ``checkpoint`` and ``clock``, and ``parts`` (what the YAML
+names).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from launchers.engines.torchtune import config as torchtune_config
 from launchers.engines.torchtune import support as torchtune_support
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
+from launchers.imports import collector_paused
 from launchers.settings import Settings
 
 _FINAL = "epoch_0"  # the recipes see one epoch, and name their output after it
@@ -41,7 +42,8 @@ class Torchtune:
             (folder / "torchtune.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local by now
 
-        from launchers.engines.torchtune import recipe  # imports torchtune: about 10 s
+        with collector_paused():
+            from launchers.engines.torchtune import recipe  # imports torchtune: 3 CPU seconds
 
         recipe.run(job, env, reporter, torchtune_config.recipe_name(job), values)
         reporter.close()
