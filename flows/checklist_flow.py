@@ -28,7 +28,7 @@ from flows import checklist_launch, checklist_steps
 from flows.checklist_card import draw
 from flows.checklist_launch import FlowOptions
 from flows.finetune_node import choose_ports
-from launchers.cluster.channel import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.workdir import work_folder
 
 CARD_ID = "checklist"

@@ -30,7 +30,7 @@ from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
 from flows.checklist_launch import RunConfig, table_of
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import die_with_parent
 
 MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open

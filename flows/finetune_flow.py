@@ -20,7 +20,7 @@ from decorators.gpu_profile import gpu_profile
 from flows import finetune_launch
 from flows.finetune_node import choose_ports
 from flows.finetune_steps import FinetuneSteps
-from launchers.cluster.channel import Secret
+from launchers.cluster.endpoint import Secret
 
 
 class FinetuneFlow(FinetuneSteps):

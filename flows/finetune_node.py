@@ -15,7 +15,7 @@ from estimator.models import ModelRef
 from estimator.plan import Plan
 from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import engines
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key

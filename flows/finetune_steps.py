@@ -16,7 +16,7 @@ from decorators.storage import datastore
 from flows import finetune_artifacts, finetune_launch
 from flows.finetune_node import train_on_node
 from launchers import pipeline
-from launchers.cluster.channel import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.model_card import closing_facts
 from launchers.report.metrics import summarise
 from launchers.settings import dotted_names, help_of, parse_yaml

@@ -9,7 +9,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.plan import Plan
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob

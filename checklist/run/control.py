@@ -27,17 +27,9 @@ from pydantic import Field, TypeAdapter
 
 from checklist.run.rendezvous import Rendezvous
 from estimator.errors import UserError
-from launchers.cluster.channel import (
-    BadMessage,
-    Connection,
-    Guest,
-    Heartbeat,
-    Listener,
-    Message,
-    Refused,
-    Unreachable,
-    connect,
-)
+from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
+from launchers.cluster.greeting import BadMessage, Message, Refused
+from launchers.cluster.listener import Guest, Listener
 
 BEAT_S = 0.5
 _PARTING_S = 5.0  # for supervisors to read their last message, over a slow link too

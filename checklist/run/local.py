@@ -23,7 +23,7 @@ from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.supervisor import run
 from estimator.errors import UserError
-from launchers.cluster.channel import Secret
+from launchers.cluster.endpoint import Secret
 from launchers.cluster.processes import die_with_parent
 
 _ROOT = Path(__file__).resolve().parents[2]

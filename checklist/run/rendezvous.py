@@ -9,7 +9,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.cluster.allocation import expand_hosts, read_number
-from launchers.cluster.channel import Endpoint, Secret
+from launchers.cluster.endpoint import Endpoint, Secret
 
 PORTS = 8  # the control channel takes the first free one of so many
 PORT_OFFSET = 17  # from MASTER_PORT, on which the launcher's own store may listen

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.plan import MIB
-from launchers.cluster.channel import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret
 
 FIRST_PORT = 29_400
 PORTS = 8  # candidates for the control channel; another job of the same host takes another one

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, TypeAdapter
 
-from launchers.cluster.channel import BadMessage, Message
+from launchers.cluster.greeting import BadMessage, Message
 from launchers.gang.failures import Failure
 
 _LONGEST_TRACEBACK = 1 << 18  # characters of it, its end, that are told to other nodes

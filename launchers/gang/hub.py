@@ -10,7 +10,9 @@ import time
 from collections import defaultdict
 
 from estimator.errors import UserError
-from launchers.cluster.channel import Connection, Guest, Heartbeat, Listener, NodeAddress, bind
+from launchers.cluster.channel import Connection, Heartbeat
+from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.listener import Guest, Listener, bind
 from launchers.gang.control import (
     MESSAGES,
     Beat,

@@ -7,7 +7,9 @@ import threading
 import time
 
 from estimator.errors import UserError
-from launchers.cluster.channel import Connection, Heartbeat, NodeAddress, Refused, Unreachable, connect
+from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
+from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.greeting import Refused
 from launchers.gang.control import (
     MESSAGES,
     Beat,

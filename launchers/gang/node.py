@@ -27,7 +27,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from launchers.cluster import processes
-from launchers.cluster.channel import NodeAddress
+from launchers.cluster.endpoint import NodeAddress
 from launchers.gang.control import Control, Timeouts, Verdict
 from launchers.gang.failures import Failure, GangFailed, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub

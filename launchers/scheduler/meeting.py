@@ -23,18 +23,10 @@ from pydantic import Field, TypeAdapter
 
 from estimator.errors import UserError
 from launchers.cluster.allocation import Allocation
-from launchers.cluster.channel import (
-    Connection,
-    Guest,
-    Heartbeat,
-    Listener,
-    Message,
-    NodeAddress,
-    Refused,
-    Secret,
-    Unreachable,
-    connect,
-)
+from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connect
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.greeting import Message, Refused
+from launchers.cluster.listener import Guest, Listener
 from launchers.gang.control import Beat, lost, why_lost
 from launchers.gang.failures import Failure, GangFailed
 

@@ -25,7 +25,7 @@ from estimator.hardware import local_machine
 from estimator.plan import Plan
 from launchers import engines, pipeline
 from launchers.cluster.allocation import Allocation
-from launchers.cluster.channel import Secret
+from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationResult
 from launchers.gang.job import TrainJob

@@ -22,7 +22,7 @@ from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
 from checklist.verdict import judge
-from launchers.cluster.channel import Secret
+from launchers.cluster.endpoint import Secret
 from tests.launchers.cluster.strangers import common, greets, storm, through
 
 ROOT = Path(__file__).parents[3]

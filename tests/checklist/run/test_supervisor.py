@@ -25,7 +25,7 @@ from checklist.run.requests import Requests, _behind
 from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
-from launchers.cluster.channel import Secret
+from launchers.cluster.endpoint import Secret
 
 SHORT = Limits(rendezvous=5.0, operation=2.0, settle=0.5, lost_after=3.0)
 

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from launchers.cluster.channel import _MAGIC, Endpoint, Secret
+from launchers.cluster.endpoint import MAGIC, Endpoint, Secret
 
 HALF_OPEN = 300  # more than are greeted at once
 TRICKLES = 20
-_CHALLENGE = len(_MAGIC) + 32
+_CHALLENGE = len(MAGIC) + 32
 
 Attack = Callable[[socket.socket], None]
 
@@ -32,10 +32,10 @@ def greets(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
     """Goes through the whole greeting as a member would, and goes on with a message."""
 
     def attack(sock: socket.socket) -> None:
-        challenge = sock.recv(_CHALLENGE)[len(_MAGIC) :]
+        challenge = sock.recv(_CHALLENGE)[len(MAGIC) :]
         where = Endpoint(host="", ports=(), secret=Secret(secret), run=run)
         proof = where.prove("caller", challenge, b"n" * 32, claim)
-        sock.sendall(_MAGIC + b"n" * 32 + len(claim).to_bytes(4, "big") + claim + proof)
+        sock.sendall(MAGIC + b"n" * 32 + len(claim).to_bytes(4, "big") + claim + proof)
         sock.sendall(len(message).to_bytes(4, "big") + message)
         while sock.recv(65_536):
             continue
@@ -45,7 +45,7 @@ def greets(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
 
 def trickles(sock: socket.socket) -> None:
     """One byte every 0.2 s, for ever."""
-    for byte in iter(lambda: _MAGIC[:1], b""):
+    for byte in iter(lambda: MAGIC[:1], b""):
         sock.sendall(byte)
         time.sleep(0.2)
 
@@ -56,8 +56,8 @@ def common() -> list[Attack]:
         says(b'{"node":Infinity,"nodes":2,"proof":"x"}\n'),
         says(b"[" * 100_000),
         says(b"GET / HTTP/1.1\r\n\r\n"),
-        says(_MAGIC + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1_000_000),
-        says(_MAGIC + b"n" * 32 + (10).to_bytes(4, "big") + b'{"node":1}' + b"p" * 32),
+        says(MAGIC + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1_000_000),
+        says(MAGIC + b"n" * 32 + (10).to_bytes(4, "big") + b'{"node":1}' + b"p" * 32),
     ]
 
 

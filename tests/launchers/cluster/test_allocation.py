@@ -12,7 +12,7 @@ import pytest
 from estimator.errors import UserError
 from launchers.cluster import allocation
 from launchers.cluster.allocation import FIRST_PORT, expand_hosts, node_address
-from launchers.cluster.channel import Secret
+from launchers.cluster.endpoint import Secret
 
 # srun --ntasks-per-node=1 on the third of four nodes, from sbatch --mem=480G --nodes=4, started again once
 SLURM = {

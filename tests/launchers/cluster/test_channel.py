@@ -19,23 +19,13 @@ from typing import Any, Literal
 import pytest
 from pydantic import TypeAdapter
 
-from launchers.cluster import channel
-from launchers.cluster.channel import (
-    BadMessage,
-    Connection,
-    Endpoint,
-    Guest,
-    Listener,
-    Message,
-    NodeAddress,
-    Refused,
-    Secret,
-    Unreachable,
-    connect,
-)
+from launchers.cluster import listener
+from launchers.cluster.channel import Connection, Unreachable, connect
+from launchers.cluster.endpoint import MAGIC, Endpoint, NodeAddress, Secret
+from launchers.cluster.greeting import BadMessage, Message, Refused
+from launchers.cluster.listener import Guest, Listener
 
 ROOT = Path(__file__).parents[3]
-MAGIC = channel._MAGIC
 CHALLENGE = len(MAGIC) + 32  # bytes that a listener sends to whoever calls
 
 
@@ -213,7 +203,7 @@ def test_what_strangers_say_is_neither_read_nor_answered(main: Main, said: bytes
 def test_a_greeting_byte_by_byte_ends_at_the_limit_and_holds_nobody_up(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "GREETING_S", 1.5)
+    monkeypatch.setattr(listener, "GREETING_S", 1.5)
     with stranger(main) as sock:
         said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
         begin = time.monotonic()
@@ -299,7 +289,7 @@ def test_ports_that_others_hold_are_passed_by() -> None:
         contextlib.closing(Main(endpoint(ports=ports))) as mine,
     ):
         assert mine.listener._socket.getsockname()[1] == ports[2]
-        assert takes_part(mine) < channel.GREETING_S + 3
+        assert takes_part(mine) < listener.GREETING_S + 3
 
 
 def test_ipv6_and_loopback_alone() -> None:
@@ -336,7 +326,7 @@ def test_it_accepts_again_after_more_half_open_connections_than_descriptors(
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < 3000:
         pytest.skip(f"only {hard} open files are allowed here")
-    channel._allow_descriptors(3000)
+    listener._allow_descriptors(3000)
     where = endpoint()
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
@@ -388,7 +378,7 @@ def test_1024_members_join_within_seconds(main: Main) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < 3000:
         pytest.skip(f"only {hard} open files are allowed here")
-    channel._allow_descriptors(3000)
+    listener._allow_descriptors(3000)
     begin = time.monotonic()
     with ThreadPoolExecutor(64) as pool:
         members = list(pool.map(lambda name: call(main.where, name), range(1024)))

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from launchers.cluster.channel import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import Timeouts, run_node

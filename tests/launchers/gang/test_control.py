@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from launchers.cluster.channel import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang.control import Timeouts
 from launchers.gang.hub import Hub
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from estimator.errors import UserError
-from launchers.cluster.channel import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang.control import Timeouts
 from launchers.gang.member import Member
 from tests.launchers.cluster.strangers import common, greets, storm, through

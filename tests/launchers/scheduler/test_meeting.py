@@ -14,7 +14,7 @@ import pytest
 
 from estimator.errors import UserError
 from launchers.cluster.allocation import Allocation
-from launchers.cluster.channel import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang.failures import GangFailed, NodeLost
 from launchers.scheduler.meeting import ElsewhereError, Meeting, SecretFile, meet
 from tests.launchers.cluster.strangers import common, greets, storm

@@ -1,0 +1,65 @@
+"""Where the processes of one run meet, and the secret by which they know each other."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+
+MAGIC = b"finetune-channel/1\n"  # the protocol of launchers.cluster.greeting
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What the processes of one run know and nobody else; it shows in no log, card or traceback."""
+
+    text: str = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Secret:
+        """A new one, of 32 random bytes."""
+        return cls(secrets.token_hex(32))
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where the processes of a run meet, and what they prove to each other there."""
+
+    host: str  # name or address of the one that listens, as the others reach it
+    ports: tuple[int, ...]  # where it may listen; the first free one is taken
+    secret: Secret
+    run: str  # run, step, attempt and purpose: proven along with the secret
+
+    def prove(self, role: str, challenge: bytes, nonce: bytes, said: bytes) -> bytes:
+        """That whoever is in this role knows the secret; ``challenge`` is the other's nonce."""
+        key = hmac.digest(self.secret.text.encode(), MAGIC + self.run.encode(), hashlib.sha256)
+        return hmac.digest(key, role.encode() + b"\n" + challenge + nonce + said, hashlib.sha256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeAddress:
+    """One node's place in its gang."""
+
+    node: int  # 0: the main node
+    nodes: int
+    main_host: str  # name or address of node 0
+    ports: tuple[int, ...]  # where node 0 may listen; the first free one is taken
+    secret: Secret  # of the run
+    run: str  # run, step and attempt: another attempt's nodes are not joined
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < self.nodes:
+            raise ValueError(f"node {self.node} of {self.nodes}: must be from 0 to nodes - 1")
+        if self.nodes > 1 and not self.ports:
+            raise ValueError("ports: give at least one port for more than one node")
+        if self.nodes > 1 and not self.secret:
+            raise ValueError("secret: more than one node must have one")
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the nodes meet."""
+        return Endpoint(host=self.main_host, ports=self.ports, secret=self.secret, run=self.run)
