@@ -20,6 +20,7 @@ from estimator.errors import UserError
 SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
 Verdict = Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
+Gravity = Literal["WARN", "FAIL"]  # of a finding
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT": 3}
 
 
@@ -31,7 +32,7 @@ class Finding:
     check: str
     code: str
     """A name in data/advice.yaml."""
-    verdict: Literal["WARN", "FAIL"]
+    verdict: Gravity
     title: str
     """One line: what is wrong with whom, in figures."""
     nodes: tuple[str, ...] = ()

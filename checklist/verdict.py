@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
-from checklist.judges import facts, gpus, loss, pairs, speed, world
+from checklist.judges import facts, gpus, loss, network, pairs, speed, world
 from checklist.judges.context import Answer, Context
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -27,9 +27,9 @@ JUDGES: dict[str, Callable[[Context], Answer]] = {
     "versions": facts.versions,
     "shared-memory": facts.shared_memory,
     "memlock": facts.memlock,
-    "interface": facts.interface,
-    "rdma": facts.rdma,
-    "hostname": facts.hostname,
+    "interface": network.interface,
+    "rdma": network.rdma,
+    "hostname": network.hostname,
     "clock": facts.clock,
     "placement": facts.placement,
     "gpu-health": gpus.gpu_health,

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from checklist.result import Finding
+from checklist.result import Finding, Gravity
 
 FILE = Path(__file__).parents[1] / "data" / "advice.yaml"
 
@@ -40,7 +40,7 @@ class _Known(dict[str, Any]):
 def finding(
     check: str,
     code: str,
-    verdict: Literal["WARN", "FAIL"],
+    verdict: Gravity,
     title: str,
     *,
     nodes: Iterable[str] = (),

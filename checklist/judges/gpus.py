@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
 from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
 from checklist.measurements import GpuHealth
-from checklist.result import Finding
+from checklist.result import Finding, Gravity
 
 NORMAL_THROTTLING = ("software power cap", "sync boost")  # under load every large GPU meets its power limit
 
@@ -81,9 +80,7 @@ def gpu_health(context: Context) -> Answer:
     return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
 
 
-def _fewer(
-    context: Context, field: str, code: str, verdict: Literal["WARN", "FAIL"], what: str
-) -> list[Finding]:
+def _fewer(context: Context, field: str, code: str, verdict: Gravity, what: str) -> list[Finding]:
     """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
     kinds = {
         fact.rank: fact.gpu_names[fact.local_rank]

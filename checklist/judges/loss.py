@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
 from checklist.judges.advice import finding
 from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
 from checklist.measurements import Counters
-from checklist.result import Figure, Finding
+from checklist.result import Figure, Finding, Gravity
 
 DOWN = "link_downed"  # the one error of an RDMA port that is serious however seldom
 
@@ -67,7 +65,7 @@ def _of_pairs(context: Context, lost: Loss) -> Finding:
     if not lost.rate:
         symptom = "slow messages take more than twice as long as the best"
     serious = lost.rate >= SERIOUS and lost.alone is True
-    verdict: Literal["WARN", "FAIL"] = "FAIL" if serious else "WARN"
+    verdict: Gravity = "FAIL" if serious else "WARN"
     if lost.node is None:
         ends = context.names((src, dst))
         arrow = "between {} and {}" if many > 1 else "from {} to {}"

@@ -1,0 +1,164 @@
+"""What the ranks' facts say of the network: interfaces, RDMA devices, and what a host's own name leads to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from checklist.judges.advice import finding
+from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
+from checklist.measurements import Facts
+from checklist.result import Finding, Gravity
+
+
+def interface(context: Context) -> Answer:
+    """FAIL for a node whose NCCL or gloo would take an interface that others can't reach.
+
+    That is one that is not there, is down or has a loopback or link-local address only. WARN where the
+    interfaces of the nodes are not alike in line rate or MTU.
+
+    Limits: none; addresses are told apart by their prefixes, rates and MTUs by being equal.
+
+    Can't tell: whether packets really pass (check mesh does), or what NCCL takes in the end (check
+    transport).
+    """
+    known = [fact for fact in context.leaders if fact.nic is not None]
+    if not known:
+        return context.unmeasured("interface", "facts")
+    if context.local or len(context.leaders) == 1:
+        return answer("interface", f"{known[0].nic}; all ranks are on one machine.", nodes=context.all_names)
+    findings = []
+    for fact in known:
+        fault = _nic_fault(fact)
+        if fault is not None:
+            others = [
+                nic.name for nic in fact.nics if nic.up is not False and not _nic_fault_of(nic.addresses)
+            ]
+            title = f"{context.name(fact.node)} would use {fact.nic}, {fault}" + (
+                f" ({fact.nic_reason})." if fact.nic_reason else "."
+            )
+            findings.append(
+                finding(
+                    "interface",
+                    "nic-wrong",
+                    "FAIL",
+                    title,
+                    suspects=[context.name(fact.node)],
+                    nic=fact.nic,
+                    candidates=", ".join(others) or "none that reaches others",
+                    best=others[0] if others else "<interface>",
+                )
+            )
+    findings = findings or _unlike_nics(context, known)
+    if len(known) < len(context.leaders) and not findings:
+        return no_verdict("interface", "It is not known which interface every node uses.")
+    names = ", ".join(sorted({str(fact.nic) for fact in known}))
+    return answer("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
+
+
+def _unlike_nics(context: Context, known: list[Facts]) -> list[Finding]:
+    """Interfaces that are not alike on all hosts: a link that has trained to a lower rate, another MTU."""
+    findings = []
+    for field, what, code in (("gbps", "Gbit/s", "nic-rate"), ("mtu", "bytes of MTU", "mtu-differs")):
+        holders: dict[float, list[int]] = defaultdict(list)
+        for fact in known:
+            value = next((getattr(nic, field) for nic in fact.nics if nic.name == fact.nic), None)
+            if value is not None:
+                holders[value].append(fact.node)
+        if len(holders) > 1:
+            usual = max(holders, key=lambda value: (len(holders[value]), value))
+            odd = context.names(node for value, nodes in holders.items() if value != usual for node in nodes)
+            holders_text = "; ".join(
+                f"{value:g} {what} on {', '.join(context.names(nodes))}" for value, nodes in holders.items()
+            )
+            title = f"The interfaces differ: {holders_text}."
+            findings.append(finding("interface", code, "WARN", title, suspects=odd))
+    return findings
+
+
+def _nic_fault(fact: Facts) -> str | None:
+    nic = next((nic for nic in fact.nics if nic.name == fact.nic), None)
+    if nic is None:
+        return "which does not exist" if fact.nics else None
+    if nic.up is False:
+        return "which is down"
+    return _nic_fault_of(nic.addresses)
+
+
+def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
+    usable = [address for address in addresses if not address.startswith(("127.", "169.254.", "::1", "fe80"))]
+    return None if usable else "which has no address that others can reach"
+
+
+def rdma(context: Context) -> Answer:
+    """FAIL for a node that sees fewer EFA or InfiniBand devices than the others, or none where there must be.
+
+    There must be some where the machine type's row in estimator/data/instances.csv names EFA.
+
+    Limits: none; the node with the most devices is the measure.
+
+    Can't tell: whether the devices work, nor, for a machine that no table lists, whether all nodes lack one.
+    """
+    if not context.cuda:
+        return skipped("rdma", "The run uses no GPUs.")
+    efa = {fact.node: fact.efa_devices for fact in context.leaders if fact.efa_devices is not None}
+    ib = {fact.node: len(fact.ib_devices) for fact in context.leaders if fact.ib_devices is not None}
+    has_efa = context.machine_fabric.upper().startswith("EFA")
+    if not has_efa and not any(efa.values()) and not any(ib.values()):
+        if not efa and not ib:
+            return context.unmeasured("rdma", "facts")
+        return skipped(
+            "rdma", "Neither the machine type nor the hosts have RDMA devices, as far as is known."
+        )
+    counts = efa if has_efa or any(efa.values()) else ib
+    kind = "EFA" if counts is efa else "InfiniBand"
+    most = max(counts.values(), default=0)
+    findings = [
+        finding(
+            "rdma",
+            "rdma-missing",
+            "FAIL",
+            f"{context.name(node)} sees {count} {kind} devices" + (f", others {most}." if most else "."),
+            suspects=[context.name(node)],
+        )
+        for node, count in counts.items()
+        if count < max(most, 1)
+    ]
+    if not counts:
+        return context.unmeasured("rdma", "facts")
+    return answer("rdma", f"{most} {kind} devices on each node.", findings, nodes=context.all_names)
+
+
+def hostname(context: Context) -> Answer:
+    """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN for one that gets loopback.
+
+    gloo and torch's store announce themselves by that name.
+
+    Limits: none.
+
+    Can't tell: whether the others resolve it too; check mesh connects by address.
+    """
+    known = [fact for fact in context.leaders if fact.resolves_own_hostname is not None]
+    if not known:
+        return context.unmeasured("hostname", "facts")
+    findings = []
+    for fact in known:
+        name = context.name(fact.node)
+        address = fact.hostname_address or ""
+        if not fact.resolves_own_hostname:
+            title = f"{name} can't resolve its own name, {fact.hostname}."
+            verdict: Gravity = "WARN" if context.local else "FAIL"
+            findings.append(finding("hostname", "hostname-unresolved", verdict, title, suspects=[name]))
+        elif address.startswith(("127.", "::1")) and not context.local and len(context.leaders) > 1:
+            title = f"{name}: its own name resolves to {address}."
+            findings.append(
+                finding(
+                    "hostname",
+                    "hostname-loopback",
+                    "WARN",
+                    title,
+                    suspects=[name],
+                    address=address,
+                    nic=fact.nic,
+                )
+            )
+    return answer("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
