@@ -149,7 +149,7 @@ def fetch_tokenizer(reference: str, folder: Path) -> Path:
     if Path(reference).is_absolute():
         return Path(reference)
     fetch_files(
-        datastore(shared=True), reference, folder, wanted=lambda name: not name.endswith(".safetensors")
+        datastore(shared=True), reference, folder, include=lambda name: not name.endswith(".safetensors")
     )
     return folder
 

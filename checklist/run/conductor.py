@@ -28,7 +28,8 @@ _TOLD = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
 class Conductor(Session):
     """One run, from rank 0's supervisor.
 
-    ``seen`` gets all that there is whenever that may be the last; ``conclude`` makes the exit status of it.
+    ``on_measured`` gets all that there is whenever that may be the last; ``conclude`` makes the exit status
+    of it.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class Conductor(Session):
         rendezvous: Rendezvous,
         hub: Hub,
         limits: Limits,
-        seen: Callable[[Measurements], None] | None = None,
+        on_measured: Callable[[Measurements], None] | None = None,
         conclude: Callable[[Measurements], int] | None = None,
     ) -> None:
         super().__init__(options, rendezvous, hub, limits)
-        self._seen, self._conclude = seen, conclude
+        self._on_measured, self._conclude = on_measured, conclude
 
     def run(self) -> None:
         """The whole run; tells every supervisor how it ended."""
@@ -110,7 +111,7 @@ class Conductor(Session):
 
     def _show(self, why: str, hangs: list[Hang] | None = None) -> None:
         """What is known if no more comes, and why the phases that are left did not end."""
-        if self._seen is None:
+        if self._on_measured is None:
             return
         known = self.measurements()
         done = {phase.name for phase in known.phases}
@@ -121,7 +122,7 @@ class Conductor(Session):
             for name in phases.PHASES
             if name not in done
         )
-        self._seen(replace(known, phases=(*known.phases, *left), hangs=(*known.hangs, *(hangs or ()))))
+        self._on_measured(replace(known, phases=(*known.phases, *left), hangs=(*known.hangs, *(hangs or ()))))
 
     # -- phases ----------------------------------------------------------------------------------------
 

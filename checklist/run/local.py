@@ -77,11 +77,11 @@ def run_node(
     place: Rendezvous,
     uuids: tuple[str, ...],
     directory: Path,
-    seen: Callable[[Measurements], None] = lambda _: None,
+    on_measured: Callable[[Measurements], None] = lambda _: None,
 ) -> Measurements:
     """One node's part of a run in a process of its own, so that whoever waits here outlives it.
 
-    ``seen`` is called on node 0 with what has been measured so far, within seconds.
+    ``on_measured`` is called on node 0 with what has been measured so far, within seconds.
 
     Raises UserError where the process has failed, or was killed, or did not end in time.
     """
@@ -90,7 +90,7 @@ def run_node(
     limit = limits.rendezvous + limits.run + _LAST_S
     process = _start(options, place, uuids, directory, answer)
     try:
-        status = _wait(process, limit, directory / _SO_FAR, seen)
+        status = _wait(process, limit, directory / _SO_FAR, on_measured)
     finally:
         _end(process)
     if status is None:
@@ -111,7 +111,7 @@ def run_node(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], limit_s: float, file: Path, seen: Callable[[Measurements], None]
+    process: subprocess.Popen[bytes], limit_s: float, file: Path, on_measured: Callable[[Measurements], None]
 ) -> int | None:
     """The exit status; None: it did not end in time. Meanwhile whatever is new in the file is handed on."""
     deadline, known = time.monotonic() + limit_s, None
@@ -121,7 +121,7 @@ def _wait(
         changed = file.stat().st_mtime_ns if file.exists() else None
         if changed != known:
             known = changed
-            seen(measurements.from_json(file.read_text()))
+            on_measured(measurements.from_json(file.read_text()))
     return None
 
 
@@ -194,7 +194,7 @@ def main() -> int:
     outcome: dict[str, Any]
     answer = Path(job["answer"]) if job["answer"] else None
 
-    def seen(found: Measurements) -> None:
+    def on_measured(found: Measurements) -> None:
         if answer is not None:
             _write(answer.with_name(_SO_FAR), measurements.to_json(found))
 
@@ -203,7 +203,7 @@ def main() -> int:
             build(Options, job["options"]),
             Rendezvous.from_dict(job["rendezvous"]),
             directory=Path(job["directory"]) if job["directory"] else None,
-            seen=seen,
+            on_measured=on_measured,
         )
         outcome = {"measurements": measurements.to_dict(measured)}
     except UserError as error:

@@ -58,10 +58,10 @@ def run(
     rendezvous: Rendezvous,
     *,
     directory: Path | None = None,
-    seen: Callable[[Measurements], None] | None = None,
+    on_measured: Callable[[Measurements], None] | None = None,
 ) -> Measurements:
     """:func:`take_part`, for who wants the measurements only."""
-    return take_part(options, rendezvous, directory=directory, seen=seen).measurements
+    return take_part(options, rendezvous, directory=directory, on_measured=on_measured).measurements
 
 
 def take_part(
@@ -69,7 +69,7 @@ def take_part(
     rendezvous: Rendezvous,
     *,
     directory: Path | None = None,
-    seen: Callable[[Measurements], None] | None = None,
+    on_measured: Callable[[Measurements], None] | None = None,
     conclude: Callable[[Measurements], int] | None = None,
 ) -> End:
     """Take part in one run of the checklist; returns on every node with what all have measured.
@@ -84,7 +84,7 @@ def take_part(
         Which ranks this process looks after, and where rank 0 can be met.
     directory:
         Where logs and journals are kept. None: a temporary one, which is removed.
-    seen:
+    on_measured:
         Where rank 0 is, called in another thread with what has been measured so far: after each phase, and
         when a node is lost.
     conclude:
@@ -101,7 +101,9 @@ def take_part(
     place.mkdir(parents=True, exist_ok=True)
     limits = limits_of(options)
     hub = Hub(rendezvous, limits) if rendezvous.leads else None
-    conductor = Conductor(options, rendezvous, hub, limits, seen, conclude) if hub is not None else None
+    conductor = (
+        Conductor(options, rendezvous, hub, limits, on_measured, conclude) if hub is not None else None
+    )
     try:
         if conductor is not None:
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()

@@ -58,8 +58,8 @@ class Options:
         }
         flags = {f"resources.{name}": values[name] for name in _FLAGS if values.get(name) not in (None, "")}
         overrides = [item for item in values.get("set") or () if _OURS.match(item)]
-        made = settings.build({"resources": wishes}, overrides, flags)
-        return cls.from_resources(made.resources, preflight=not values.get("no_preflight"))
+        chosen = settings.build({"resources": wishes}, overrides, flags)
+        return cls.from_resources(chosen.resources, preflight=not values.get("no_preflight"))
 
     @classmethod
     def from_resources(cls, asked: Resources, *, preflight: bool = True) -> Options:

@@ -30,12 +30,12 @@ _PR_SET_PDEATHSIG = 1
 
 def marked_pids(marker: str) -> list[int]:
     """Living processes (zombies are not) with this marker in their environment."""
-    wanted = f"{MARKER}={marker}".encode()
+    variable = f"{MARKER}={marker}".encode()
     found = []
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                if variable in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:  # it has just ended, or is another user's
                 continue

@@ -172,7 +172,7 @@ class _Node:
         self._agent = self._start_agent(job_file, port)
         ranks = LocalRanks(self._job, self._address.node, self._marker, self._agent, self._timeouts)
         trained_at: float | None = None
-        told = upload_told = False
+        done_sent = upload_failure_sent = False
         with processes.signals_wait() as look_for_signals:
             while True:
                 look_for_signals()
@@ -182,13 +182,13 @@ class _Node:
                 for failure in ranks.failures():
                     self._control.fail(failure)
                 uploads.look()
-                if uploads.error is not None and not upload_told:
-                    upload_told = True
+                if uploads.error is not None and not upload_failure_sent:
+                    upload_failure_sent = True
                     self._control.fail(self._of_task(uploads.error))
-                if not told and not upload_told and ranks.finished():
+                if not done_sent and not upload_failure_sent and ranks.finished():
                     trained_at = trained_at or time.monotonic()
                     if uploads.idle and self._control.others_done():
-                        told = True
+                        done_sent = True
                         self._control.done()
                     elif not uploads.idle and time.monotonic() - trained_at > self._timeouts.upload:
                         raise UserError(

@@ -131,7 +131,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _wait_for(lock: IO[str], folder: Path) -> None:
     deadline = time.monotonic() + FETCH_LIMIT_S
-    told = False
+    announced = False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,9 +145,9 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
             return
         else:
             return
-        if not told:
+        if not announced:
             print(f"waiting for another process that fetches into {folder}", file=sys.stderr, flush=True)
-            told = True
+            announced = True
         time.sleep(0.5)
 
 

@@ -58,22 +58,23 @@ class Ownership:
 
     def _claim(self) -> bool:
         """Make the file where there is none. Of two jobs that begin at once, one does."""
-        made = self._made()
+        temporary = self._write_beside()
         try:
-            self._path.hardlink_to(made)
+            self._path.hardlink_to(temporary)
         except OSError:  # it is there; or the file system has no links, then looking at it must do
             return False
         finally:
-            made.unlink()
+            temporary.unlink()
         return True
 
     def _write(self) -> None:
-        self._made().replace(self._path)
+        self._write_beside().replace(self._path)
 
-    def _made(self) -> Path:
-        made = self._path.with_name(f"owner.{uuid.uuid4().hex[:8]}.tmp")
-        made.write_text(json.dumps({"job": self._job, "host": socket.gethostname()}))
-        return made
+    def _write_beside(self) -> Path:
+        """A new file with what the claim says, in the claim's folder."""
+        temporary = self._path.with_name(f"owner.{uuid.uuid4().hex[:8]}.tmp")
+        temporary.write_text(json.dumps({"job": self._job, "host": socket.gethostname()}))
+        return temporary
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_S):

@@ -229,16 +229,16 @@ def get_bundle(storage: Storage, key: str, folder: Path) -> Manifest:
 
 
 def fetch_files(
-    storage: Storage, key: str, folder: Path, wanted: Callable[[str], bool] = lambda _: True
+    storage: Storage, key: str, folder: Path, include: Callable[[str], bool] = lambda _: True
 ) -> Manifest:
     """Fetch a bundle's files into ``folder`` beside what is there, each verified by size and SHA-256.
 
-    Only those whose name is ``wanted``; the manifest that is returned lists these.
+    Only those whose name ``include`` accepts; the manifest that is returned lists these.
     """
     manifest = read_manifest(storage, key)
     if manifest is None:
         raise UserError(f"There is no whole bundle at {storage.describe(key)}: its {MANIFEST} is missing.")
-    manifest = Manifest(files=tuple(file for file in manifest.files if wanted(file.name)))
+    manifest = Manifest(files=tuple(file for file in manifest.files if include(file.name)))
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if manifest.total_bytes > free:

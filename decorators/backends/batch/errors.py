@@ -35,7 +35,7 @@ def _answer(error: BaseException) -> tuple[str, str]:
     while origin is not None:
         answer = getattr(origin, "response", None)
         if isinstance(answer, dict) and "Error" in answer:
-            told = answer["Error"]
-            return str(told.get("Code", "")), " ".join(str(told.get("Message", "")).split())
+            reason = answer["Error"]
+            return str(reason.get("Code", "")), " ".join(str(reason.get("Message", "")).split())
         origin = origin.__cause__ or origin.__context__
     return "", " ".join(str(error).split())

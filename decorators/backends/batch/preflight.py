@@ -161,8 +161,8 @@ def _ask(preflight: _Preflight, check: str, ask: Callable[[], None]) -> None:
     try:
         ask()
     except ClientError as error:
-        told = error.response.get("Error", {})
-        preflight.findings.unknown(check, f"not told: {told.get('Code') or told.get('Message')}")
+        reason = error.response.get("Error", {})
+        preflight.findings.unknown(check, f"not told: {reason.get('Code') or reason.get('Message')}")
     except (BotoCoreError, KeyError) as error:
         preflight.findings.unknown(check, f"not told: {type(error).__name__}")
 

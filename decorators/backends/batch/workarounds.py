@@ -50,21 +50,21 @@ def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:
     overrides = params.get("nodeOverrides", {}).get("nodePropertyOverrides", [])
     if len(overrides) == 2:
         main, others = (each["containerOverrides"]["command"] for each in overrides)
-        made = others_command(main[-1], params["parameters"]["metaflow.task_id"])
-        if made is not None:
-            others[-1] = made
+        command = others_command(main[-1], params["parameters"]["metaflow.task_id"])
+        if command is not None:
+            others[-1] = command
     return params
 
 
 def others_command(main: str, task: str) -> str | None:
     """The other nodes' command, of the main node's; None where that isn't as Metaflow 2.19.39 writes it."""
     own = f"{task.replace('control-', '')}-node-{_INDEX}"
-    made = main
+    command = main
     for before, count in ((r"MF_PATHSPEC=\S+/", 1), ("--task-id ", 1)):
         pattern = rf"(?<!\S)({before}){re.escape(task)}(?!\S)"
-        made, found = re.subn(pattern, lambda match: match[1] + own, made)
+        command, found = re.subn(pattern, lambda match: match[1] + own, command)
         if found != count:
             return None
-    made = made.replace("ubf_control", "ubf_task")
-    head, split, tail = made.rpartition("--split-index 0")
+    command = command.replace("ubf_control", "ubf_task")
+    head, split, tail = command.rpartition("--split-index 0")
     return f"{head}--split-index {_INDEX}{tail}" if split else None

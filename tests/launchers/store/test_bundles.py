@@ -147,5 +147,5 @@ def test_some_files_of_a_bundle_can_be_fetched_without_the_others(tmp_path: Path
         (tmp_path / "in" / name).write_text(name)
     storage = LocalStorage(tmp_path / "store")
     put_bundle(storage, "model", tmp_path / "in")
-    fetch_files(storage, "model", tmp_path / "out", wanted=lambda name: not name.endswith(".safetensors"))
+    fetch_files(storage, "model", tmp_path / "out", include=lambda name: not name.endswith(".safetensors"))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
