@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -125,7 +126,8 @@ def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
-    command = f"{sys.executable} -m estimator.cli.app explain --model llama-8b --over tp --gpus 8 --json"
+    python = shlex.quote(sys.executable)
+    command = f"{python} -m estimator.cli.app explain --model llama-8b --over tp --gpus 8 --json"
     done = subprocess.run(
         ["bash", "-c", f"{command} | head -c 10; echo status ${{PIPESTATUS[0]}}"],
         capture_output=True,
@@ -137,7 +139,8 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
 
 
 def test_a_closed_output_is_no_error(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m estimator.cli.app estimate --model llama-8b --json"
+    python = shlex.quote(sys.executable)
+    command = f"{python} -m estimator.cli.app estimate --model llama-8b --json"
     done = subprocess.run(
         ["bash", "-c", f"({command}; echo status $? >&2) | true"],
         capture_output=True,

@@ -73,7 +73,8 @@ class Stepper:
                 folder = job.checkpoint_dir(step)
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / f"state-{env.rank}.bin").write_bytes(b"%d" % step * 1000)
-                (folder / f"more-{env.rank}.bin").write_bytes(os.urandom(orders.get("more_bytes", 0)))
+                if "more_bytes" in orders:
+                    (folder / f"more-{env.rank}.bin").write_bytes(os.urandom(orders["more_bytes"]))
                 time.sleep(orders.get("checkpoint_s", 0.0))
                 checkpoint_part_done(folder, env, step)
 
