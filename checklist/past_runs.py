@@ -31,7 +31,7 @@ _BEGINNING = '{"version"'  # of a line that some version of this program has wri
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class PastRun:
     """What one run leaves: its result without all that only this run's readers need."""
 
     __pydantic_config__ = STRICT
@@ -58,9 +58,9 @@ class History:
     """A line for each kind of earlier run that can't be read: its failures may be open, unknown to us."""
 
 
-def run_of(result: Result) -> Run:
+def run_of(result: Result) -> PastRun:
     """What is kept of a result."""
-    return Run(
+    return PastRun(
         finished_unix=result.finished_unix,
         verdict=result.verdict,
         profile=result.profile,
@@ -71,7 +71,7 @@ def run_of(result: Result) -> Run:
     )
 
 
-def fold(runs: Iterable[Run], problems: Iterable[str] = ()) -> History:
+def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     """Go through the runs in the order of their ends: each clears and adds failures.
 
     So two runs at a time that each know nothing of the other's failures lose none. A failure that was found
@@ -116,7 +116,7 @@ def check_place(place: Path) -> None:
 
 def read(place: Path) -> History:
     """Earlier runs; a line for each reason why some can't be read. Raises UserError where nothing can be."""
-    runs: list[Run] = []
+    runs: list[PastRun] = []
     wrong: Counter[str] = Counter()
     for text in _texts(place):
         try:
@@ -158,7 +158,7 @@ def _lines(file: Path) -> list[str]:
         raise _file_error(file, "Earlier runs can't be read from", error) from None
 
 
-def from_json(text: str) -> Run:
+def from_json(text: str) -> PastRun:
     """What a run has kept. Raises UserError where it is of another schema version, or broken."""
     try:
         values = json.loads(text)
@@ -167,7 +167,7 @@ def from_json(text: str) -> Run:
     version = values.get("version") if isinstance(values, dict) else None
     if version != SCHEMA_VERSION:
         raise UserError(f"It has schema version {version!r}; this program reads {SCHEMA_VERSION}.")
-    return record(Run, values)
+    return record(PastRun, values)
 
 
 def _told(place: Path, problem: str, count: int) -> str:

@@ -13,7 +13,7 @@ from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
 from checklist.judges import facts, gpus, loss, network, pairs, speed, world
-from checklist.judges.context import Answer, Context
+from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
@@ -21,7 +21,7 @@ from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, S
 # Without these nobody can say that training would work; the others may be unknowable where it does
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
-JUDGES: dict[str, Callable[[Context], Answer]] = {
+JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
     "ranks": facts.ranks,
     "gpus": gpus.gpus,
     "versions": facts.versions,
@@ -74,7 +74,7 @@ def judge(
     system:
         The user's name for this system in the table of thresholds.
     """
-    context = Context(
+    context = JudgingContext(
         measurements=measurements, table=thresholds or table(), history=tuple(history), system=system
     )
     asked = tuple(checks)
@@ -157,7 +157,7 @@ def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _healthy(
-    context: Context,
+    context: JudgingContext,
     verdict: Verdict,
     findings: Iterable[Finding],
     standing: Iterable[Standing],
@@ -200,7 +200,7 @@ def _headline(
     return f"{passed} checks passed." + (f" Not judged: {', '.join(open_ones)}." if open_ones else "")
 
 
-def _skipped(asked: tuple[Check, ...], answers: Iterable[Answer]) -> tuple[Skipped, ...]:
+def _skipped(asked: tuple[Check, ...], answers: Iterable[Judgement]) -> tuple[Skipped, ...]:
     names = {check.name for check in asked}
     unasked = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
     return (*(answer.result for answer in answers if isinstance(answer.result, Skipped)), *unasked)
@@ -227,7 +227,7 @@ def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
     return tuple(fits)
 
 
-def _busbw(context: Context) -> float | None:
+def _busbw(context: JudgingContext) -> float | None:
     """all_reduce's bandwidth at its largest size, where it crossed a network."""
     if context.local or len(context.measurements.nodes) < 2:
         return None
@@ -240,7 +240,7 @@ def _busbw(context: Context) -> float | None:
 
 
 def _records(
-    context: Context, answers: Iterable[Answer], verdict: Verdict, finished: float
+    context: JudgingContext, answers: Iterable[Judgement], verdict: Verdict, finished: float
 ) -> tuple[Record, ...]:
     """For the history. Nodes on one machine say nothing of a network."""
     if context.local:

@@ -36,12 +36,12 @@ from decorators.backends.retrying import Retrying
 from decorators.launch import (
     LaunchMixin,
     Once,
+    build_step_request,
     check_deployable,
     check_nodes,
     first_step,
     given_values,
     refused_in_words,
-    step_request,
 )
 from decorators.profile import calibration
 from decorators.profiler import NO_PROFILE, Profile
@@ -145,7 +145,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
             cluster_name.settle(lead, options.queue if lead.backend() != "local" else None)
             plan = _plan_with_given(self.resolver, lead, options)
             check_nodes(step, plan.request)
-            largest = step_request(lead, plan.request, options, _minimum(plan))
+            largest = build_step_request(lead, plan.request, options, _minimum(plan))
             plan = note_room(plan, largest)
             os.environ[PLAN_VARIABLE] = pack(plan)
             if self.role != "none":
@@ -153,12 +153,12 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
 
     def _request(self, step: StepView, plan: Plan, largest: StepRequest) -> None:
         request = for_data(plan).request if self.role == "data" else plan.request
-        asked = step_request(step, request, largest.options, largest.minimum)
-        place(step, asked, largest)
-        if self.role == "train" and asked.backend != "local" and _metaflow.command() != "deploy":
+        step_request = build_step_request(step, request, largest.options, largest.minimum)
+        place(step, step_request, largest)
+        if self.role == "train" and step_request.backend != "local" and _metaflow.command() != "deploy":
             Retrying(
                 step=step,
-                asked=asked,
+                step_request=step_request,
                 minimum=_minimum,
                 carry=lambda other: {PLAN_VARIABLE: pack(other)},
             ).install()

@@ -84,7 +84,7 @@ def given_values(step: StepView) -> dict[str, Given]:
     return merge_given(step.given("resources"), compute, backend)
 
 
-def step_request(
+def build_step_request(
     step: StepView, request: Request, options: Options, minimum: MinimumRequest | None = None
 ) -> StepRequest:
     """What a step asks of its backend, with its decorators' values as they are now."""

@@ -21,7 +21,14 @@ from decorators.backends import cluster_name
 from decorators.backends.options import Options
 from decorators.backends.placing import fill_in
 from decorators.backends.registry import BACKENDS
-from decorators.launch import LaunchMixin, Once, first_step, given_values, refused_in_words, step_request
+from decorators.launch import (
+    LaunchMixin,
+    Once,
+    build_step_request,
+    first_step,
+    given_values,
+    refused_in_words,
+)
 from decorators.storage import datastore
 from estimator.errors import UserError
 from estimator.plan import Request
@@ -90,7 +97,7 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
             if asked.priority_class:
                 os.environ[PRIORITY_VARIABLE] = asked.priority_class
             if self.role == "node" and backend != "local":
-                fill_in(step, step_request(step, asked.request, options))
+                fill_in(step, build_step_request(step, asked.request, options))
 
     def keep_endings(self, lines: list[str]) -> None:
         """How the pods of a step have failed, for the flow's later steps."""

@@ -10,7 +10,7 @@ from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import Fit, busbw
 from checklist.checks import CHECKS
 from checklist.measurements import Collective, Facts, Measurements
-from checklist.past_runs import Run
+from checklist.past_runs import PastRun
 from checklist.result import CheckResult, Finding, FitResult, Result, Standing
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import side_by_side
@@ -28,7 +28,7 @@ _WORDS = {
 }
 
 
-def draw(result: Result, runs: Sequence[Run], cluster: str) -> list[Block]:
+def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
     """The whole card. ``runs`` are the earlier ones of this cluster."""
     blocks: list[Block] = [Text(markdown=heading(result, cluster))]
     if result.checks:
@@ -192,7 +192,7 @@ def _expected(fitted: FitResult | None, op: str, size_bytes: int, ranks: int) ->
 # ---- history
 
 
-def _history(result: Result, runs: Sequence[Run]) -> list[Block]:
+def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     histories = figure_histories(result.records, runs)
     if not runs:
         text = "This is the first run on this cluster that can be read."
@@ -211,7 +211,7 @@ def _history(result: Result, runs: Sequence[Run]) -> list[Block]:
     return blocks
 
 
-def figure_histories(current: Sequence[Record], runs: Sequence[Run]) -> list[tuple[str, list[Then]]]:
+def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list[tuple[str, list[Then]]]:
     """Each figure of this run that earlier ones of the same setting have too, with all their values."""
     histories = []
     earlier = [record for run in runs for record in run.records]

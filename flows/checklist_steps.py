@@ -166,7 +166,7 @@ def _nothing(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
 class PastRuns:
     """Earlier runs of the same cluster."""
 
-    runs: tuple[past_runs.Run, ...] = ()
+    runs: tuple[past_runs.PastRun, ...] = ()
     history: History = field(default_factory=History)
     notes: tuple[str, ...] = ()
 
@@ -176,7 +176,7 @@ def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HIS
 
     Never raises and returns within ``limit_s``: what can't be read is a note, and the run is judged without.
     """
-    runs: list[past_runs.Run] = []
+    runs: list[past_runs.PastRun] = []
     problems: list[str] = []
     in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
     notes = [] if in_time else [f"Earlier runs were read for {limit_s:g} s, then no more."]
@@ -194,7 +194,7 @@ def _read_past(
     flow: str,
     cluster: str,
     run_id: str,
-    runs: list[past_runs.Run],
+    runs: list[past_runs.PastRun],
     problems: list[str],
     over: threading.Event,
 ) -> None:

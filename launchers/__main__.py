@@ -23,7 +23,7 @@ from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.gang.failures import GangFailed
 from launchers.scheduler.meeting import ElsewhereError
-from launchers.scheduler.run import Run, run
+from launchers.scheduler.run import SchedulerRun, run
 from launchers.spelling import SET
 from launchers.workdir import work_folder
 
@@ -70,7 +70,7 @@ def launch(
     try:
         place = node_address()
         values = _settings(settings_file, overrides or ())
-        request = Run(
+        request = SchedulerRun(
             settings=values,
             output=(output or Path(values.output_dir)).expanduser().absolute(),
             cache=cache.expanduser().absolute() if cache else None,
@@ -87,7 +87,7 @@ def launch(
     raise typer.Exit(status)
 
 
-def _run(request: Run, place: Allocation) -> int:
+def _run(request: SchedulerRun, place: Allocation) -> int:
     """This node's part; what another node shows is not shown again."""
     try:
         with work_folder(place.job or "job", f"node{place.node}", place.attempt) as work:

@@ -21,7 +21,7 @@ Records = list[tuple[str, int | None, float, str]]  # operation, bytes, value, u
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Judgement:
     """What one judge says."""
 
     result: CheckResult | Skipped
@@ -33,7 +33,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Context:
+class JudgingContext:
     """One run before the judges, and what it is compared with: thresholds, earlier runs."""
 
     measurements: Measurements
@@ -152,7 +152,7 @@ class Context:
         run = self.measurements.phase(phase)
         return run is not None and run.status == "done"
 
-    def unmeasured(self, check: str, phase: PhaseName) -> Answer:
+    def unmeasured(self, check: str, phase: PhaseName) -> Judgement:
         """NO-VERDICT, with what the phase says of itself."""
         run = self.measurements.phase(phase)
         if run is None:
@@ -172,7 +172,7 @@ def answer(
     nodes: Iterable[str] = (),
     figures: Iterable[Figure] = (),
     records: Iterable[tuple[str, int | None, float, str]] = (),
-) -> Answer:
+) -> Judgement:
     """PASS with ``good`` as the reason, or the worst finding."""
     given = tuple(findings)
     worst = worst_of([finding.verdict for finding in given])
@@ -181,7 +181,7 @@ def answer(
     result = CheckResult(
         check=check, verdict=worst, reason=reason, measured=True, nodes=tuple(nodes), figures=tuple(figures)
     )
-    return Answer(result=result, findings=given, records=tuple(records))
+    return Judgement(result=result, findings=given, records=tuple(records))
 
 
 def no_verdict(
@@ -193,7 +193,7 @@ def no_verdict(
     figures: Iterable[Figure] = (),
     findings: Iterable[Finding] = (),
     records: Iterable[tuple[str, int | None, float, str]] = (),
-) -> Answer:
+) -> Judgement:
     """NO-VERDICT: not measured, or measured with nothing to compare with."""
     result = CheckResult(
         check=check,
@@ -203,12 +203,12 @@ def no_verdict(
         nodes=tuple(nodes),
         figures=tuple(figures),
     )
-    return Answer(result=result, findings=tuple(findings), records=tuple(records))
+    return Judgement(result=result, findings=tuple(findings), records=tuple(records))
 
 
-def skipped(check: str, reason: str) -> Answer:
+def skipped(check: str, reason: str) -> Judgement:
     """It does not apply here."""
-    return Answer(result=Skipped(check=check, reason=reason))
+    return Judgement(result=Skipped(check=check, reason=reason))
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.result import Finding, Gravity
 
 _GIB = 2**30
@@ -19,7 +19,7 @@ ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang;
 TORCH_HANGS = ((2, 6, 0), (2, 7, 1))  # after the first, before the second: pytorch#153960
 
 
-def ranks(context: Context) -> Answer:
+def ranks(context: JudgingContext) -> Judgement:
     """FAIL where fewer ranks or nodes came than were asked for, or where two of them are one.
 
     Two nodes are one if their kernels' boot ids are equal, two ranks if their GPUs' UUIDs are.
@@ -37,7 +37,7 @@ def ranks(context: Context) -> Answer:
     return answer("ranks", good, findings, nodes=context.all_names)
 
 
-def _missing(context: Context, world: int) -> list[Finding]:
+def _missing(context: JudgingContext, world: int) -> list[Finding]:
     asked, seen = context.measurements.nodes_asked, len(context.measurements.nodes)
     if len(context.facts) >= world and seen >= asked:
         return []
@@ -50,7 +50,7 @@ def _missing(context: Context, world: int) -> list[Finding]:
     return [finding("ranks", "ranks-missing", "FAIL", title)]
 
 
-def _shared_hosts(context: Context) -> list[Finding]:
+def _shared_hosts(context: JudgingContext) -> list[Finding]:
     if context.local:
         return []
     by_boot: dict[str, set[int]] = defaultdict(set)
@@ -69,7 +69,7 @@ def _shared_hosts(context: Context) -> list[Finding]:
     ]
 
 
-def _shared_gpus(context: Context) -> list[Finding]:
+def _shared_gpus(context: JudgingContext) -> list[Finding]:
     users: dict[str, list[int]] = defaultdict(list)
     for fact in context.facts if context.cuda else ():
         if fact.local_rank < len(fact.gpu_uuids):
@@ -87,7 +87,7 @@ def _shared_gpus(context: Context) -> list[Finding]:
     ]
 
 
-def versions(context: Context) -> Answer:
+def versions(context: JudgingContext) -> Judgement:
     """FAIL where a library of ``ONE_EVERYWHERE`` differs between ranks, WARN where any other does.
 
     WARN too for a torch that is known to hang with NCCL.
@@ -131,7 +131,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def shared_memory(context: Context) -> Answer:
+def shared_memory(context: JudgingContext) -> Judgement:
     """FAIL (on CPUs WARN) for a node whose /dev/shm is smaller than NCCL and data loaders need.
 
     Limits: ``LEAST_SHM``, 1 GiB: NCCL uses tens of MB for each rank, loaders more; Docker gives 64 MB.
@@ -159,7 +159,7 @@ def shared_memory(context: Context) -> Answer:
     )
 
 
-def memlock(context: Context) -> Answer:
+def memlock(context: JudgingContext) -> Judgement:
     """FAIL for a node that may lock too little memory for RDMA, WARN for any limit at all.
 
     Limits: ``LEAST_MEMLOCK``, 1 GiB: less has no room for a rank's registered buffers; ``UNLIMITED`` is
@@ -186,7 +186,7 @@ def memlock(context: Context) -> Answer:
     return answer("memlock", "Unlimited on each node.", findings, nodes=context.all_names)
 
 
-def clock(context: Context) -> Answer:
+def clock(context: JudgingContext) -> Judgement:
     """WARN for a node whose clock is off rank 0's, FAIL where S3 would refuse its requests.
 
     What the round trip leaves open counts for the node.
@@ -213,7 +213,7 @@ def clock(context: Context) -> Answer:
     return answer("clock", f"Within {most:.3f} s.", findings, nodes=context.all_names)
 
 
-def placement(context: Context) -> Answer:
+def placement(context: JudgingContext) -> Judgement:
     """WARN where the nodes of this run are in more than one zone, or placement group.
 
     Limits: none.

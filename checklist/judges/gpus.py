@@ -6,14 +6,14 @@ from collections import Counter
 
 from checklist.judges import xids
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
 
 NORMAL_THROTTLING = ("software power cap", "sync boost")  # under load every large GPU meets its power limit
 
 
-def gpus(context: Context) -> Answer:
+def gpus(context: JudgingContext) -> Judgement:
     """FAIL for a node with fewer GPUs than it should have, WARN where others' processes were on one.
 
     Due is what most nodes have or what was asked for; the machine type's number (from
@@ -49,7 +49,7 @@ def gpus(context: Context) -> Answer:
     return answer("gpus", f"{usual} GPUs on each node, {known}.", findings, nodes=context.all_names)
 
 
-def gpu_health(context: Context) -> Answer:
+def gpu_health(context: JudgingContext) -> Judgement:
     """What NVML and the kernel's log say of each GPU, before the load and after it.
 
     FAIL for uncorrectable memory errors, rows to be remapped, an XID that takes the GPU out of service, a
@@ -80,7 +80,7 @@ def gpu_health(context: Context) -> Answer:
     return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
 
 
-def _fewer(context: Context, field: str, code: str, verdict: Gravity, what: str) -> list[Finding]:
+def _fewer(context: JudgingContext, field: str, code: str, verdict: Gravity, what: str) -> list[Finding]:
     """GPUs that have fewer of something than others of their kind; how many are due differs by kind."""
     kinds = {
         fact.rank: fact.gpu_names[fact.local_rank]
@@ -104,7 +104,7 @@ def _fewer(context: Context, field: str, code: str, verdict: Gravity, what: str)
     return findings
 
 
-def _ill(context: Context, state: GpuHealth) -> list[Finding]:
+def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     name = context.name_of_rank(state.rank)
     gpu = f"The GPU of rank {state.rank} ({name})"
     known: dict[str, object] = {"gpu": state.uuid}

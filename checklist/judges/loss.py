@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding, Gravity
 
 DOWN = "link_downed"  # the one error of an RDMA port that is serious however seldom
 
 
-def loss(context: Context) -> Answer:
+def loss(context: JudgingContext) -> Judgement:
     """FAIL where a link or node loses packets also when it is measured alone, WARN for less sure signs.
 
     Signs are TCP segments sent again between a pair, messages of a pair that take far longer than its best,
@@ -59,7 +59,7 @@ def loss(context: Context) -> Answer:
     return answer("loss", f"{good}.", findings, nodes=context.all_names, figures=figures)
 
 
-def _of_pairs(context: Context, lost: Loss) -> Finding:
+def _of_pairs(context: JudgingContext, lost: Loss) -> Finding:
     (src, dst), many = lost.pairs[0], len(lost.pairs)
     symptom = f"{lost.rate:.1%} of the segments are sent again"
     if not lost.rate:
@@ -80,7 +80,7 @@ def _of_pairs(context: Context, lost: Loss) -> Finding:
     return finding("loss", "loss-node", verdict, title, nodes=[name], nic=nic or "<interface>")
 
 
-def _of_ports(context: Context, counted: Counters) -> list[Finding]:
+def _of_ports(context: JudgingContext, counted: Counters) -> list[Finding]:
     """A node's own RDMA ports."""
     errors = counted.rdma_errors or {}
     if not errors:
@@ -93,7 +93,7 @@ def _of_ports(context: Context, counted: Counters) -> list[Finding]:
     return [finding("loss", "rdma-errors", "FAIL" if down else "WARN", title, nodes=[name])]
 
 
-def _of_node(context: Context, counted: Counters) -> list[Finding]:
+def _of_node(context: JudgingContext, counted: Counters) -> list[Finding]:
     """Retransmissions of a whole node, where no pair tells more: the other end may be at fault."""
     if not counted.tcp_segments or not counted.tcp_retransmitted:
         return []

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
 
-def interface(context: Context) -> Answer:
+def interface(context: JudgingContext) -> Judgement:
     """FAIL for a node whose NCCL or gloo would take an interface that others can't reach.
 
     That is one that is not there, is down or has a loopback or link-local address only. WARN where the
@@ -55,7 +55,7 @@ def interface(context: Context) -> Answer:
     return answer("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
 
 
-def _unlike_nics(context: Context, known: list[Facts]) -> list[Finding]:
+def _unlike_nics(context: JudgingContext, known: list[Facts]) -> list[Finding]:
     """Interfaces that are not alike on all hosts: a link that has trained to a lower rate, another MTU."""
     findings = []
     for field, what, code in (("gbps", "Gbit/s", "nic-rate"), ("mtu", "bytes of MTU", "mtu-differs")):
@@ -89,7 +89,7 @@ def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
     return None if usable else "which has no address that others can reach"
 
 
-def rdma(context: Context) -> Answer:
+def rdma(context: JudgingContext) -> Judgement:
     """FAIL for a node that sees fewer EFA or InfiniBand devices than the others, or none where there must be.
 
     There must be some where the machine type's row in estimator/data/instances.csv names EFA.
@@ -128,7 +128,7 @@ def rdma(context: Context) -> Answer:
     return answer("rdma", f"{most} {kind} devices on each node.", findings, nodes=context.all_names)
 
 
-def hostname(context: Context) -> Answer:
+def hostname(context: JudgingContext) -> Judgement:
     """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN for one that gets loopback.
 
     gloo and torch's store announce themselves by that name.

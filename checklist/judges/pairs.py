@@ -8,7 +8,7 @@ from dataclasses import replace
 from checklist.analysis.bottleneck import TAU
 from checklist.analysis.diagnosis import Diagnosis, Fault, diagnose
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Context, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.judges.speed import Comparison, compare
 from checklist.judges.thresholds import PAIR, Threshold
 from checklist.measurements import IDLE, PHASES, Hang
@@ -18,7 +18,7 @@ FEWEST_NODES = 4  # with fewer, all of them slow alike can't be told from all we
 CROWDED_SHARE = 0.5  # of the rounds; fewer may be another job's passing traffic
 
 
-def mesh(context: Context) -> Answer:
+def mesh(context: JudgingContext) -> Judgement:
     """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
 
     A node that reaches nobody while others are well is at fault itself; of a single pair both ends are
@@ -72,13 +72,13 @@ def _cut_off(bad: set[tuple[int, int]], nodes: tuple[int, ...]) -> set[int]:
     return lost if len(nodes) - len(lost) >= 2 else set()
 
 
-def _address(context: Context, node: int) -> str:
+def _address(context: JudgingContext, node: int) -> str:
     fact = next((fact for fact in context.leaders if fact.node == node), None)
     usable = [text for text in (fact.addresses if fact else ()) if not text.startswith(("127.", "::1"))]
     return usable[0] if usable else context.name(node)
 
 
-def pairs(context: Context) -> Answer:
+def pairs(context: JudgingContext) -> Judgement:
     """FAIL for a node, direction or link that is slow also when it is measured alone, WARN for suspects.
 
     Who is at fault is found by checklist/analysis/diagnosis.py; its findings go along as ``diagnosis``. The
@@ -106,7 +106,7 @@ def pairs(context: Context) -> Answer:
     return replace(judge(context, diagnosis, threshold), diagnosis=diagnosis)
 
 
-def _local_pairs(context: Context, _: Diagnosis, threshold: Threshold | None) -> Answer:
+def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | None) -> Judgement:
     """Nodes that are processes of one machine: only that a pair failed says anything."""
     figures = _median_pair(context, threshold)[2]
     failed = next((pair for pair in context.measurements.pairs if pair.error is not None), None)
@@ -119,7 +119,7 @@ def _local_pairs(context: Context, _: Diagnosis, threshold: Threshold | None) ->
     return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
 
 
-def _networked_pairs(context: Context, diagnosis: Diagnosis, threshold: Threshold | None) -> Answer:
+def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgement:
     middle, comparison, figures = _median_pair(context, threshold)
     records = [(PAIR, context.measurements.pairs[0].bytes, middle, "GB/s")]
     findings = [*_faults(context, diagnosis), *_undecided(context, diagnosis), *_crowded(context, diagnosis)]
@@ -143,7 +143,7 @@ def _networked_pairs(context: Context, diagnosis: Diagnosis, threshold: Threshol
 
 
 def _median_pair(
-    context: Context, threshold: Threshold | None
+    context: JudgingContext, threshold: Threshold | None
 ) -> tuple[float, Comparison, tuple[Figure, ...]]:
     """The median of the first measurements in GB/s, what it is beside floor and past, and as a figure."""
     size = context.measurements.pairs[0].bytes
@@ -154,7 +154,7 @@ def _median_pair(
     return middle, comparison, (comparison.figure("pairs, median", middle, "GB/s", size_bytes=size),)
 
 
-def _unreached(context: Context) -> set[tuple[int, int]]:
+def _unreached(context: JudgingContext) -> set[tuple[int, int]]:
     """Ordered pairs that the mesh has found cut or stalled: its findings, which need no second one here."""
     return {
         (probe.src, probe.dst)
@@ -163,7 +163,7 @@ def _unreached(context: Context) -> set[tuple[int, int]]:
     }
 
 
-def _faults(context: Context, diagnosis: Diagnosis) -> list[Finding]:
+def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     cut = _unreached(context)
     lost = _cut_off(cut, context.measurements.nodes)
     return [
@@ -175,7 +175,7 @@ def _faults(context: Context, diagnosis: Diagnosis) -> list[Finding]:
     ]
 
 
-def _fault(context: Context, fault: Fault) -> Finding:
+def _fault(context: JudgingContext, fault: Fault) -> Finding:
     share = f"{fault.ratio:.0%} of what it should be"
     sure = fault.status == "confirmed"
     if fault.node is not None:
@@ -201,7 +201,7 @@ def _fault(context: Context, fault: Fault) -> Finding:
     return finding("pairs", code, "FAIL", title, nodes=names, nic=nic or "<interface>")
 
 
-def _undecided(context: Context, diagnosis: Diagnosis) -> list[Finding]:
+def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     cut = _unreached(context)
     undecided = [pair for pair in diagnosis.undecided if pair not in cut]
     if not undecided:
@@ -229,7 +229,7 @@ def _undecided(context: Context, diagnosis: Diagnosis) -> list[Finding]:
     ]
 
 
-def _crowded(context: Context, diagnosis: Diagnosis) -> list[Finding]:
+def _crowded(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     rounds = {pair.round for pair in context.measurements.pairs if not pair.alone}
     if len(diagnosis.crowded_rounds) < max(1, CROWDED_SHARE * len(rounds)):
         return []
@@ -237,7 +237,7 @@ def _crowded(context: Context, diagnosis: Diagnosis) -> list[Finding]:
     return [finding("pairs", "crowded", "WARN", title)]
 
 
-def hangs(context: Context) -> Answer:
+def hangs(context: JudgingContext) -> Judgement:
     """FAIL for each rank that hung, died or was lost, as the control channel has seen it.
 
     Limits: the profile's ``op_limit_s`` (checklist/effort.py), or --op-timeout, for one operation.
@@ -275,7 +275,7 @@ def hangs(context: Context) -> Answer:
     return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())
 
 
-def _hang_title(context: Context, hang: Hang) -> str:
+def _hang_title(context: JudgingContext, hang: Hang) -> str:
     name, where = context.name_of_rank(hang.rank), _where(hang)
     detail = f": {hang.detail}." if hang.detail else "."
     if hang.kind in ("died", "lost"):

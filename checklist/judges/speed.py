@@ -10,7 +10,7 @@ from typing import Literal
 from checklist.analysis.baseline import Past
 from checklist.checks import LOCALS
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Context, Records, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, Records, answer, no_verdict, skipped
 from checklist.judges.thresholds import Threshold
 from checklist.measurements import NO_FOLDER, Local
 from checklist.result import Figure, Finding
@@ -135,7 +135,7 @@ def peers(values: Sequence[float]) -> list[Literal["PASS", "WARN", "FAIL"]] | No
     return verdicts
 
 
-def gemm(context: Context) -> Answer:
+def gemm(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose matrix products are below the floor, its peers or the past; WARN for near it.
 
     If all GPUs are below the floor, that is no single node's fault.
@@ -149,7 +149,7 @@ def gemm(context: Context) -> Answer:
     return _judge_node(context, "gemm")
 
 
-def hbm(context: Context) -> Answer:
+def hbm(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose memory copies are below the floor, its peers or the past; WARN for near it.
 
     On CPUs host memory is measured instead (``memory_copy``), and not judged.
@@ -163,7 +163,7 @@ def hbm(context: Context) -> Answer:
     return _judge_node(context, "hbm")
 
 
-def host_copy(context: Context) -> Answer:
+def host_copy(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose copies to or from pinned host memory are too slow; WARN for near it.
 
     Limits: the rows ``h2d`` and ``d2h`` of thresholds.csv (GB/s); beside at least ``PEERS`` others an
@@ -175,7 +175,7 @@ def host_copy(context: Context) -> Answer:
     return _judge_node(context, "host-copy")
 
 
-def peer_copy(context: Context) -> Answer:
+def peer_copy(context: JudgingContext) -> Judgement:
     """FAIL for a GPU whose copies to another of its node are too slow; WARN for near it.
 
     Limits: the row ``peer_copy`` of thresholds.csv (GB/s); beside at least ``PEERS`` others an ``OUTLIER``
@@ -187,7 +187,7 @@ def peer_copy(context: Context) -> Answer:
     return _judge_node(context, "peer-copy")
 
 
-def storage(context: Context) -> Answer:
+def storage(context: JudgingContext) -> Judgement:
     """FAIL where the work directory can't be written and read; that it can is a PASS, however fast.
 
     Limits: rows ``storage_write`` and ``storage_read`` that a user adds to thresholds.csv (GB/s); the shipped
@@ -200,7 +200,7 @@ def storage(context: Context) -> Answer:
     return _judge_node(context, "storage")
 
 
-def datastore(context: Context) -> Answer:
+def datastore(context: JudgingContext) -> Judgement:
     """FAIL where the datastore can't be written and read; that it can is a PASS, however fast.
 
     Limits: rows ``datastore_write`` and ``datastore_read`` that a user adds to thresholds.csv (GB/s); the
@@ -213,7 +213,7 @@ def datastore(context: Context) -> Answer:
     return _judge_node(context, "datastore")
 
 
-def _judge_node(context: Context, check: str) -> Answer:
+def _judge_node(context: JudgingContext, check: str) -> Judgement:
     """One of the checks of single nodes: every figure of it, of every rank."""
     kinds = [kind for kind in LOCALS.values() if kind.check == check]
     locals_ = [local for local in context.measurements.locals if local.what in {kind.name for kind in kinds}]
@@ -258,7 +258,7 @@ def _judge_node(context: Context, check: str) -> Answer:
     )
 
 
-def _failed(context: Context, check: str, failed: list[Local], *, stores: bool) -> list[Finding]:
+def _failed(context: JudgingContext, check: str, failed: list[Local], *, stores: bool) -> list[Finding]:
     """What could not be measured. ``stores`` are shared: their failure may be nobody's own."""
     findings: list[Finding] = []
     missing: dict[str, list[Local]] = {}
@@ -285,7 +285,7 @@ def _failed(context: Context, check: str, failed: list[Local], *, stores: bool) 
     return findings
 
 
-def _does_not_apply(context: Context, check: str) -> str | None:
+def _does_not_apply(context: JudgingContext, check: str) -> str | None:
     if not context.cuda and check in ("host-copy", "peer-copy"):
         return "The run uses no GPUs."
     if check == "peer-copy" and context.measurements.gpus_per_node_asked < 2:
@@ -293,7 +293,9 @@ def _does_not_apply(context: Context, check: str) -> str | None:
     return None
 
 
-def _judge_locals(context: Context, check: str, same: list[Local], findings: list[Finding]) -> list[Figure]:
+def _judge_locals(
+    context: JudgingContext, check: str, same: list[Local], findings: list[Finding]
+) -> list[Figure]:
     """One kind of figure over all ranks, and its slowest over time. Findings are added to ``found``."""
     values = [float(local.value or 0) for local in same]
     what, unit = same[0].what, same[0].unit

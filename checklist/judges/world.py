@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judges.advice import finding
-from checklist.judges.context import Answer, Context, Records, answer, no_verdict, skipped
+from checklist.judges.context import Judgement, JudgingContext, Records, answer, no_verdict, skipped
 from checklist.judges.speed import compare, compare_with_history
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
@@ -16,7 +16,7 @@ from checklist.result import Figure, Finding
 _TOPOLOGY = "NCCL_TOPO_FILE"
 
 
-def correctness(context: Context) -> Answer:
+def correctness(context: JudgingContext) -> Judgement:
     """FAIL for an operation that gave wrong values, or that failed, on any rank.
 
     The values tell ranks and places apart, so that a partial or misplaced result can't look right.
@@ -48,7 +48,7 @@ def correctness(context: Context) -> Answer:
     )
 
 
-def _wrong(context: Context, op: str, wrong: list[Collective]) -> Finding:
+def _wrong(context: JudgingContext, op: str, wrong: list[Collective]) -> Finding:
     ranks = sorted({rank for item in wrong for rank in item.wrong_ranks})
     values = sum(item.wrong_values or 0 for item in wrong)
     where = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
@@ -60,7 +60,7 @@ def _wrong(context: Context, op: str, wrong: list[Collective]) -> Finding:
     )
 
 
-def transport(context: Context) -> Answer:
+def transport(context: JudgingContext) -> Judgement:
     """FAIL where NCCL sees another world than the job, or uses sockets beside RDMA devices.
 
     WARN where GPU Direct RDMA is off.
@@ -106,7 +106,7 @@ def transport(context: Context) -> Answer:
     return answer("transport", f"{seen.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
 
 
-def _rdma(context: Context) -> str:
+def _rdma(context: JudgingContext) -> str:
     """The RDMA devices of the nodes, in words; empty: none in sight."""
     efa = max((fact.efa_devices or 0 for fact in context.leaders), default=0)
     if efa or context.machine_fabric.upper().startswith("EFA"):
@@ -115,7 +115,7 @@ def _rdma(context: Context) -> str:
     return f"{ib} InfiniBand devices" if ib else ""
 
 
-def latency(context: Context) -> Answer:
+def latency(context: JudgingContext) -> Judgement:
     """FAIL or WARN for small messages and the barrier that take longer than in runs before.
 
     Limits: messages up to ``SMALL_BYTES``, 4 KiB, whose size costs nothing yet; ``WARN_SHARE`` and
@@ -146,7 +146,7 @@ def latency(context: Context) -> Answer:
     return _of_world(context, "latency", figures, findings, records)
 
 
-def bandwidth(context: Context) -> Answer:
+def bandwidth(context: JudgingContext) -> Judgement:
     """FAIL for a collective whose busbw is below the floor or its past, WARN for near it.
 
     Limits: the rows of thresholds.csv by operation (``all_reduce``, ``all_gather`` and so on, GB/s of busbw),
@@ -190,7 +190,7 @@ def bandwidth(context: Context) -> Answer:
     return _of_world(context, "bandwidth", figures, findings, records)
 
 
-def _topology_suspect(context: Context) -> bool:
+def _topology_suspect(context: JudgingContext) -> bool:
     """Whether NCCL was given a topology while the GPUs reach each other as fast as they should."""
     floors = {local.what: context.threshold(local.what, None) for local in context.measurements.locals}
     floor = floors.get("peer_copy")
@@ -202,8 +202,8 @@ def _topology_suspect(context: Context) -> bool:
 
 
 def _of_world(
-    context: Context, check: str, figures: list[Figure], findings: list[Finding], records: Records
-) -> Answer:
+    context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
+) -> Judgement:
     judged = [figure for figure in figures if figure.basis != "none"]
     if judged:
         good = (
@@ -225,7 +225,7 @@ def _of_world(
     )
 
 
-def _timed(context: Context) -> Sequence[Collective]:
+def _timed(context: JudgingContext) -> Sequence[Collective]:
     return [
         item
         for item in context.measurements.collectives

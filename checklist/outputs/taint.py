@@ -58,7 +58,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class NodeChange:
     """What is to be done with one node."""
 
     node: Node
@@ -71,7 +71,7 @@ class Change:
 class Changes:
     """What is to be done, and what is not, with the reason."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[NodeChange, ...] = ()
     refused: tuple[str, ...] = ()
 
 
@@ -135,19 +135,19 @@ def _failures(result: Result) -> dict[str, list[Standing]]:
     return by_node
 
 
-def _change(node: Node, result: Result, failures: list[Standing], how: How) -> Change | None:
+def _change(node: Node, result: Result, failures: list[Standing], how: How) -> NodeChange | None:
     """What is to be done with a node, given its failures that are open."""
     # What it was marked for before counts too, until it is cleared
     before = still_open(node.reasons, result.checks, result.profile)
     reasons = (*before, *(item for item in failures if _key(item) not in {_key(old) for old in before}))
     if failures:
         same = node.marked and {_key(item) for item in reasons} == {_key(item) for item in node.reasons}
-        return None if same else Change(node=node, kind="mark", reasons=reasons)
+        return None if same else NodeChange(node=node, kind="mark", reasons=reasons)
     if node.marked:
         # Without reasons of ours somebody else has marked it, who may unmark it
-        return Change(node=node, kind="unmark") if node.reasons and not before else None
+        return NodeChange(node=node, kind="unmark") if node.reasons and not before else None
     if how == "label" and node.name in result.healthy_nodes and node.labels.get(LABEL) != "true":
-        return Change(node=node, kind="fit")
+        return NodeChange(node=node, kind="fit")
     return None
 
 
@@ -197,15 +197,15 @@ def publish(
     return tuple(lines)
 
 
-def _line(change: Change, text: str, how: How) -> str:
+def _line(change: NodeChange, text: str, how: How) -> str:
     what = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
     reasons = " ".join(item.title for item in change.reasons)
     return f"{change.node.name}: {text.format(what, how)} {reasons}".rstrip()
 
 
-def _carry_out(cluster: Cluster, change: Change, result: Result, how: How) -> Change | None:
+def _carry_out(cluster: Cluster, change: NodeChange, result: Result, how: How) -> NodeChange | None:
     """Change a node, looked at again where somebody else has changed it; None: nothing is left to be done."""
-    todo: Change | None = change
+    todo: NodeChange | None = change
     for attempt in range(1, ATTEMPTS + 1):
         if todo is None:
             break
@@ -253,7 +253,7 @@ class Cluster:
         """One of them, as it is now. Raises UserError."""
         return _node(self._ask("get", self._get, f"/api/v1/nodes/{name}"))
 
-    def patch(self, change: Change, how: How) -> None:
+    def patch(self, change: NodeChange, how: How) -> None:
         """Marks or unmarks one node. Raises UserError; NodeError where another node may well be changed."""
         path = f"/api/v1/nodes/{change.node.name}"
         self._ask("patch", self._api.patch, path, patch_of(change, how), TIMEOUT_S)
@@ -283,7 +283,7 @@ class Cluster:
             ) from None
 
 
-def patch_of(change: Change, how: How) -> dict[str, Any]:
+def patch_of(change: NodeChange, how: How) -> dict[str, Any]:
     """The body of the patch. Taints are one list for Kubernetes, so those of others are sent along."""
     node, mark = change.node, change.kind == "mark"
     reasons = json.dumps([dataclasses.asdict(item) for item in change.reasons]) if mark else None

@@ -23,7 +23,7 @@ _LABELS_NETWORK = (  # the network's units, the largest first: EKS, GKE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class CloudPlace:
     """What is known of a host's place; None: it isn't."""
 
     zone: str | None = None
@@ -33,14 +33,14 @@ class Place:
     network_nodes: tuple[str, ...] = ()
 
 
-def place() -> Place:
+def place() -> CloudPlace:
     """The environment's word counts before the labels', and theirs before the metadata service's."""
     labels = node_labels()
     zone = next((os.environ[name] for name in _ZONES if os.environ.get(name)), labels.get(_LABEL_ZONE))
     kind = os.environ.get("NODE_INSTANCE_TYPE") or labels.get(_LABEL_TYPE)
     service = None if (zone and kind) or _metadata_disabled() else _Service()
     network = next((names for names in _LABELS_NETWORK if names[0] in labels), ())
-    return Place(
+    return CloudPlace(
         zone=zone or (service.get("placement/availability-zone") if service else None),
         instance=service.get("instance-id") if service else None,
         instance_type=kind or (service.get("instance-type") if service else None),

@@ -28,7 +28,7 @@ Sampled = tuple[list[float], str | None]  # GB/s, and a note on how they were me
 Figure = Callable[[str, Callable[[], Sampled]], None]
 
 
-class Place(Protocol):
+class StorageTarget(Protocol):
     """Somewhere to write one thing, read it back, and remove it. Failures are OSErrors."""
 
     def write(self, size: int) -> Sampled: ...
@@ -44,7 +44,7 @@ def measure(figure: Figure, name: str, directory: str | None, datastore: str | N
     for what, place in _places(name, directory, datastore).items():
         written: list[Sampled] = []
 
-        def write(place: Place = place, written: list[Sampled] = written) -> Sampled:
+        def write(place: StorageTarget = place, written: list[Sampled] = written) -> Sampled:
             written.append(place.write(size))
             return written[0]
 
@@ -62,8 +62,8 @@ def remove(_: Context, name: str, directory: str | None, datastore: str | None) 
         place.remove()
 
 
-def _places(name: str, directory: str | None, datastore: str | None) -> dict[str, Place]:
-    places: dict[str, Place] = {}
+def _places(name: str, directory: str | None, datastore: str | None) -> dict[str, StorageTarget]:
+    places: dict[str, StorageTarget] = {}
     if directory is not None:
         places["storage"] = File(Path(directory) / name)
     if datastore is not None:

@@ -149,7 +149,7 @@ class Conductor(Session):
         try:
             problem = phases.counted(self, name)
             status = "done" if problem is None else "failed"
-        except phases.Skipped as why:
+        except phases.PhaseSkipped as why:
             problem, status = str(why), "skipped"
         seconds = time.monotonic() - begin
         self.got.phases.append(

@@ -18,7 +18,7 @@ _PAIR_REPETITIONS = 5
 _SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as long as a connection may
 
 
-class Skipped(Exception):  # noqa: N818 - it is an answer
+class PhaseSkipped(Exception):  # noqa: N818 - it is an answer
     """The phase can't tell anything here; why."""
 
 
@@ -26,7 +26,7 @@ def mesh(run: Session) -> str | None:
     """Phase 1: every node connects to every other."""
     leaders = _with_sinks(run)
     if len(leaders) < 2:
-        raise Skipped(f"it takes two nodes, and {len(leaders)} can be reached")
+        raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
     limits = run.limits
     arguments = {
         rank: _reach(run, {other: there for other, there in leaders.items() if other != node})
@@ -92,7 +92,7 @@ def pairs(run: Session) -> str | None:
     refuse_busy(run)
     leaders = _with_sinks(run)
     if len(leaders) < 2:
-        raise Skipped(f"it takes two nodes, and {len(leaders)} can be reached")
+        raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
     order = sorted(leaders)
     number, problem = 0, None
     for one in schedule(len(order), seed=run.options.seed):
@@ -118,7 +118,7 @@ def refuse_busy(run: Session) -> None:
     busy = [fact for fact in run.got.facts.values() if run.device == "cuda" and fact.gpu_processes]
     if busy:
         first = busy[0]
-        raise Skipped(
+        raise PhaseSkipped(
             f"the GPU of rank {first.rank} on {first.node_name or first.hostname} is used by "
             f"{first.gpu_processes} other processes"
         )

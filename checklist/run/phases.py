@@ -23,10 +23,10 @@ from checklist.probes.counters import growth
 from checklist.round_robin import ALL_PAIRS_UP_TO
 from checklist.run import sweep
 from checklist.run.control import Limits
-from checklist.run.pairing import Skipped, mesh, pairs, refuse_busy, trouble
+from checklist.run.pairing import PhaseSkipped, mesh, pairs, refuse_busy, trouble
 from checklist.run.session import Session
 
-__all__ = ["DO", "PHASES", "Skipped", "limits_of"]
+__all__ = ["DO", "PHASES", "PhaseSkipped", "limits_of"]
 _LEAVE_S = 10.0
 _LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # of silence
 
@@ -88,9 +88,11 @@ def world(run: Session) -> str | None:
     refuse_busy(run)
     ranks = run.ranks
     if len(ranks) < run.rendezvous.world:
-        raise Skipped(f"{run.rendezvous.world - len(ranks)} of {run.rendezvous.world} ranks are not there")
+        raise PhaseSkipped(
+            f"{run.rendezvous.world - len(ranks)} of {run.rendezvous.world} ranks are not there"
+        )
     if len(ranks) < 2:
-        raise Skipped("it takes two ranks")
+        raise PhaseSkipped("it takes two ranks")
     _refuse_cut(run)
     # A hang here would be everybody's: start from processes that nothing has happened to.
     problem = _join(run, ranks)
@@ -187,8 +189,8 @@ def _refuse_cut(run: Session) -> None:
     """A collective over hosts that can't reach each other hangs, and tells no more than the mesh has told."""
     if run.unusable:
         rank, why = next(iter(sorted(run.unusable.items())))
-        raise Skipped(f"a collective would hang: on rank {rank}, {why}")
+        raise PhaseSkipped(f"a collective would hang: on rank {rank}, {why}")
     gloo = run.backend == "gloo"
     bad = [probe for probe in run.got.probes if not probe.connected or (gloo and not probe.bulk_ok)]
     if bad:
-        raise Skipped(f"a collective would hang: node {bad[0].src} can't reach node {bad[0].dst}")
+        raise PhaseSkipped(f"a collective would hang: node {bad[0].src} can't reach node {bad[0].dst}")

@@ -138,11 +138,11 @@ def _nothing_to_refuse(request: Request) -> None:
     """A backend that takes a step on any number of nodes."""
 
 
-def _nothing_lowered(asked: StepRequest) -> tuple[Override, ...]:  # noqa: ARG001
+def _nothing_lowered(step_request: StepRequest) -> tuple[Override, ...]:  # noqa: ARG001
     return ()
 
 
-def _all_alike(asked: StepRequest) -> None:
+def _all_alike(step_request: StepRequest) -> None:
     """A backend whose preflight of the largest step says it all."""
 
 

@@ -71,8 +71,10 @@ def with_given(
                 note = Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by)
                 plan = plan.with_override(note, **{field: used})
     plan = _with_placement(plan, given)
-    asked = StepRequest(backend=backend, request=plan.request, options=options or Options(), given=given)
-    return note_replaced(plan, asked)
+    step_request = StepRequest(
+        backend=backend, request=plan.request, options=options or Options(), given=given
+    )
+    return note_replaced(plan, step_request)
 
 
 def for_data(plan: Plan) -> Plan:

@@ -24,51 +24,53 @@ ENVIRONMENT_VARIABLE = "FINETUNE_STEP_ENVIRONMENT"  # JSON: step -> variables fo
 PLACED = ("tolerations", "extended_resources", "labels", "queue", "efa")
 
 
-def place(step: StepView, asked: StepRequest, largest: StepRequest | None = None) -> None:
+def place(step: StepView, step_request: StepRequest, largest: StepRequest | None = None) -> None:
     """Give a step's decorators every value of its request; the user's own stand.
 
     The cluster or queue is asked first, once for each process, for ``largest``: the request of the run's
     largest step there (default: this one). Raises UserError where that can never be had.
     """
-    if largest is None or largest.backend != asked.backend:
-        largest = asked
-    backend = BACKENDS.get(asked.backend)
+    if largest is None or largest.backend != step_request.backend:
+        largest = step_request
+    backend = BACKENDS.get(step_request.backend)
     if backend is not None:
         backend.refuse(largest.request)
-        asked = replace(asked, facts=facts_for(largest))
-        if asked.request != largest.request and _may_ask(asked):
-            backend.preflight_beside(asked)
-    fill_in(step, asked)
+        step_request = replace(step_request, facts=facts_for(largest))
+        if step_request.request != largest.request and _may_ask(step_request):
+            backend.preflight_beside(step_request)
+    fill_in(step, step_request)
 
 
-def fill_in(step: StepView, asked: StepRequest) -> None:
+def fill_in(step: StepView, step_request: StepRequest) -> None:
     """Write a request into a step's decorators, and what its containers and the wait for them need."""
-    values = values_for(asked)
+    values = values_for(step_request)
     step.set_values("resources", values.resources)
-    if asked.backend == "local":
+    if step_request.backend == "local":
         return
-    os.environ[pending.TIMEOUT_VARIABLE] = f"{asked.options.pending_timeout:g}"
-    if step.has(asked.backend):
-        step.set_values(asked.backend, values.compute)
+    os.environ[pending.TIMEOUT_VARIABLE] = f"{step_request.options.pending_timeout:g}"
+    if step.has(step_request.backend):
+        step.set_values(step_request.backend, values.compute)
     os.environ |= remembered_with(step, values.environment)
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
 
 
-def facts_for(asked: StepRequest) -> ClusterFacts:
+def facts_for(step_request: StepRequest) -> ClusterFacts:
     """What the target has told of itself; nothing where it is not to be asked. Raises UserError."""
-    backend = BACKENDS.get(asked.backend)
-    return backend.preflight(asked) if backend is not None and _may_ask(asked) else ClusterFacts()
+    backend = BACKENDS.get(step_request.backend)
+    return (
+        backend.preflight(step_request) if backend is not None and _may_ask(step_request) else ClusterFacts()
+    )
 
 
-def note_room(plan: Plan, asked: StepRequest) -> Plan:
+def note_room(plan: Plan, step_request: StepRequest) -> Plan:
     """The plan with a note for each size that is lowered to what its nodes leave for pods.
 
     The plan's request stays as it is: it says what the job wants. Raises UserError, as :func:`place` does.
     """
-    backend = BACKENDS.get(asked.backend)
+    backend = BACKENDS.get(step_request.backend)
     if backend is None:
         return plan
-    notes = backend.lowered(replace(asked, facts=facts_for(asked)))
+    notes = backend.lowered(replace(step_request, facts=facts_for(step_request)))
     return replace(plan, overrides=(*plan.overrides, *notes)) if notes else plan
 
 
@@ -83,22 +85,22 @@ def carry_on(step: StepView, ended: Callable[[list[str]], None] = lambda _: None
         backend.install(ended)
 
 
-def values_for(asked: StepRequest) -> StepValues:
+def values_for(step_request: StepRequest) -> StepValues:
     """What a step's decorators get; a local step's sizes say only what it will need. Raises UserError."""
-    backend = BACKENDS.get(asked.backend)
+    backend = BACKENDS.get(step_request.backend)
     if backend is not None:
-        return backend.values_for(asked)
-    return StepValues(resources=asked.sizes_in_mib())
+        return backend.values_for(step_request)
+    return StepValues(resources=step_request.sizes_in_mib())
 
 
-def note_replaced(plan: Plan, asked: StepRequest) -> Plan:
+def note_replaced(plan: Plan, step_request: StepRequest) -> Plan:
     """The plan with a note for each value of the user's that replaces one of a cluster's own kind."""
-    backend = BACKENDS.get(asked.backend)
+    backend = BACKENDS.get(step_request.backend)
     if backend is None:
         return plan
-    planned = backend.values_for(replace(asked, request=plan.request, given={}, configured={})).compute
+    planned = backend.values_for(replace(step_request, request=plan.request, given={}, configured={})).compute
     for name in PLACED:
-        ours, own = planned.get(name), asked.given.get(name)
+        ours, own = planned.get(name), step_request.given.get(name)
         if not ours or own is None:
             continue
         used = own.value
@@ -133,8 +135,8 @@ def _remembered() -> dict[str, dict[str, str]]:
     return variables
 
 
-def _may_ask(asked: StepRequest) -> bool:
-    return asked.options.preflight and not compiles_only()
+def _may_ask(step_request: StepRequest) -> bool:
+    return step_request.options.preflight and not compiles_only()
 
 
 def _text(value: Any) -> str:

@@ -26,7 +26,7 @@ class Retrying:
     """What is needed to place a step again."""
 
     step: StepView
-    asked: StepRequest
+    step_request: StepRequest
     """What the launch has asked for, as the step was before it was placed."""
     minimum: Callable[[Plan], MinimumRequest]
     carry: Callable[[Plan], dict[str, str]]
@@ -34,7 +34,7 @@ class Retrying:
 
     def install(self) -> None:
         """Have Metaflow ask :meth:`prepare` before each attempt but the first."""
-        before_retry(self.step, self.asked.backend, self.prepare)
+        before_retry(self.step, self.step_request.backend, self.prepare)
 
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
         """Change the step's request where the failed attempt calls for it; variables for the next one."""
@@ -46,23 +46,25 @@ class Retrying:
 
     def place(self, plan: Plan) -> dict[str, str]:
         """Ask for this plan's machine from now on; nothing is changed where it can't be had."""
-        request, options = plan.request, self.asked.options
-        backend = BACKENDS[self.asked.backend]
-        asked = replace(self.asked, request=request, minimum=self.minimum(plan))
-        present = self.step.values(asked.backend)
+        request, options = plan.request, self.step_request.options
+        backend = BACKENDS[self.step_request.backend]
+        step_request = replace(self.step_request, request=request, minimum=self.minimum(plan))
+        present = self.step.values(step_request.backend)
         try:
             if options.preflight:
-                asked = replace(asked, facts=backend.preflight(replace(asked, configured=present)))
+                step_request = replace(
+                    step_request, facts=backend.preflight(replace(step_request, configured=present))
+                )
             elif backend.machine_follows_queue and not options.queue_for(request.gpu):
                 raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu}=QUEUE")
         except UserError as error:
             say(f"The next attempt has the same GPUs, as {request.gpu} can't be had: {error.problem}")
             return {}
-        values = backend.values_for(asked)
+        values = backend.values_for(step_request)
         # Metaflow has merged @resources into the compute decorator by now
         sizes = {name: value for name, value in values.resources.items() if value is not None}
         sizes = {name: value for name, value in sizes.items() if name in present}
-        self.step.set_values(asked.backend, {**_texts(sizes), **values.compute})
+        self.step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
         say(f"The next attempt asks for {request.gpus_per_node}x {request.gpu} on each node.")
         return self.carry(plan) | remembered_with(self.step, values.environment)
 

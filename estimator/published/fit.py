@@ -35,7 +35,7 @@ FEW = 5  # runs of quality A; a class with fewer takes those of quality B as wel
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One published measurement of memory and the formulas' sum for it, both in GiB."""
 
     id: str
@@ -58,7 +58,7 @@ class Run:
 class Prediction:
     """What a fit says of one run, in GiB."""
 
-    run: Run
+    run: MeasuredRun
     likely: float
     upper: float
 
@@ -68,7 +68,7 @@ class Prediction:
         return self.likely / self.run.measured - 1
 
 
-def runs_of(path: Path = MEASURED) -> list[Run]:
+def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
     """The runs of a table of measurements whose memory can be scored."""
     runs = []
     for row in rows.read(path):
@@ -78,7 +78,7 @@ def runs_of(path: Path = MEASURED) -> list[Run]:
         counter = "live" if row.kind in LIVE else "held"
         formulas = largest.active + (largest.beside if counter == "held" else 0)
         runs.append(
-            Run(
+            MeasuredRun(
                 id=row.id,
                 source=row.source,
                 engine=row.setup.engine,
@@ -93,7 +93,7 @@ def runs_of(path: Path = MEASURED) -> list[Run]:
     return runs
 
 
-def fit(runs: Iterable[Run], previous: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
+def fit(runs: Iterable[MeasuredRun], previous: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
     """Factor and upper bound of each class of runs, by (counter, class).
 
     ``previous`` are the rows of the table so far: they say which classes there are, and those of ``GIVEN``
@@ -126,7 +126,7 @@ def fit(runs: Iterable[Run], previous: Iterable[Residual]) -> dict[tuple[str, st
     return result
 
 
-def _width(runs: list[Run], previous: list[Residual]) -> float:
+def _width(runs: list[MeasuredRun], previous: list[Residual]) -> float:
     """The upper bound over the likely value that all classes have at least.
 
     Sources differ more than classes do, and the next run is of another source. So: of every run of quality
@@ -156,7 +156,7 @@ def _covering(ratios: list[float]) -> float:
     return ordered[min(place, len(ordered)) - 1] if ordered else 1.0
 
 
-def _factor(runs: list[Run], key: tuple[str, str]) -> float:
+def _factor(runs: list[MeasuredRun], key: tuple[str, str]) -> float:
     """The factor of a class, at least 1.
 
     A class whose runs come from one source alone takes the factor of all classes: a source's own habits would
@@ -170,14 +170,14 @@ def _factor(runs: list[Run], key: tuple[str, str]) -> float:
     return max(round(_quantile(sorted(run.ratio for run in class_runs), LEAN), 2), 1.0)
 
 
-def _runs_of_class(runs: list[Run], key: tuple[str, str]) -> list[Run]:
+def _runs_of_class(runs: list[MeasuredRun], key: tuple[str, str]) -> list[MeasuredRun]:
     """A class's runs of quality A; where they are fewer than ``FEW``, those of quality B as well."""
     of_class = [run for run in runs if (run.counter, run.name) == key]
     best = [run for run in of_class if run.quality == "A"]
     return best if len(best) >= FEW else [run for run in of_class if run.quality in ("A", "B")]
 
 
-def _basis(class_runs: list[Run], runs: list[Run]) -> str:
+def _basis(class_runs: list[MeasuredRun], runs: list[MeasuredRun]) -> str:
     if not class_runs:
         return f"no published run of this kind; {len(runs)} of other kinds"
     sources = len({run.source for run in class_runs})
@@ -192,7 +192,7 @@ def _quantile(ordered: list[float], share: float) -> float:
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
-def predict(runs: Iterable[Run], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
+def predict(runs: Iterable[MeasuredRun], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
     """What the residuals say of each run."""
     predictions = []
     for run in runs:
@@ -202,7 +202,7 @@ def predict(runs: Iterable[Run], residuals: dict[tuple[str, str], Residual]) -> 
     return predictions
 
 
-def held_out(runs: list[Run], previous: list[Residual]) -> list[Prediction]:
+def held_out(runs: list[MeasuredRun], previous: list[Residual]) -> list[Prediction]:
     """Each source's runs as a fit to all other sources predicts them."""
     predictions = []
     for source in sorted({run.source for run in runs}):

@@ -55,7 +55,7 @@ class Message(BaseModel):
     )
 
 
-class Answer(Message):
+class Reply(Message):
     """The listener's last word of a greeting."""
 
     refused: str | None = None  # why not; None: taken in
@@ -85,7 +85,7 @@ def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> so
         payload = _take_said(sock, deadline)
         if not hmac.compare_digest(proof, endpoint.prove("listener", nonce, challenge, payload)):
             raise BadMessage("who listens there does not know the secret")
-        answer = parse(TypeAdapter(Answer), payload)
+        answer = parse(TypeAdapter(Reply), payload)
         if answer.refused is not None:
             raise Refused(answer.refused)
     except BaseException:
@@ -96,7 +96,7 @@ def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> so
 
 def hear(
     sock: socket.socket, endpoint: Endpoint, claims: TypeAdapter[Model], deadline: float
-) -> tuple[Model, Callable[[Answer], None]]:
+) -> tuple[Model, Callable[[Reply], None]]:
     """A caller's claim, once it has proved itself, and how it is answered.
 
     Raises OSError or BadMessage where it has not.
@@ -114,7 +114,7 @@ def hear(
     if _has_gone(sock):  # it has called a second time meanwhile, or was ended
         raise ConnectionError("the caller has gone")
 
-    def answer(words: Answer) -> None:
+    def answer(words: Reply) -> None:
         payload = _clip(words).model_dump_json().encode()
         own = endpoint.prove("listener", nonce, challenge, payload)
         _send(sock, own + len(payload).to_bytes(_LENGTH, "big") + payload, deadline)
@@ -123,7 +123,7 @@ def hear(
         return parse(claims, said), answer
     except BadMessage as error:
         with contextlib.suppress(OSError):
-            answer(Answer(refused=str(error)))
+            answer(Reply(refused=str(error)))
         raise
 
 
@@ -137,9 +137,9 @@ def parse(messages: TypeAdapter[Model], payload: bytes) -> Model:
         raise BadMessage(" ".join(f"no message of ours: {where} {first['msg']}".split())[:300]) from None
 
 
-def _clip(answer: Answer) -> Answer:
+def _clip(answer: Reply) -> Reply:
     """Short enough for a greeting, whatever a character of it becomes in JSON."""
-    return Answer(refused=answer.refused[:600]) if answer.refused else answer
+    return Reply(refused=answer.refused[:600]) if answer.refused else answer
 
 
 def _take_said(sock: socket.socket, deadline: float) -> bytes:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from estimator.errors import UserError
 from launchers.cluster.channel import LONGEST_MESSAGE, Connection
 from launchers.cluster.endpoint import Endpoint
-from launchers.cluster.greeting import GREETING_S, Answer, BadMessage, Model, hear
+from launchers.cluster.greeting import GREETING_S, BadMessage, Model, Reply, hear
 from launchers.cluster.processes import is_loopback
 
 MOST_STRANGERS = 256  # that are greeted at once; more wait in the kernel's queue
@@ -29,7 +29,7 @@ _SPARE_DESCRIPTORS = 256  # for all else that the listening process opens
 class Guest(Generic[Model]):
     """A caller that has proved to know the secret, and waits to be taken in or refused."""
 
-    def __init__(self, sock: socket.socket, claim: Model, answer: Callable[[Answer], None]) -> None:
+    def __init__(self, sock: socket.socket, claim: Model, answer: Callable[[Reply], None]) -> None:
         self.claim = claim
         self._socket, self._answer = sock, answer
 
@@ -42,7 +42,7 @@ class Guest(Generic[Model]):
     ) -> Connection[Any]:
         """Take it in. Raises OSError when it has gone meanwhile."""
         try:
-            self._answer(Answer())
+            self._answer(Reply())
         except OSError:
             self._socket.close()
             raise
@@ -51,7 +51,7 @@ class Guest(Generic[Model]):
     def refuse(self, why: str) -> None:
         """Tell it in one line why not, and end the connection."""
         with contextlib.suppress(OSError):
-            self._answer(Answer(refused=why))
+            self._answer(Reply(refused=why))
         self._socket.close()
 
 

@@ -46,7 +46,7 @@ AGAIN = "python -m launchers --settings settings.yaml --output FOLDER"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class SchedulerRun:
     """What is to be done; the same on every node."""
 
     settings: Settings
@@ -61,7 +61,7 @@ class Run:
         return self.output / "run"
 
 
-def run(request: Run, place: Allocation, work: Path) -> None:
+def run(request: SchedulerRun, place: Allocation, work: Path) -> None:
     """This node's part; returns when the run has ended well on all nodes.
 
     Parameters
@@ -91,7 +91,7 @@ def run(request: Run, place: Allocation, work: Path) -> None:
                 _hand_over(request, place, start, trained, work)
 
 
-def _lead(request: Run, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
+def _lead(request: SchedulerRun, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
     """Node 0: hear what all have, plan, prepare, tell all; None where the model is finished already.
 
     From here until ``owned`` is closed, the output folder is this job's.
@@ -121,7 +121,7 @@ def _lead(request: Run, place: Allocation, work: Path, owned: contextlib.ExitSta
     return start
 
 
-def _follow(request: Run, place: Allocation, work: Path) -> Start | None:
+def _follow(request: SchedulerRun, place: Allocation, work: Path) -> Start | None:
     """Another node: say what there is, wait for node 0, and look whether its files are to be seen here."""
     _make(request.folder, "--output")
     with meet(place, request.folder) as meeting:
@@ -140,7 +140,7 @@ def _follow(request: Run, place: Allocation, work: Path) -> Start | None:
     return start
 
 
-def _train(request: Run, place: Allocation, start: Start, work: Path) -> Trained:
+def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -> Trained:
     job = TrainJob(
         plan=start.plan,
         settings=start.settings.model_copy(update={"output_dir": str(request.output)}),
@@ -162,7 +162,7 @@ def _train(request: Run, place: Allocation, start: Start, work: Path) -> Trained
     )
 
 
-def _hand_over(request: Run, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
+def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
     """Node 0: collect and test the model, put it beside what made it; the model itself goes last.
 
     A model that could not be tested is handed over too, and metrics.json says why.
@@ -238,7 +238,7 @@ def _print_result(facts: Facts, evaluation: EvaluationResult | None, output: Pat
     print("\n".join([*lines, f"model: {output / 'model'}"]), flush=True)
 
 
-def _is_finished(request: Run, place: Allocation) -> bool:
+def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
     """Whether this job has done its work before; UserError where another one has."""
     try:
         job = str(json.loads((request.output / "metrics.json").read_text())["job"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checklist import past_runs, result
-from checklist.past_runs import Run, run_of
+from checklist.past_runs import PastRun, run_of
 from checklist.result import Result
 from checklist.verdict import judge
 from estimator.errors import UserError
@@ -81,7 +81,7 @@ def test_runs_at_a_time_that_know_nothing_of_each_other_lose_no_failure() -> Non
 
 
 def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> None:
-    runs: list[Run] = []
+    runs: list[PastRun] = []
     for night in range(5):
         known = past_runs.fold(runs).open_failures
         runs.append(run_of(slow(2, at=1_000.0 + night, open_failures=known)))

@@ -9,7 +9,7 @@ import pytest
 
 from decorators._metaflow import FinetuneError, StepView
 from decorators.backends.options import Options
-from decorators.launch import Once, check_nodes, first_step, refused_in_words, step_request
+from decorators.launch import Once, build_step_request, check_nodes, first_step, refused_in_words
 from estimator.errors import UserError
 from tests.decorators.backends.plans import planned
 from tests.decorators.backends.steps import RecordedStep
@@ -73,10 +73,10 @@ def test_a_users_mistake_at_the_launch_is_metaflows_two_lines() -> None:
 
 def test_a_steps_request_holds_what_its_decorators_say_at_that_moment() -> None:
     step = RecordedStep("kubernetes", written=("memory",), memory="9000", namespace="train")
-    asked = step_request(cast("StepView", step), REQUEST, Options(zone="b"))
+    asked = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
     step.set_values("kubernetes", {"tolerations": [{"key": "ours"}]})
     assert (asked.step, asked.backend, asked.options.zone) == ("train", "kubernetes", "b")
     assert asked.given["memory"].value == "9000"
     assert asked.configured["namespace"] == "train"
-    local = step_request(cast("StepView", RecordedStep("local")), REQUEST, Options())
+    local = build_step_request(cast("StepView", RecordedStep("local")), REQUEST, Options())
     assert (local.given, local.configured) == ({}, {})

@@ -9,7 +9,7 @@ import pytest
 from decorators._metaflow import StepView
 from decorators.backends import pending, placing
 from decorators.backends.options import Options
-from decorators.launch import step_request
+from decorators.launch import build_step_request
 from estimator.plan import Request
 from tests.decorators.backends.steps import RecordedStep
 
@@ -35,7 +35,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def _written(backend: Any, **given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     step = RecordedStep(backend, written=tuple(given), **given)
     view = cast("StepView", step)
-    placing.fill_in(view, step_request(view, P5, Options()))
+    placing.fill_in(view, build_step_request(view, P5, Options()))
     return step.set, step.environment
 
 

@@ -39,7 +39,7 @@ def _slow_run(nodes: int = 6) -> Result:
     return judge(dataclasses.replace(run, collectives=(*run.collectives, *sweep)))
 
 
-def _earlier(result: Result, runs: int = 4) -> list[past_runs.Run]:
+def _earlier(result: Result, runs: int = 4) -> list[past_runs.PastRun]:
     """The same runs before, a day apart."""
     made = []
     for day in range(1, runs + 1):

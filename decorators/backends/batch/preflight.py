@@ -29,10 +29,14 @@ class JobSettings:
     iam_role: str | None = None
 
     @classmethod
-    def of(cls, asked: StepRequest) -> JobSettings:
+    def of(cls, step_request: StepRequest) -> JobSettings:
         """From the values of the step's ``@batch``; the GPU's queue, where the user has named none there."""
-        values = asked.configured
-        queue = values.get("queue") if "queue" in asked.given else asked.options.queue_for(asked.request.gpu)
+        values = step_request.configured
+        queue = (
+            values.get("queue")
+            if "queue" in step_request.given
+            else step_request.options.queue_for(step_request.request.gpu)
+        )
         return cls(
             queue=queue or values.get("queue"), image=values.get("image"), iam_role=values.get("iam_role")
         )
@@ -49,12 +53,12 @@ class _Preflight:
     clock: Clock
 
 
-def check_queue(asked: StepRequest) -> ClusterFacts:
+def check_queue(step_request: StepRequest) -> ClusterFacts:
     """Raise UserError where the queue could never take the request; it tells nothing that would be asked for.
 
     A queue is asked once by each process, however many steps of a run want to know.
     """
-    _check_once(asked.request, JobSettings.of(asked), asked.minimum)
+    _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
     return ClusterFacts()
 
 

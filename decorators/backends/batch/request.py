@@ -15,15 +15,19 @@ from decorators.backends.kubernetes.request import environment, machine_of
 from estimator.plan import Request
 
 
-def values_for(asked: StepRequest) -> StepValues:
+def values_for(step_request: StepRequest) -> StepValues:
     """All values for one step. What the user has written is left out of what would replace it."""
-    interfaces = efa_interfaces(asked.request) if "efa" not in asked.given else 0
-    queue = asked.options.queue_for(asked.request.gpu) if "queue" not in asked.given else None
+    interfaces = efa_interfaces(step_request.request) if "efa" not in step_request.given else 0
+    queue = (
+        step_request.options.queue_for(step_request.request.gpu)
+        if "queue" not in step_request.given
+        else None
+    )
     return StepValues(
         # Batch has no request for a disk: the launch template's volume decides
-        resources=asked.sizes_in_mib(),
+        resources=step_request.sizes_in_mib(),
         compute={**({"queue": queue} if queue else {}), **({"efa": interfaces} if interfaces else {})},
-        environment=environment(asked.request, "batch", interfaces),
+        environment=environment(step_request.request, "batch", interfaces),
     )
 
 

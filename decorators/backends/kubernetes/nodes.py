@@ -39,12 +39,14 @@ class PodSettings:
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
-    def of(cls, asked: StepRequest) -> PodSettings:
+    def of(cls, step_request: StepRequest) -> PodSettings:
         """The settings before the step is placed, also where it has been: so a cluster is asked once."""
-        values, selector = asked.configured, asked.given.get("node_selector")
-        own_tolerations = "tolerations" in asked.given
+        values, selector = step_request.configured, step_request.given.get("node_selector")
+        own_tolerations = "tolerations" in step_request.given
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
-        if asked.request.gpus_per_node and not own_tolerations:  # of what the table knows some may be ours
+        if (
+            step_request.request.gpus_per_node and not own_tolerations
+        ):  # of what the table knows some may be ours
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
         labels = selector.value if selector is not None and isinstance(selector.value, dict) else {}
         return cls(

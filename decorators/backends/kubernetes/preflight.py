@@ -32,25 +32,27 @@ INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').mani
 INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manifest}"
 
 
-def check_cluster(asked: StepRequest) -> ClusterFacts:
+def check_cluster(step_request: StepRequest) -> ClusterFacts:
     """What the nodes have told. Raises UserError where the cluster could never take the request.
 
     A cluster is asked once by each process, however many steps of a run want to know.
     """
-    return _check_once(asked.request, asked.options, PodSettings.of(asked), asked.minimum)
+    return _check_once(
+        step_request.request, step_request.options, PodSettings.of(step_request), step_request.minimum
+    )
 
 
-def check_cluster_beside(asked: StepRequest) -> None:
+def check_cluster_beside(step_request: StepRequest) -> None:
     """Look at the nodes for a smaller step of a run whose largest has passed; quiet where they may do.
 
     Raises UserError where they never can.
     """
-    sizes = values_for(asked).resources  # the user's own among them
+    sizes = values_for(step_request).resources  # the user's own among them
     mib = {name: math.ceil(sizes[name] * MB / MIB) for name in ("memory", "disk")}
     request = replace(
-        asked.request, cpu=math.ceil(sizes["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"]
+        step_request.request, cpu=math.ceil(sizes["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"]
     )
-    _check_beside_once(asked.step, request, asked.options, PodSettings.of(asked))
+    _check_beside_once(step_request.step, request, step_request.options, PodSettings.of(step_request))
 
 
 @lru_cache(maxsize=4)

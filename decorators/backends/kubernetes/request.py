@@ -33,26 +33,31 @@ MB = 10**6
 USUAL = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
 
 
-def values_for(asked: StepRequest) -> StepValues:
+def values_for(step_request: StepRequest) -> StepValues:
     """All values for one step. What the user has written is left out of what would replace it.
 
-    ``asked.configured`` is what ``@kubernetes`` has already, of Metaflow's own configuration.
+    ``step_request.configured`` is what ``@kubernetes`` has already, of Metaflow's own configuration.
     """
-    request, given, configured, facts = asked.request, asked.given, asked.configured, asked.facts
-    resources = asked.with_given_sizes(sizes(request, facts))
+    request, given, configured, facts = (
+        step_request.request,
+        step_request.given,
+        step_request.configured,
+        step_request.facts,
+    )
+    resources = step_request.with_given_sizes(sizes(request, facts))
     interfaces = efa_interfaces(request, facts) if "extended_resources" not in given else 0
     extended = {EFA: str(interfaces)} if interfaces else {}
     if interfaces and (facts.hugepages_bytes or 0) >= 5120 * MIB:
         extended[HUGEPAGES] = HUGEPAGES_WITH_EFA
     compute: dict[str, Any] = {name: resources[name] for name in ("cpu", "memory", "disk")}
     if not any(name in given for name in PLACEMENT):
-        labels = selector(request, asked.options, facts)
+        labels = selector(request, step_request.options, facts)
         compute["node_selector"] = {**(configured.get("node_selector") or {}), **labels}
     if request.gpus_per_node and "tolerations" not in given:
         compute["tolerations"] = _tolerations(configured.get("tolerations") or [], facts)
     if extended:
         compute["extended_resources"] = {**(configured.get("extended_resources") or {}), **extended}
-    if labels := queue_labels(request, asked.options):
+    if labels := queue_labels(request, step_request.options):
         own = given["labels"].value if "labels" in given else {}
         own = own if isinstance(own, dict) else {}
         compute["labels"] = {**(configured.get("labels") or {}), **labels, **own}
@@ -84,9 +89,9 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
     }
 
 
-def lowered(asked: StepRequest) -> tuple[Override, ...]:
+def lowered(step_request: StepRequest) -> tuple[Override, ...]:
     """What the room on a node takes off the plan's CPUs and memory, but for what the user has written."""
-    request, facts = asked.request, asked.facts
+    request, facts = step_request.request, step_request.facts
     left = sizes(request, facts)
     where = "a node of this cluster" if facts.room is not None else "such a machine"
     used = {
@@ -101,7 +106,7 @@ def lowered(asked: StepRequest) -> tuple[Override, ...]:
             given_by=f"what {where} leaves for pods",
         )
         for attribute, (name, value) in used.items()
-        if value < getattr(request, name) and attribute not in asked.given
+        if value < getattr(request, name) and attribute not in step_request.given
     )
 
 

@@ -179,7 +179,7 @@ def test_what_somebody_else_has_marked_meanwhile_is_not_marked_again(
 ) -> None:
     own = taint.Cluster.patch
 
-    def late(self: taint.Cluster, change: taint.Change, how: taint.How) -> None:
+    def late(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
         monkeypatch.setattr(taint.Cluster, "patch", own)
         publish(slow(2), apply=True)  # another run, with the same verdict
         own(self, change, how)
@@ -206,7 +206,7 @@ def test_what_was_marked_before_the_cluster_refused_is_told(
 ) -> None:
     own = taint.Cluster.patch
 
-    def once(self: taint.Cluster, change: taint.Change, how: taint.How) -> None:
+    def once(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
         own(self, change, how)
         api.refuse["PATCH"] = 403
 

@@ -59,7 +59,7 @@ def after_others(server: ControlPlane) -> Callable[..., None]:
     """Cluster.patch, right before which somebody else has changed the node, once."""
     own, todo = taint.Cluster.patch, ["label"]
 
-    def patch(self: taint.Cluster, change: taint.Change, how: taint.How) -> None:
+    def patch(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
         if todo:
             server.kubectl(todo.pop(), "node", change.node.name, "somebody=else")
         own(self, change, how)

@@ -91,7 +91,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ec2s_metadata_is_asked_with_a_session_token(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(Metadata) as port:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}/")
-        assert cloud.place() == cloud.Place(
+        assert cloud.place() == cloud.CloudPlace(
             zone="us-east-1c",
             instance="i-0123456789",
             instance_type="p5.48xlarge",
@@ -107,7 +107,7 @@ def test_a_metadata_service_that_never_answers_costs_about_its_limit_and_leaves_
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         begin = time.monotonic()
-        assert cloud.place() == cloud.Place()
+        assert cloud.place() == cloud.CloudPlace()
         assert time.monotonic() - begin < 5 * cloud._LIMIT_S, "asked once, not once for each field"
 
 
@@ -128,11 +128,11 @@ def test_the_nodes_labels_tell_zone_type_and_network_where_the_pod_may_read_them
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
         monkeypatch.setenv("NODE_NAME", "node-7")
-        assert cloud.place() == cloud.Place(
+        assert cloud.place() == cloud.CloudPlace(
             zone="us-east-1d", instance_type="p5e.48xlarge", network_nodes=("nn-1", "nn-2", "nn-3")
         )
         (tmp_path / "token").write_text("not allowed")
-        assert cloud.place() == cloud.Place()
+        assert cloud.place() == cloud.CloudPlace()
 
 
 def test_outside_a_pod_no_api_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

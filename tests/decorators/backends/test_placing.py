@@ -19,7 +19,7 @@ from decorators.backends.kubernetes import preflight
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data
-from decorators.launch import step_request
+from decorators.launch import build_step_request
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import ClusterApi
 from estimator.plan import MIB, Request
@@ -39,7 +39,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _asked(step: RecordedStep, options: Options = QUIET, request: Request = REQUEST) -> StepRequest:
-    return step_request(cast("StepView", step), request, options)
+    return build_step_request(cast("StepView", step), request, options)
 
 
 def _place(backend: Backend, options: Options = QUIET, **values: Any) -> RecordedStep:
@@ -112,7 +112,7 @@ def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: 
     plan = planned("llama-70b", "full", "H100", 4)
     own = {"disk": Given(value="2000000", by="--with kubernetes:disk=")}
     step = cast("StepView", RecordedStep("kubernetes"))
-    largest = step_request(step, plan.request, Options())
+    largest = build_step_request(step, plan.request, Options())
     placing.place(step, replace(largest, request=for_data(plan).request, given=own), largest)
     [(name, request)] = seen
     assert (name, request.nodes, request.gpus_per_node) == ("train", 1, 0)

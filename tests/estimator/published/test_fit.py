@@ -13,7 +13,7 @@ from estimator.published import fit
 
 
 @lru_cache(maxsize=1)
-def runs() -> tuple[fit.Run, ...]:
+def runs() -> tuple[fit.MeasuredRun, ...]:
     return tuple(fit.runs_of())
 
 

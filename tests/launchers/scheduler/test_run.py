@@ -98,7 +98,7 @@ def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
             (destination / "model").mkdir(parents=True)  # that transformers can't load
 
     monkeypatch.setattr(engines, "get", lambda _: Engine())
-    asked = run.Run(settings=wanted, output=tmp_path / "out")
+    asked = run.SchedulerRun(settings=wanted, output=tmp_path / "out")
     asked.folder.mkdir(parents=True)
     start = Start(
         secret="",
