@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,6 +17,7 @@ from tests.lab.api import Inside
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host"}
 _EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+_Answer = tuple[int, dict[str, str], bytes, str | None]  # status, headers, body, Content-Length
 _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
@@ -53,17 +54,26 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
                 self._answer(503, {"Content-Type": "application/xml"}, _BUSY)
                 return
             faults.passed += 1
+            kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            kept |= {"Content-Length": str(len(body)), "Host": f"{host}:{port}"}
+            self._answer(*self._ask_target(kept, body))
+
+        def _ask_target(self, headers: dict[str, str], body: bytes) -> _Answer:
+            """A connection that the target loses is not the fault that a test asks for: it is tried again."""
+            for _ in range(2):
+                with suppress(ConnectionError, http.client.HTTPException):
+                    return self._ask_target_once(headers, body)
+            return self._ask_target_once(headers, body)
+
+        def _ask_target_once(self, headers: dict[str, str], body: bytes) -> _Answer:
             with inside():
                 upstream = http.client.HTTPConnection(host, port, timeout=60)
                 upstream.connect()
-            kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
-            kept["Content-Length"] = str(len(body))
-            upstream.request(self.command, self.path, body, {**kept, "Host": f"{host}:{port}"})
-            answer = upstream.getresponse()
-            content = answer.read()
-            length = answer.getheader("Content-Length")
-            self._answer(answer.status, dict(answer.getheaders()), content, length)
-            upstream.close()
+            with closing(upstream):
+                upstream.request(self.command, self.path, body, headers)
+                answer = upstream.getresponse()
+                content, length = answer.read(), answer.getheader("Content-Length")
+                return answer.status, dict(answer.getheaders()), content, length
 
         def do_GET(self) -> None:
             self._pass_on()
