@@ -104,7 +104,7 @@ class _Conclude:
         self._options, self._past, self._table = options, past, table(options.thresholds)
 
     def __call__(self, measured: Measurements) -> int:
-        """The exit status."""
+        """Judge what was measured and publish the result. Returns the exit status."""
         from checklist.verdict import judge
 
         result = judge(

@@ -32,7 +32,7 @@ _BEGINNING = '{"version"'  # of a line that some version of this program has wri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastRun:
-    """What one run leaves: its result without all that only this run's readers need."""
+    """What later runs need of a finished one: its checks, its open failures and its figures."""
 
     __pydantic_config__ = STRICT
     version: int = SCHEMA_VERSION
@@ -59,7 +59,7 @@ class History:
 
 
 def run_of(result: Result) -> PastRun:
-    """What is kept of a result."""
+    """Reduce a result to what later runs are judged by."""
     return PastRun(
         finished_unix=result.finished_unix,
         verdict=result.verdict,

@@ -40,7 +40,7 @@ Role = Literal["node", "small"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a run asks for."""
+    """What a run asks for each of its nodes, decided once where it is launched."""
 
     request: Request
     """For each of its nodes."""

@@ -149,7 +149,10 @@ _patience: Patience | None = None
 
 
 def patience() -> Patience:
-    """This process's. Raises UserError where FINETUNE_DATASTORE_TIMEOUT is no number of minutes."""
+    """The patience that all storages of this process share.
+
+    Raises UserError where FINETUNE_DATASTORE_TIMEOUT is no number of minutes.
+    """
     global _patience
     _patience = _patience or Patience(away_s=_metaflow.datastore_away_s())
     return _patience

@@ -176,7 +176,7 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
 
 
 def _ending(bar: Bar, capacity: int | None) -> str:
-    """What stands behind a bar."""
+    """The text behind a bar: its likely and upper size, and whether that is too much for the GPU."""
     text = f"{gib(bar.likely_bytes)}, up to {gib(bar.upper_bytes)}"
     return text + (", too much" if capacity is not None and bar.upper_bytes > capacity else "")
 

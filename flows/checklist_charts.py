@@ -30,7 +30,7 @@ _BYTES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One check."""
+    """One check's tile: its verdict and the reason."""
 
     check: str
     verdict: Verdict
@@ -39,7 +39,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One ordered pair of nodes."""
+    """One cell of the matrix of pairs: the bandwidth from ``src`` to ``dst``."""
 
     src: str
     dst: str
@@ -59,7 +59,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Then:
-    """A figure of one run."""
+    """One point of a figure's history: its value and that run's verdict."""
 
     unix: float
     value: float

@@ -38,7 +38,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """The newest checklist of a cluster."""
+    """The newest finished checklist of a cluster, by which a launch is let through or stopped."""
 
     run: str
     """Its run, ``ChecklistFlow/12``."""

@@ -67,7 +67,7 @@ class Launch:
     thresholds_file: str
 
     def pack(self) -> str:
-        """As one word."""
+        """Pack into one word without spaces, for an environment variable (see :meth:`unpack`)."""
         return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode(), 9)).decode()
 
     @classmethod

@@ -88,7 +88,7 @@ def launch(
 
 
 def _run(request: SchedulerRun, place: Allocation) -> int:
-    """This node's part; what another node shows is not shown again."""
+    """Train as this node of the run and return the exit status; node 0 alone shows a failure whole."""
     try:
         with work_folder(place.job or "job", f"node{place.node}", place.attempt) as work:
             run(request, place, work)

@@ -48,7 +48,7 @@ ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """What is settled before anything runs."""
+    """A run as it was resolved and planned, before anything is fetched or started."""
 
     model: ModelRef
     settings: Settings

@@ -39,7 +39,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a node's part has left."""
+    """What one node's training hands to the steps after it."""
 
     job: TrainJob  # its plan is the one that this attempt went by
     metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
@@ -134,7 +134,7 @@ def train(
 
 
 def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callable[[str], None]) -> Plan:
-    """The plan that this attempt goes by."""
+    """This attempt's plan: the launched one, or a leaner one after an attempt that ran out of memory."""
     if attempt.killed is not None:
         say(
             after_kill(

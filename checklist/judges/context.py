@@ -22,7 +22,7 @@ Records = list[tuple[str, int | None, float, str]]  # operation, bytes, value, u
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What one judge says."""
+    """What one judge says of its check, and what it leaves for the history."""
 
     result: CheckResult | Skipped
     findings: tuple[Finding, ...] = ()
@@ -207,7 +207,7 @@ def no_verdict(
 
 
 def skipped(check: str, reason: str) -> Judgement:
-    """It does not apply here."""
+    """The judgement of a check that does not apply here; ``reason`` says why."""
     return Judgement(result=Skipped(check=check, reason=reason))
 
 

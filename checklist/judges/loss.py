@@ -81,7 +81,7 @@ def _of_pairs(context: JudgingContext, lost: Loss) -> Finding:
 
 
 def _of_ports(context: JudgingContext, counted: Counters) -> list[Finding]:
-    """A node's own RDMA ports."""
+    """Findings about errors that a node's RDMA ports have counted during the run."""
     errors = counted.rdma_errors or {}
     if not errors:
         return []

@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def code(self) -> str:
-        """The advice for it."""
+        """The code of the advice for such a figure (checklist/data/advice.yaml)."""
         return {"floor": "below-floor", "peers": "straggler"}.get(self.basis, "below-history")
 
     def figure(

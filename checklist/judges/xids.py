@@ -15,7 +15,7 @@ ACTIONS: tuple[Action, ...] = get_args(Action)  # from the least to the most
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xid:
-    """One row."""
+    """One row of NVIDIA's catalogue of XID errors, and what it means for the node."""
 
     code: int
     name: str
@@ -53,5 +53,5 @@ def action(code: int) -> Action:
 
 
 def words(code: int) -> str:
-    """The code with its name."""
+    """An XID's code with its name in the catalogue, as text."""
     return f"{code} ({table()[code].name})" if code in table() else f"{code} (not in the catalogue's table)"

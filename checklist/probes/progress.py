@@ -30,21 +30,21 @@ class Progress:
         self._sequence = 0
 
     def name(self, operation: str) -> None:
-        """What the next operations are."""
+        """Name the operation that the worker goes on to, cut to 56 bytes."""
         text = operation.encode()[:_NAME_BYTES]
         self._map[_SEQUENCE.size : _SEQUENCE.size + _NAME_BYTES] = text.ljust(_NAME_BYTES, b"\0")
 
     def begin(self) -> None:
-        """One more operation begins."""
+        """Count one more operation as begun."""
         self._sequence += 1
         _SEQUENCE.pack_into(self._map, 0, self._sequence)
 
     def restart(self) -> None:
-        """Count from 0: a new phase."""
+        """Count from 0 again, for a new phase."""
         self._sequence = 0
         _SEQUENCE.pack_into(self._map, 0, 0)
 
     def read(self) -> At:
-        """What the worker does, or did last."""
+        """The operation that the worker is at, or was at last, and its number."""
         name = self._map[_SEQUENCE.size : _BYTES].rstrip(b"\0").decode(errors="replace")
         return At(name, _SEQUENCE.unpack_from(self._map, 0)[0])

@@ -28,7 +28,7 @@ class Sink:
         threading.Thread(target=self._accept, name="checklist-sink", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more connections."""
         self._listener.close()
 
     def _accept(self) -> None:

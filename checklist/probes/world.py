@@ -78,7 +78,7 @@ def end_group(context: Context) -> None:
 
 
 def leave(context: Context) -> None:
-    """The command that does the same."""
+    """The worker's command for :func:`end_group`."""
     end_group(context)
 
 
@@ -174,7 +174,7 @@ def _barrier_options(context: Context) -> dict[str, Any]:
 
 
 def transport(_: Context) -> dict[str, Any]:
-    """What this rank's log of NCCL says."""
+    """The transports and errors that NCCL has logged on this rank."""
     return parse(_log())
 
 

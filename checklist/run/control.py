@@ -62,7 +62,7 @@ class Claim(Message):
 
 
 class Beat(Message):
-    """Still there."""
+    """A supervisor's sign of life; silence for ``Limits.lost_after`` counts as its loss."""
 
     kind: Literal["beat"] = "beat"
 
@@ -79,7 +79,7 @@ class Do(Message):
 
 
 class Restart(Message):
-    """Those ranks get fresh workers."""
+    """Rank 0 to a supervisor: end those ranks' workers and start new ones."""
 
     kind: Literal["restart"] = "restart"
     ranks: tuple[int, ...]
@@ -94,7 +94,7 @@ class Where(Message):
 
 
 class At(Message):
-    """What workers do, by rank."""
+    """A supervisor's answer to ``Where``: each worker's operation and its number, by rank."""
 
     kind: Literal["at"] = "at"
     ranks: dict[int, Position]

@@ -214,7 +214,7 @@ def main() -> int:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file so that a reader sees all of it or none."""
     part = file.with_name(f"{file.name}.part")
     part.write_text(text)
     part.replace(file)

@@ -45,7 +45,7 @@ class _Gone:
 
 @dataclass
 class Outcome:
-    """How a request went, by rank."""
+    """What the ranks have answered to one request, who has failed, and who has not answered in time."""
 
     replies: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)

@@ -61,7 +61,7 @@ class Session(Requests):
         return {node: rank for node, rank in first.items() if node >= 0}
 
     def stop(self) -> None:
-        """End at the next opportunity."""
+        """Have the run end before its next request."""
         self.stopped.set()
 
     def fact(self, rank: int, **changes: Any) -> None:

@@ -17,7 +17,7 @@ OVERALL_S = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One row."""
+    """One row of a preflight: what was checked, how it stands, and the command that mends it."""
 
     check: str
     state: State

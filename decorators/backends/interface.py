@@ -35,12 +35,12 @@ class Toleration:
 
     @classmethod
     def of(cls, item: Mapping[str, str]) -> Toleration:
-        """From a pod's specification."""
+        """Read a toleration as a pod's specification writes it."""
         value = None if item.get("operator") == "Exists" else item.get("value") or ""
         return cls(key=item.get("key") or "", effect=item.get("effect") or "", value=value)
 
     def covers(self, key: str, value: str, effect: str) -> bool:
-        """Whether it is about that taint."""
+        """Whether a pod with this toleration may stand on a node with that taint."""
         return self.key in ("", key) and self.effect in ("", effect) and self.value in (None, value)
 
     def to_dict(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from launchers.replanning import Replanning, plans_key
 
 @dataclass(frozen=True, kw_only=True)
 class Retrying:
-    """What is needed to place a step again."""
+    """Places a step again before each attempt but the first, as what has failed calls for."""
 
     step: StepView
     step_request: StepRequest

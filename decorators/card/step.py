@@ -21,7 +21,7 @@ MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their max
 
 
 def draw(state: CardState) -> list[Block]:
-    """The whole card."""
+    """The blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [
         Text(markdown=f"## {title(state)}\n\n{status(state)}"),
         Chart(spec=_memory_bars(state)),
@@ -93,7 +93,7 @@ def status(state: CardState) -> str:
 
 
 def comparison(state: CardState) -> list[tuple[str, str, str]]:
-    """(what, predicted, measured), as text."""
+    """Rows of (quantity, predicted, measured) as text."""
     measured, plan = state.measured, state.plan
     so_far = "" if state.ended else " so far"
     prediction = plan.prediction if plan else None

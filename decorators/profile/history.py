@@ -30,7 +30,7 @@ class StepRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRow:
-    """What is known of one rank."""
+    """One rank's row of the card; None: not reported yet."""
 
     rank: int
     info: DistInfo | None
@@ -93,7 +93,7 @@ class History:
 
     @property
     def phase(self) -> Phase | None:
-        """What the slowest rank is at."""
+        """The phase of the rank that has been in its phase longest; None before the first is reported."""
         return min(self._phase.values(), key=lambda phase: phase.at, default=None)
 
     @property

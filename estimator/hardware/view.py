@@ -30,7 +30,7 @@ def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
 
 
 def _memory(gpu: Gpu) -> str:
-    """As the cloud reports it; else what the label says, marked so."""
+    """A GPU's memory as text: what the cloud reports where that is known, else the label's, marked so."""
     if gpu.vram_reported:
         return f"{gpu.vram_gib:.2f} GiB ({gpu.vram_bytes // MIB:,} MiB)"
     return f"{gpu.vram_gib:.2f} GiB (label: {gpu.label_gb:g} GB)"

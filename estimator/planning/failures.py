@@ -38,7 +38,7 @@ def of_error(job: Job, error: CannotFit) -> Failure:
 
 
 def of_survey(seen: Survey) -> Failure:
-    """Of a survey that has found no plan."""
+    """Why a survey of layouts and machines has found no plan."""
     method = seen.job.method
     if seen.beyond:
         problem, nearest, change = _goals_missed(seen)

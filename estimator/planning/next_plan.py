@@ -135,7 +135,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
 
 
 def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPlan | None:
-    """The same layout on the cheapest machine of the next larger GPU memory."""
+    """The plan's layout on the cheapest machine of the next larger GPU memory; None where there is none."""
     request = plan.request
     if plan.target not in ("kubernetes", "batch") or request.gpu is None:
         return None

@@ -36,7 +36,7 @@ class Ranking:
 
     @property
     def best(self) -> Plan:
-        """The first plan."""
+        """The plan that ranks first."""
         return self.plans[0]
 
     def to_dict(self) -> dict[str, Any]:

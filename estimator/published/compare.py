@@ -120,7 +120,7 @@ def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
 
 
 def _memory(row: PublishedRow) -> Scored | str:
-    """The row scored, or why it isn't."""
+    """Predicted against measured memory of one row, or the reason why it can't be scored."""
     if row.memory_skip or row.setup is None or row.kind is None or row.gib is None:
         return row.memory_skip or "no memory was measured"
     try:

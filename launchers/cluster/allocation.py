@@ -106,7 +106,7 @@ def _hosts_of_scontrol(nodelist: str) -> list[str]:
 
 
 def _hosts_of_ranges(nodelist: str) -> list[str]:
-    """The same by ourselves: python-hostlist would do it too, but is under the GPL, unlike this package."""
+    """Expand a host list where scontrol is missing; python-hostlist would do it, but is under the GPL."""
     hosts: list[str] = []
     for word in re.findall(r"(?:[^,\[]|\[[^\]]*\]|\[)+", nodelist):
         pieces = re.split(r"\[([^\[\]]*)\]", word)  # text, ranges, text, ranges, ..., text
@@ -268,7 +268,7 @@ def _alone(scheduler: str, job: str, attempt: str = "0", memory_bytes: int | Non
 
 
 def _ports_of_job(environment: Mapping[str, str], job: str) -> tuple[int, ...]:
-    """The same on all nodes; jobs that share a host mostly get different ones."""
+    """The run's TCP ports, equal on all nodes of a job; jobs that share a host mostly get different ones."""
     if "MASTER_PORT" in environment:
         return _ports(read_number(environment, "MASTER_PORT") + 1)
     digits = re.match(r"\d+", job)

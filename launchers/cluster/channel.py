@@ -118,7 +118,7 @@ class Heartbeat:
             beat()
 
     def stop(self) -> None:
-        """No further call is begun."""
+        """End the thread after the call that it is at."""
         self._stop.set()
 
 

@@ -18,7 +18,7 @@ class Secret:
 
     @classmethod
     def make(cls) -> Secret:
-        """A new one, of 32 random bytes."""
+        """A new secret of 32 random bytes, as hexadecimal text."""
         return cls(secrets.token_hex(32))
 
     def __bool__(self) -> bool:

@@ -38,46 +38,46 @@ class Claim(Message):
 
 
 class Beat(Message):
-    """Still there."""
+    """A node's sign of life; silence for ``Timeouts.lost_after`` counts as its loss."""
 
     kind: Literal["beat"] = "beat"
 
 
 class Go(Message):
-    """All nodes are there."""
+    """Node 0 to all: every node has joined, the ranks may start."""
 
     kind: Literal["go"] = "go"
     port: int = Field(ge=1, le=65_535)  # of torch's store on node 0
 
 
 class Failed(Message):
-    """What has gone wrong on the node that says so."""
+    """A node to node 0: what has gone wrong on it."""
 
     kind: Literal["failed"] = "failed"
     failure: Failure
 
 
 class PartStored(Message):
-    """The node's part of a checkpoint is in the store."""
+    """A node to node 0: its part of that step's checkpoint is in the store."""
 
     kind: Literal["part"] = "part"
     step: int = Field(ge=0)
 
 
 class Done(Message):
-    """The node's ranks have finished, and its checkpoints are stored."""
+    """A node to node 0: its ranks have finished, and its checkpoints are stored."""
 
     kind: Literal["done"] = "done"
 
 
 class Bye(Message):
-    """The node leaves, and is not lost."""
+    """A node leaves on purpose, so that its closed connection does not count as its loss."""
 
     kind: Literal["bye"] = "bye"
 
 
 class End(Message):
-    """How the gang has ended."""
+    """Node 0 to all: how the gang has ended; no failure: well."""
 
     kind: Literal["verdict"] = "verdict"
     failure: Failure | None
@@ -124,7 +124,7 @@ class Control(Protocol):
         """Tell that this node's ranks have finished and its checkpoints are stored."""
 
     def verdict(self) -> Verdict | None:
-        """The end, once it is known."""
+        """How the gang has ended; None while it has not."""
 
     def whole_steps(self) -> list[int]:
         """Checkpoints all parts of which were stored since the last call (on node 0)."""
@@ -141,7 +141,7 @@ class Control(Protocol):
 
 
 def short(failure: Failure) -> Failure:
-    """The same with no more of the traceback than other nodes need."""
+    """The failure with the end of its traceback only, to fit into one message."""
     return replace(failure, traceback=failure.traceback[-_LONGEST_TRACEBACK:])
 
 

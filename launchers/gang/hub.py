@@ -192,7 +192,7 @@ class Hub:
     # -- shared ----------------------------------------------------------------------------------------
 
     def _note(self, failure: Failure) -> None:
-        """With the lock held."""
+        """Add a failure; the caller holds the lock."""
         self._failures.append(failure)
         self._first_failure = self._first_failure or time.monotonic()
         self._joined.notify_all()

@@ -143,7 +143,7 @@ class Member:
                 self._told = self._told or Verdict(message.failure)
 
     def _note(self, failure: Failure) -> None:
-        """With the lock held."""
+        """Add a failure of this node; the caller holds the lock."""
         self._own.append(failure)
         self._failed_at = self._failed_at or time.monotonic()
 

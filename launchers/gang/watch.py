@@ -32,7 +32,7 @@ _LONG_PHASES = {"load": 4, "save": 4}
 
 @dataclass(slots=True)
 class _Sign:
-    """The last that was heard of a rank."""
+    """The newest event of a rank's telemetry, from which a hang is told."""
 
     seen: float  # monotonic
     at: float

@@ -59,7 +59,7 @@ class Trackers:
         self._trackers = [_Tracker(name, classes[name], config) for name in settings.tracker]
 
     def log(self, metrics: Metrics) -> None:
-        """Never waits."""
+        """Hand one step's metrics to every tracker; each has a thread that sends, so this never waits."""
         values = {k: v for k, v in metrics.to_dict().items() if v is not None and k != "step"}
         for tracker in self._trackers:
             tracker.log(values, metrics.step)

@@ -43,7 +43,7 @@ class Start:
     data_dir: Path
 
     def to_json(self) -> str:
-        """For a file that the other nodes read."""
+        """As JSON text, for a file that node 0 writes and the other nodes read once."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ("secret", "attempt", "key")}
         values |= {"model_dir": str(self.model_dir), "data_dir": str(self.data_dir)}
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
@@ -141,7 +141,7 @@ def prepare_start(
 
 
 def _key(settings: Settings) -> str:
-    """The same for settings that lead to the same training."""
+    """A hash of the settings that decide what is trained; equal for runs that may share checkpoints."""
     values = {name: value for name, value in settings.model_dump(mode="json").items() if name not in _FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

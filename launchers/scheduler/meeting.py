@@ -46,14 +46,14 @@ class Claim(Message):
 
 
 class Said(Message):
-    """What one end tells the other."""
+    """Values that one end exchanges with the other."""
 
     kind: Literal["said"] = "said"
     values: Values
 
 
 class Mistake(Message):
-    """A user's mistake that a node has found."""
+    """A user's mistake that one node has found, which ends the run on all."""
 
     kind: Literal["mistake"] = "mistake"
     problem: str
@@ -143,7 +143,7 @@ class SecretFile:
         self.path = folder / name
 
     def write(self) -> Secret:
-        """Make a new one, on node 0."""
+        """Write a new secret, readable by this user alone; node 0 does so."""
         secret = Secret.make()
         new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -185,7 +185,7 @@ class SecretFile:
         return secret
 
     def remove(self) -> None:
-        """The meeting is over."""
+        """Remove the secret's file, once the meeting is over."""
         self.path.unlink(missing_ok=True)
 
     def _suspect(self, why: str) -> UserError:
@@ -270,7 +270,7 @@ def _part(peers: dict[int, Peer], error: BaseException | None) -> None:
 
 
 def _come_in(address: NodeAddress, limit_s: float) -> dict[int, Peer]:
-    """Node 0: wait for all the others."""
+    """Node 0: accept every other node of the job, and return the connections by node."""
     peers: dict[int, Peer] = {}
     try:
         _take_in(address, limit_s, peers)

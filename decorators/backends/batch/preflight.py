@@ -44,7 +44,7 @@ class JobSettings:
 
 @dataclass(kw_only=True, slots=True)
 class _Preflight:
-    """One preflight while it runs."""
+    """State of one check of the queue: what is asked for, the AWS clients, and the rows so far."""
 
     client: Callable[[str], Any]
     request: Request

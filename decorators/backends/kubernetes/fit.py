@@ -40,7 +40,7 @@ class _Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Criteria:
-    """What every node is judged by."""
+    """What a node must offer for one of the run's pods."""
 
     request: Request
     options: Options

@@ -24,7 +24,7 @@ _PLAIN = re.compile(r"^(docker\.io/)?(library/)?python(:|$)")
 
 
 def check(image: str | None, findings: Findings, clock: Clock, *, gpus: bool) -> None:
-    """Add the image's row."""
+    """Add a row that says whether the registry has the image; unknown where it can't be asked."""
     if not image:
         findings.unknown("image", "none is named: Metaflow takes its default")
         return

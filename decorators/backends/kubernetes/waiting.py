@@ -82,7 +82,7 @@ def _selector(job: WaitedJob) -> str:
 
 
 def _expected(job: WaitedJob, spec: Json) -> int:
-    """Pods that the job has when it runs."""
+    """How many pods the job has once all of them run."""
     if job.kind == "job":
         return 1
     return sum(int(item.get("replicas", 1)) for item in spec.get("replicatedJobs") or []) or 1
@@ -108,7 +108,7 @@ def _of_containers(pod: Json) -> WaitState | None:
 
 
 def _unscheduled(pod: Json) -> str:
-    """The scheduler's words."""
+    """Why the scheduler has placed the pod nowhere, in its words; empty where it says nothing."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason") or "")
@@ -136,7 +136,7 @@ def _about(event: Any, job: WaitedJob) -> bool:
 
 
 def _queued(api: ClusterApi, job: WaitedJob) -> str:
-    """Kueue's words on a suspended job."""
+    """Why Kueue holds the job back, in its words; empty where it says nothing."""
     try:
         version = api.get("/apis/kueue.x-k8s.io", CALL_S)["preferredVersion"]["groupVersion"]
         path = f"/apis/{version}/namespaces/{job.namespace}/workloads"

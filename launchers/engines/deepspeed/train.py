@@ -29,7 +29,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 def train(job: TrainJob) -> None:
-    """Engine.train for DeepSpeed."""
+    """Train one rank with DeepSpeed, from the newest checkpoint or from the weights (see Engine.train)."""
     env = RankEnv.read()
     device = _start_distributed(job, env)
     reporter = RankReporter(job.telemetry_dir, env)

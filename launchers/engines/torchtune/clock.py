@@ -48,7 +48,7 @@ class StepClock:
         self._began = time.perf_counter()
 
     def read(self) -> Times:
-        """Of the step that ends now."""
+        """The times of the optimizer step that ends now."""
         seconds = {"input": 0.0, "output": 0.0}
         for (kind, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[kind] += self._between(begin, end)
