@@ -16,23 +16,23 @@ from tests.lab import control_plane as lab
 # The longest first, by seconds measured: a file that is begun last keeps the other workers waiting.
 LONGEST = (
     "kubernetes/test_on_a_control_plane.py",
-    "flows/test_main_job.py",
+    "flows/test_finetune_flow.py",
     "batch/test_on_batch.py",
-    "flows/test_faults.py",
+    "flows/test_finetune_flow_faults.py",
     "batch/test_faults.py",
     "kubernetes/test_faults.py",  # late enough that two control planes, busy when idle, rarely run at once
     "slurm/test_slurm.py",
     "flows/test_checklist_flow.py",
-    "checklist/run/test_cluster_faults.py",
-    "launchers/gang/test_faults.py",
+    "checklist/run/test_run_faults.py",
+    "launchers/gang/test_gang_faults.py",
     "decorators/test_gpu_profile.py",
-    "flows/test_out_of_memory.py",
+    "flows/test_finetune_flow_out_of_memory.py",
     "kubernetes/test_checklist_faults.py",
     "test_docs.py",
     "launchers/engines/deepspeed/test_train.py",
     "launchers/engines/torchtune/test_recipe.py",
-    "decorators/card/test_in_browser.py",
-    "flows/test_card_and_repeat.py",
+    "decorators/card/test_card_in_browser.py",
+    "flows/test_finetune_flow_card.py",
 )
 
 # What a process that launches a run leaves in its environment, for those that it starts.

@@ -204,3 +204,15 @@ def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
 def codes(run: Measurements, **known: Any) -> dict[str, str]:
     """The findings of a run: code to verdict."""
     return {finding.code: finding.verdict for finding in judge(run, **known).findings}
+
+
+def slow_world(factor: float, gpus: int = 8) -> Measurements:
+    run = gpu_run(2, gpus)
+    last = run.collectives[-1]
+    slower = collective("all_reduce", last.bytes, float(last.seconds_median or 0) * factor, 2 * gpus, 2)
+    return dataclasses.replace(run, collectives=(*run.collectives[:-1], slower))
+
+
+def verdict_of(result: Result, check: str) -> str:
+    found = result.check(check)
+    return "skipped" if found is None else found.verdict

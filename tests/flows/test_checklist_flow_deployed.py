@@ -13,7 +13,7 @@ import yaml
 from decorators.node_request import LAUNCH_VARIABLE
 from flows.checklist_launch import Launch
 from tests.decorators.conftest import Home
-from tests.decorators.test_deployed import compiled, templates
+from tests.decorators.test_gpu_profile_deployed import compiled, templates
 from tests.decorators.test_storage import s3 as s3
 
 pytest.importorskip("kubernetes", reason="needs the kubernetes package to compile for a cluster")

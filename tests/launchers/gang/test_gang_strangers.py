@@ -14,7 +14,7 @@ from launchers.gang.control import Timeouts
 from launchers.gang.member import Member
 from tests.launchers.cluster.strangers import common, greets, storm, through
 from tests.launchers.gang.conftest import RUN, SECRET, Gang
-from tests.launchers.gang.test_faults import ends
+from tests.launchers.gang.test_gang_faults import ends
 
 NewGang = Callable[..., Gang]
 CLAIM = b'{"node":1,"nodes":2,"host":"stranger","start_step":0}'

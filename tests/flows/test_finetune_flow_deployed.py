@@ -13,7 +13,7 @@ import yaml
 from decorators.gpu_profile import unpack
 from estimator.plan import MIB, Plan
 from tests.decorators.conftest import Home
-from tests.decorators.test_deployed import ROLE, _make_queue, compiled, templates
+from tests.decorators.test_gpu_profile_deployed import ROLE, _make_queue, compiled, templates
 from tests.decorators.test_storage import s3 as s3
 
 pytest.importorskip("kubernetes", reason="needs the kubernetes package to compile for a cluster")

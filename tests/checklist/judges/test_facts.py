@@ -1,0 +1,44 @@
+"""The job, its software and its hosts: a fault in them is found under its name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from checklist.measurements import Measurements
+from checklist.verdict import judge
+from tests.checklist.runs import all_with, codes, gpu_run, spoil
+
+FAULTS: list[tuple[str, Measurements, str, str]] = [
+    ("a lost rank", dataclasses.replace(gpu_run(), facts=gpu_run().facts[:-1]), "ranks-missing", "FAIL"),
+    ("separate jobs", dataclasses.replace(gpu_run(1, 4), nodes_asked=2), "ranks-separate", "FAIL"),
+    ("one host", spoil(gpu_run(2, 1), 1, boot_id="boot-0"), "nodes-share-host", "FAIL"),
+    ("another driver", spoil(gpu_run(), 9, versions={"driver": "535.1"}), "versions-differ", "FAIL"),
+    ("another kernel", spoil(gpu_run(), 9, versions={"kernel": "6.1"}), "", ""),
+    ("64 MB /dev/shm", spoil(gpu_run(), 8, shm_bytes=64 * 2**20), "shm-small", "FAIL"),
+    ("memlock", spoil(gpu_run(), 8, memlock_bytes=65536), "memlock-low", "FAIL"),
+    ("clock", spoil(gpu_run(), 8, clock_offset_s=5.0), "clock-skew", "WARN"),
+    ("zones", spoil(gpu_run(), 8, zone="us-east-1b"), "zones-differ", "WARN"),
+    ("placement groups", spoil(gpu_run(), 8, placement_group="other"), "groups-differ", "WARN"),
+    ("torch that hangs", all_with(gpu_run(), versions={"torch": "2.7.0+cu126"}), "torch-hang", "WARN"),
+    ("torch that is mended", all_with(gpu_run(), versions={"torch": "2.7.1+cu126"}), "", ""),
+    ("torch from before", all_with(gpu_run(), versions={"torch": "2.6.0"}), "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str, level: str) -> None:
+    assert codes(run) == ({code: level} if code else {})
+
+
+def test_the_layers_of_the_network_that_the_nodes_share_are_told() -> None:
+    run = spoil(
+        all_with(gpu_run(), network_nodes=("nn-1", "nn-2", "nn-3")), 8, network_nodes=("nn-1", "nn-2", "nn-9")
+    )
+    placed = judge(run).check("placement")
+    assert placed is not None
+    assert (placed.verdict, placed.reason) == (
+        "PASS",
+        "All nodes are in us-east-1a and share 2 of 3 layers of the network.",
+    )

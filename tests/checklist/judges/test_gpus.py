@@ -1,0 +1,61 @@
+"""The GPUs that take part and their health: an ill one is named with its node."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from checklist.measurements import Measurements
+from checklist.verdict import judge
+from tests.checklist.runs import codes, gpu_run, healthy_gpu, spoil, verdict_of, with_health
+
+FAULTS: list[tuple[str, Measurements, str, str]] = [
+    ("one GPU twice", spoil(gpu_run(2, 1), 1, gpu_uuids=("GPU-0-0",)), "gpu-shared", "FAIL"),
+    ("7 of 8 GPUs", spoil(gpu_run(), 8, gpu_uuids=("u",) * 7), "gpu-count", "FAIL"),
+    ("a busy GPU", spoil(gpu_run(), 3, gpu_processes=1), "gpu-busy", "WARN"),
+    ("an NVLink down", with_health(gpu_run(), 9, nvlinks_active=17), "nvlink-down", "FAIL"),
+    ("a narrow slot", with_health(gpu_run(), 9, pcie_width=8), "pcie-narrow", "WARN"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str, level: str) -> None:
+    assert codes(run) == ({code: level} if code else {})
+
+
+def test_ill_gpus_are_named_with_their_node() -> None:
+    run = gpu_run()
+    for changes, code in (
+        ({"ecc_uncorrected": 2}, "ecc"),
+        ({"remap_failed": True}, "remap-failed"),
+        ({"remap_pending": True}, "remap-pending"),
+        ({"xids": (79,)}, "xid-reboot"),
+        ({"xids": (31, 48)}, "xid-reset"),
+        ({"xids": (54,)}, "xid-isolate"),
+        ({"xids": (31,)}, "xid-monitor"),
+        ({"xids": (9999,)}, "xid-monitor"),
+        ({"xids_earlier": (13, 119)}, "xid-earlier"),
+        ({"recovery_action": "GPU reset"}, "recovery"),
+        ({"throttle_reasons": ("hardware thermal slowdown",)}, "throttled"),
+    ):
+        ill = dataclasses.replace(healthy_gpu(9, 8, "after"), **changes)
+        result = judge(dataclasses.replace(run, health=(*run.health, ill)))
+        assert [(fault.code, fault.nodes, fault.ranks) for fault in result.findings] == [
+            (code, ("host-1",), (9,))
+        ]
+
+
+def test_an_applications_own_xids_from_before_the_run_are_nothing_against_the_gpu() -> None:
+    run = gpu_run()
+    told = tuple(dataclasses.replace(state, xids_earlier=(13, 31, 43)) for state in run.health)
+    assert codes(dataclasses.replace(run, health=told)) == {}
+
+
+def test_xids_that_can_not_be_read_are_no_pass() -> None:
+    run = gpu_run()
+    blind = tuple(dataclasses.replace(state, xids=None) for state in run.health)
+    result = judge(dataclasses.replace(run, health=blind))
+    assert verdict_of(result, "gpu-health") == "NO-VERDICT"
+    assert result.verdict == "PASS"
+    assert "Not judged: gpu-health" in result.headline

@@ -1,0 +1,107 @@
+"""The network between nodes: who is cut off, slow or hung is named, and nobody else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from checklist.measurements import Hang, Measurements, Nic, Phase
+from checklist.verdict import judge
+from tests.checklist.clusters import Cluster
+from tests.checklist.runs import GIB, codes, cpu_run, gpu_run, mesh, verdict_of, with_pairs
+
+FAULTS: list[tuple[str, Measurements, str, str]] = [
+    ("cut", dataclasses.replace(gpu_run(4), probes=mesh(4, cut=((1, 3), (3, 1)))), "pair-cut", "FAIL"),
+    ("MTU", dataclasses.replace(gpu_run(4), probes=mesh(4, stalled=((0, 1),))), "mtu", "FAIL"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str, level: str) -> None:
+    assert codes(run) == ({code: level} if code else {})
+
+
+def test_a_node_that_nobody_reaches_is_named_instead_of_all_its_pairs() -> None:
+    cut = tuple((a, b) for a in range(4) for b in range(4) if a != b and 2 in (a, b))
+    result = judge(dataclasses.replace(gpu_run(4), probes=mesh(4, cut=cut)))
+    assert [(fault.code, fault.nodes) for fault in result.findings] == [("node-unreachable", ("host-2",))]
+    assert result.bad_nodes == ("host-2",)
+
+
+def test_a_pair_that_is_cut_is_one_finding_and_not_a_slow_link_too() -> None:
+    both = ((1, 3), (3, 1))
+    cut = with_pairs(cpu_run(4, probes=mesh(4, cut=both)), Cluster(nodes=4, cut=frozenset(both)))
+    result = judge(cut)
+    assert [(fault.check, fault.code) for fault in result.findings] == [("mesh", "pair-cut")]
+    assert "And" not in result.headline
+    assert verdict_of(result, "pairs") == "NO-VERDICT"
+    unasked = judge(dataclasses.replace(cut, probes=()))
+    assert [fault.title for fault in unasked.findings] == ["Nothing gets between host-1 and host-3."]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "bad"),
+    [
+        (Cluster(nodes=4, transmit={2: 0.25}, receive={2: 0.25}), "slow-node", ("host-2",)),
+        (Cluster(nodes=4, transmit={2: 0.25}), "slow-transmit", ("host-2",)),
+        (Cluster(nodes=4, receive={2: 0.25}), "slow-receive", ("host-2",)),
+        (Cluster(nodes=4, links={(1, 3): 0.2, (3, 1): 0.2}), "slow-link", ()),
+    ],
+)
+def test_slow_nodes_directions_and_links_are_named(cluster: Cluster, code: str, bad: tuple[str, ...]) -> None:
+    result = judge(with_pairs(cpu_run(4), cluster))
+    assert [(fault.code, fault.verdict) for fault in result.findings] == [(code, "FAIL")]
+    assert result.bad_nodes == bad
+    assert not set(result.healthy_nodes) & {"host-1", "host-3"} if code == "slow-link" else True
+
+
+def test_a_suspect_that_was_not_measured_again_is_only_a_warning() -> None:
+    result = judge(with_pairs(cpu_run(4), Cluster(nodes=4, transmit={2: 0.25}), again=False))
+    assert [(fault.code, fault.verdict, fault.nodes) for fault in result.findings] == [
+        ("slow-suspect", "WARN", ())
+    ]
+
+
+def test_of_two_nodes_nobody_is_accused() -> None:
+    result = judge(with_pairs(cpu_run(2), Cluster(nodes=2, transmit={1: 0.4})))
+    assert result.verdict == "FAIL"
+    assert "two nodes can't tell" in result.headline
+    assert (result.bad_nodes, result.healthy_nodes) == ((), ())
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [(2, "NO-VERDICT"), (3, "NO-VERDICT"), (4, "PASS")])
+def test_fewer_than_four_equal_nodes_have_no_peers(nodes: int, expected: str) -> None:
+    assert verdict_of(judge(cpu_run(nodes)), "pairs") == expected
+
+
+def test_a_plain_socket_network_has_a_threshold_by_its_line_rate() -> None:
+    nic = (Nic(name="eth0", addresses=("10.0.0.1",), gbps=10.0, up=True),)
+    run = cpu_run(4)
+    told = tuple(dataclasses.replace(fact, nics=nic, instance_type=None) for fact in run.facts)
+    slow = tuple(
+        dataclasses.replace(pair, gbytes_per_s=0.5, bytes=GIB) for pair in Cluster(nodes=4).first_pass()
+    )
+    result = judge(dataclasses.replace(run, facts=told, pairs=slow))
+    assert {fault.code for fault in result.findings} == {"slow-undecided"}
+    assert "the network as a whole" in result.findings[0].title
+
+
+def test_a_hang_names_rank_node_and_operation() -> None:
+    hang = Hang(rank=9, node=1, phase="world", op="all_gather", sequence=3, waited_s=30)
+    failed = (Phase(name="world", status="failed", reason="timed out"),)
+    result = judge(dataclasses.replace(gpu_run(), hangs=(hang,), phases=failed))
+    assert result.findings[0].title == (
+        "Rank 9 (host-1) hung in all_gather of phase world after 3 operations; waited for 30 s."
+    )
+    assert result.bad_nodes == ("host-1",)
+
+
+def test_a_hang_is_told_before_the_collective_that_failed_by_it() -> None:
+    run = gpu_run()
+    hang = Hang(rank=9, node=1, phase="world", op="all_gather", sequence=3, waited_s=30)
+    ended = "all_gather was ended after 30.0 s: it waited for rank 9"
+    failed = dataclasses.replace(run.collectives[1], op="all_gather", correct=None, error=ended)
+    result = judge(dataclasses.replace(run, hangs=(hang,), collectives=(*run.collectives, failed)))
+    assert [fault.check for fault in result.findings] == ["hangs", "correctness"]
+    assert result.headline.startswith("Rank 9 (host-1) hung in all_gather")
