@@ -1,8 +1,9 @@
-"""No modules, and no folders side by side, import each other in a circle; test_docs.py holds the map."""
+"""No import circles, and tests that are found by their path; test_docs.py holds the map."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,11 @@ FOLDERS = sorted(
     ".".join(file.parent.relative_to(ROOT).parts)
     for package in PACKAGES
     for file in (ROOT / package).rglob("__init__.py")
+)
+TEST_FILES = sorted(
+    str(file.relative_to(ROOT / "tests"))
+    for package in PACKAGES
+    for file in (ROOT / "tests" / package).rglob("test_*.py")
 )
 
 
@@ -104,3 +110,14 @@ def test_every_module_of_the_packages_is_looked_at() -> None:
     assert "checklist.judges.facts" in imports()["checklist.verdict"]
     assert "run" in rooms("checklist")["__main__"]
     assert "checklist.probes.facts" in imports()["checklist.probes.worker"]  # imported inside of a function
+
+
+@pytest.mark.parametrize("file", TEST_FILES)
+def test_a_test_file_is_named_after_a_module_its_package_or_what_that_exports(file: str) -> None:
+    """More words may follow: cli/test_plan_from_cluster.py is of cli/plan.py. test_docs.py is of docs/."""
+    folder = Path(file).parent
+    modules = {path.stem.strip("_") for path in (ROOT / folder).glob("*.py")} | {folder.name, "docs"}
+    package = importlib.import_module(".".join(folder.parts))
+    words = Path(file).stem.removeprefix("test_").split("_")
+    names = {"_".join(words[:count]) for count in range(1, len(words) + 1)}
+    assert names & modules or names & set(dir(package))
