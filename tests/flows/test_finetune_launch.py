@@ -10,9 +10,8 @@ import pytest
 
 from estimator import calibration
 from estimator.errors import Change, UserError
-from estimator.models import find
 from flows import finetune_launch
-from launchers import pipeline, settings
+from launchers import settings
 
 PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
 Usage = namedtuple("Usage", "total used free")
@@ -43,15 +42,6 @@ def test_every_flag_is_a_setting() -> None:
     assert [name for name in finetune_launch.FLAGS.values() if name not in names] == []
 
 
-def test_what_is_automatic_is_decided_from_model_and_method() -> None:
-    lora = pipeline.resolve_auto(settings.build({"method": "lora"}), find("llama-8b"), steps=200)
-    assert lora.optimizer.lr == 2e-4
-    assert lora.seq_len == pipeline.DEFAULT_SEQ_LEN
-    assert lora.checkpoint_every == 20
-    given = settings.build({"checkpoint_every": 7, "optimizer": {"lr": 1.0}, "seq_len": 64})
-    assert pipeline.resolve_auto(given, find("llama-8b"), steps=200) == given
-
-
 def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path) -> None:
     made = finetune_launch.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
     assert made.layout.global_batch_size == 8
@@ -75,22 +65,6 @@ def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.Mon
     with pytest.raises(UserError, match="FINETUNE_WORK_DIR") as caught:
         finetune_launch.plan_from_parameters(PARAMETERS, "local")
     assert "0.0 GiB free" in caught.value.problem
-
-
-def test_a_deployment_started_for_another_job_is_refused() -> None:
-    made = finetune_launch.plan_from_parameters(PARAMETERS, "local")
-    assert pipeline.check_matches(made, settings.build({"global_batch_size": 8})) == made
-    with pytest.raises(UserError, match="Deploy the flow anew"):
-        pipeline.check_matches(made, settings.build({"global_batch_size": 16}))
-    with pytest.raises(UserError, match="no plan"):
-        pipeline.check_matches(None, settings.build({}))
-
-
-@pytest.mark.parametrize("steps", [1, 5, 99, 1000])
-def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> None:
-    every = pipeline.resolve_auto(settings.build({}), find("tiny-llama"), steps).checkpoint_every
-    assert every >= min(10, steps)
-    assert steps // every <= 10
 
 
 def test_finished_runs_correct_the_plan_unless_told_not_to(

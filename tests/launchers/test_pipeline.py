@@ -1,0 +1,114 @@
+"""A run from its settings to its plan, as every way in has it: what is decided, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from estimator import Target
+from estimator.errors import UserError, spelled_as
+from estimator.job import Job, Machine
+from estimator.models import find
+from estimator.plan import GIB
+from launchers import pipeline, settings
+from launchers.spelling import SET
+
+MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
+HERE = Target(kind="local", machine=MACHINE)
+
+
+def test_what_is_automatic_is_decided_from_model_and_method() -> None:
+    lora = pipeline.resolve_auto(settings.build({"method": "lora"}), find("llama-8b"), steps=200)
+    assert lora.optimizer.lr == 2e-4
+    assert lora.seq_len == pipeline.DEFAULT_SEQ_LEN
+    assert lora.checkpoint_every == 20
+    given = settings.build({"checkpoint_every": 7, "optimizer": {"lr": 1.0}, "seq_len": 64})
+    assert pipeline.resolve_auto(given, find("llama-8b"), steps=200) == given
+
+
+@pytest.mark.parametrize("steps", [1, 5, 99, 1000])
+def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> None:
+    every = pipeline.resolve_auto(settings.build({}), find("tiny-llama"), steps).checkpoint_every
+    assert every >= min(10, steps)
+    assert steps // every <= 10
+
+
+def test_a_run_is_planned_with_the_model_looked_up_and_all_that_is_automatic_decided() -> None:
+    run = pipeline.plan_run(settings.build({"resources": {"nodes": 2}}), HERE)
+    assert (run.model.name, run.model.spec) == ("tiny-llama", find("tiny-llama"))
+    assert (run.settings.seq_len, run.settings.optimizer.lr) == (pipeline.TINY_SEQ_LEN, 3e-3)
+    assert (run.plan.layout.nodes, run.plan.layout.device) == (2, "cpu")
+
+
+def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None:
+    seen: list[tuple[Job, Target]] = []
+
+    def choose(job: Job, target: Target, corrections: object) -> object:
+        seen.append((job, target))
+        return pipeline.best_plan(job, target, None)
+
+    pipeline.plan_run(settings.build({"resources": {"gpus": 4}}), HERE, choose=choose)  # type: ignore[arg-type]
+    [(job, target)] = seen
+    assert (job.engine, job.global_batch_size) == ("torchtune", settings.build({}).global_batch_size)
+    assert (target.gpus, target.nodes, target.machine) == (4, None, MACHINE)
+
+
+def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path, dataset: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for values, words in (
+        ({"engine": "deepspeed", "method": "qlora"}, "torchtune"),
+        ({"seq_len": 10**6}, "takes at most"),
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"model": str(tmp_path / "empty")}, "config.json"),
+        ({"evaluation": {"dataset": str(tmp_path / "gone.jsonl")}}, "can't be read"),
+    ):
+        chosen = settings.build({"dataset": str(dataset), **values})
+        with pytest.raises(UserError) as refused:
+            pipeline.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
+        assert words in f"{refused.value.problem} {refused.value.advice}"
+
+
+def _never(*_: object) -> object:
+    raise AssertionError("a plan was made where none may be")
+
+
+def test_advice_is_spelled_as_the_front_door_that_was_used_takes_it() -> None:
+    with pytest.raises(UserError) as refused, spelled_as(SET):
+        pipeline.check_supported(settings.build({"engine": "deepspeed", "method": "qlora"}), find("llama-8b"))
+    assert refused.value.advice == "Use --set engine=torchtune."
+
+
+def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(pipeline.PACKAGES, "deepspeed", ("torch", "not_there"))
+    pipeline.check_installed("torchtune")
+    with pytest.raises(UserError, match="not_there is not installed"):
+        pipeline.check_installed("deepspeed")
+
+
+def test_a_disk_that_is_too_small_is_named() -> None:
+    plan = pipeline.plan_run(settings.build({}), HERE).plan
+    pipeline.check_disks(plan, [("/large", 10**15)])
+    with pytest.raises(UserError, match=r"/small has 1\.0 GiB free") as refused:
+        pipeline.check_disks(plan, [("/large", 10**15), ("/small", GIB)])
+    assert "FINETUNE_WORK_DIR" in refused.value.advice
+
+
+def test_a_deployment_started_for_another_job_is_refused() -> None:
+    plan = pipeline.plan_run(settings.build({"global_batch_size": 8}), HERE).plan
+    assert pipeline.check_matches(plan, settings.build({"global_batch_size": 8})) == plan
+    with pytest.raises(UserError, match="Deploy the flow anew"):
+        pipeline.check_matches(plan, settings.build({"global_batch_size": 16}))
+    with pytest.raises(UserError, match="no plan"):
+        pipeline.check_matches(None, settings.build({}))
+
+
+def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
+    given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
+    once = pipeline.count_steps(settings.build(given))
+    assert once == 54 // 8
+    assert pipeline.count_steps(settings.build({**given, "epochs": 3})) == 3 * 54 // 8
+    assert pipeline.count_steps(settings.build({**given, "epochs": 3, "max_steps": 5})) == 5
+    assert pipeline.count_steps(settings.build({"dataset": "owner/rows"})) is None
