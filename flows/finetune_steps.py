@@ -6,6 +6,9 @@ the two flows differ, they have a step of their own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, step
@@ -13,6 +16,7 @@ from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, s
 from decorators._metaflow import user_errors
 from decorators.gpu_profile import current_plan, gpu_profile
 from decorators.storage import datastore
+from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_launch
 from flows.finetune_node import train_on_node
 from launchers import pipeline
@@ -42,6 +46,16 @@ def read_settings(text: str) -> dict[str, Any]:
     """The settings file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
     with user_errors():
         return parse_yaml(text)
+
+
+@contextmanager
+def task_folder(step_name: str) -> Iterator[Path]:
+    """An empty work folder for this attempt; a UserError in it names options as the flow takes them."""
+    with (
+        spelled_as(finetune_launch.FLOW),
+        work_folder(current.run_id, step_name, current.task_id) as work,
+    ):
+        yield work
 
 
 class FinetuneSteps(FlowSpec):
@@ -109,7 +123,7 @@ class FinetuneSteps(FlowSpec):
     @step
     def start(self) -> None:
         """Settle the settings and the plan; fetch and check the data."""
-        with work_folder(current.run_id, "start", current.task_id) as work:
+        with task_folder("start") as work:
             settings = finetune_launch.settings_from(self.settings, finetune_launch.flags_of(self))
             self.base_model = finetune_artifacts.carried_model(settings.model)
             self.plan = pipeline.check_matches(current_plan(), settings)
@@ -133,7 +147,7 @@ class FinetuneSteps(FlowSpec):
     def evaluate(self) -> None:
         """Held-out loss before and after, and a few answers of the finished model."""
         self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
-        with work_folder(current.run_id, "evaluate", current.task_id) as work:
+        with task_folder("evaluate") as work:
             get_bundle(datastore(), self.outcome.finished_model, work / "finished")
             self.evaluation = pipeline.evaluate_model(
                 self.used_settings,
@@ -172,7 +186,7 @@ class FinetuneSteps(FlowSpec):
 
     def _prepare(self) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
-        with work_folder(current.run_id, "prepare", current.task_id) as work:
+        with task_folder("prepare") as work:
             self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
             model_dir = finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model")
             info = pipeline.tokenise(
@@ -187,7 +201,7 @@ class FinetuneSteps(FlowSpec):
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
     ) -> None:
         self.node = node
-        with work_folder(current.run_id, "train", current.task_id) as work:
+        with task_folder("train") as work:
             self.outcome = train_on_node(
                 plan=self.plan,
                 settings=self.used_settings,

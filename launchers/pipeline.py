@@ -193,13 +193,14 @@ def check_matches(plan: Plan | None, settings: Settings) -> Plan:
 
 
 def count_steps(settings: Settings) -> int | None:
-    """Optimizer steps, where the data is at hand already; reading it also refuses broken data."""
+    """Optimizer steps, where the data is at hand already; broken data and too little of it are refused."""
     if sources.kind_of(settings.dataset) != "path":
         return settings.max_steps
     from launchers.dataset import prepare  # with numpy, which the flow's other processes do without
 
     train, _ = prepare.split(rows.read(sources.fetch(settings.dataset, Path())), settings)
-    steps = max(1, len(train) * settings.epochs // settings.global_batch_size)
+    prepare.check_batch(len(train), "rows to train on", settings)
+    steps = len(train) * settings.epochs // settings.global_batch_size
     return min(steps, settings.max_steps or steps)
 
 

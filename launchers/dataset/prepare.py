@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 from launchers.dataset import prepared, render
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
 from launchers.dataset.rows import Conversation
@@ -67,6 +67,15 @@ def split(
     return [row for index, row in enumerate(rows) if index not in chosen], [rows[i] for i in held_out]
 
 
+def check_batch(rows: int, what: str, settings: Settings) -> None:
+    """Raise UserError where there is less to train on than one batch. ``what``: the name of the rows."""
+    if rows < settings.global_batch_size:
+        raise UserError(
+            f"global_batch_size {settings.global_batch_size} is more than the {rows:,} {what}.",
+            ("Give ", Change("global_batch_size", rows), " or less, or more data."),
+        )
+
+
 def prepare(
     train: Sequence[Conversation],
     model_dir: Path,
@@ -89,7 +98,7 @@ def prepare(
         raise UserError(
             f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the loss "
             f"within {seq_len:,} tokens.",
-            "Raise --seq-len, or set train_on_prompt.",
+            ("Raise ", Change("seq_len"), ", or give ", Change("train_on_prompt", True), "."),
         )
     if settings.packing:
         rows = _pack(documents.kept, seq_len, settings.seed)
@@ -215,12 +224,7 @@ def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
 
 def _order(rows: int, settings: Settings) -> NDArray[np.int32]:
     batch = settings.global_batch_size
-    if rows < batch:
-        packed = " sequences after packing" if settings.packing else " rows to train on"
-        raise UserError(
-            f"global_batch_size {batch} is more than the {rows:,}{packed}.",
-            f"Give --global-batch-size {rows} or less, or more data.",
-        )
+    check_batch(rows, "sequences after packing" if settings.packing else "rows to train on", settings)
     steps = settings.epochs * rows // batch
     if settings.max_steps is not None:
         steps = min(steps, settings.max_steps)

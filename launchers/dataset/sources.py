@@ -17,7 +17,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")  # org/name, or o
 
 
 def kind_of(dataset: str) -> Kind:
-    """Which source a ``--dataset`` names. A file that exists is a path, whatever it looks like."""
+    """Which source the setting ``dataset`` names. A file that exists is a path, whatever it looks like."""
     if dataset == BUILT_IN:
         return "built-in"
     if dataset.startswith("s3://"):

@@ -118,16 +118,20 @@ def least(machines: Sequence[Machine]) -> Machine:
 def prepare_start(
     settings: Settings, hosts: Sequence[Host], folder: Path, *, cache: Path | None, calibrated: bool
 ) -> Start:
-    """Plan, fetch the weights, tokenise the data: all that the nodes need, in the shared ``folder``."""
-    planned = plan_for_hosts(settings, hosts, calibrated=calibrated)
-    model, settings = planned.model, planned.settings
-    print(render(planned.plan), flush=True)
-    conversations, held_out = pipeline.read_data(settings, folder)
-    model_dir = weights.fetch(model, (cache or folder / "weights") / slug(model.location or model.name))
-    attempt = _next_attempt(folder)
-    data_dir = folder / f"data-{attempt}"
-    shutil.rmtree(data_dir, ignore_errors=True)
-    info = pipeline.tokenise(conversations, held_out, settings, model_dir, data_dir)
+    """Plan, fetch the weights, tokenise the data: all that the nodes need, in the shared ``folder``.
+
+    Raises UserError in the words of ``python -m launchers``.
+    """
+    with spelled_as(SET):
+        planned = plan_for_hosts(settings, hosts, calibrated=calibrated)
+        model, settings = planned.model, planned.settings
+        print(render(planned.plan), flush=True)
+        conversations, held_out = pipeline.read_data(settings, folder)
+        model_dir = weights.fetch(model, (cache or folder / "weights") / slug(model.location or model.name))
+        attempt = _next_attempt(folder)
+        data_dir = folder / f"data-{attempt}"
+        shutil.rmtree(data_dir, ignore_errors=True)
+        info = pipeline.tokenise(conversations, held_out, settings, model_dir, data_dir)
     return Start(
         secret=secrets.token_hex(32),
         attempt=attempt,

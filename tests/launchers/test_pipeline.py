@@ -112,3 +112,10 @@ def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
     assert pipeline.count_steps(settings.build({**given, "epochs": 3})) == 3 * 54 // 8
     assert pipeline.count_steps(settings.build({**given, "epochs": 3, "max_steps": 5})) == 5
     assert pipeline.count_steps(settings.build({"dataset": "owner/rows"})) is None
+
+
+def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset: Path) -> None:
+    chosen = settings.build({"dataset": str(dataset), "global_batch_size": 64})
+    with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:
+        pipeline.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
+    assert refused.value.advice == "Give --global-batch-size 57 or less, or more data."

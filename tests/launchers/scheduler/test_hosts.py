@@ -127,6 +127,17 @@ def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_anothe
     assert Start.from_json(first.to_json()) == first
 
 
+def test_what_only_the_tokenised_data_shows_is_refused_in_the_launchers_words(
+    dataset: Path, tmp_path: Path
+) -> None:
+    values = {"dataset": str(dataset), "packing": True, "seq_len": 128}
+    with pytest.raises(UserError, match=r"16 is more than the \d+ sequences after packing") as refused:
+        prepare_start(settings.build(values), hosts(SMALL), tmp_path, cache=None, calibrated=False)
+    assert re.fullmatch(r"Give --set global_batch_size=\d+ or less, or more data\.", refused.value.advice), (
+        refused.value.advice
+    )
+
+
 def test_one_job_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "out" / "run"
     folder.mkdir(parents=True)
