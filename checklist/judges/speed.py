@@ -220,7 +220,7 @@ def _judge_node(context: JudgingContext, check: str) -> Judgement:
     if not locals_:
         why = _does_not_apply(context, check)
         if check == "datastore" and context.ran("node"):
-            return no_verdict(check, "Not measured: no datastore was named (--datastore).")
+            return no_verdict(check, "Not measured: no folder or S3 was given as the datastore.")
         return skipped(check, why) if why else context.unmeasured(check, "node")
     stores = check in ("storage", "datastore")
     findings = _failed(context, check, [local for local in locals_ if local.value is None], stores=stores)
