@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,11 +47,14 @@ LEFT_BY_LAUNCHES = (
 
 
 def pytest_configure() -> None:
-    """What all that the tests start inherits: Ctrl-C is heard, and a module is compiled once."""
+    """What all that the tests start inherits: Ctrl-C, modules compiled once, a cache of this user's own."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of Pythons would compile all anew
     sys.dont_write_bytecode = False
+    # Metaflow's default is one folder for all users of a machine, which only the first of them can write.
+    cache = Path(tempfile.gettempdir(), f"metaflow-client-{os.getuid()}")
+    os.environ.setdefault("METAFLOW_CLIENT_CACHE_PATH", str(cache))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
