@@ -36,6 +36,7 @@ class Home:
             "METAFLOW_USER": "tester",
             "METAFLOW_DEFAULT_DATASTORE": "local",
             "METAFLOW_DEFAULT_METADATA": "local",
+            "METAFLOW_CLIENT_CACHE_PATH": str(self.path / "client-cache"),
             "PYTHONUNBUFFERED": "1",
             "FINETUNE_CALIBRATION": str(self.path / "calibration.jsonl"),
             **more,

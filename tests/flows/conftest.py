@@ -85,6 +85,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "METAFLOW_USER": "tester",
         "METAFLOW_DEFAULT_DATASTORE": "local",
         "METAFLOW_DEFAULT_METADATA": "local",
+        "METAFLOW_CLIENT_CACHE_PATH": str(home / "client-cache"),
         "METAFLOW_DATASTORE_SYSROOT_LOCAL": str(home),  # not a .metaflow of some folder above it
         "FINETUNE_WORK_DIR": str(home / "work"),
         "FINETUNE_CALIBRATION": str(home / "calibration.jsonl"),
