@@ -30,7 +30,7 @@ DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one node's train step hands to the join step."""
+    """What one node's task of the train step hands to the steps after it."""
 
     plan: Plan  # that the attempt went by; another than the launched one after one that ran out of memory
     measured: Measured

@@ -174,7 +174,7 @@ def _barrier_options(context: Context) -> dict[str, Any]:
 
 
 def transport(_: Context) -> dict[str, Any]:
-    """The transports and errors that NCCL has logged on this rank."""
+    """How NCCL reaches other nodes, as its log on this rank says: fields of ``Transport``."""
     return parse(_log())
 
 

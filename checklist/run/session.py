@@ -61,7 +61,7 @@ class Session(Requests):
         return {node: rank for node, rank in first.items() if node >= 0}
 
     def stop(self) -> None:
-        """Have the run end before its next request."""
+        """End the run soon: no request is waited for any longer, and no phase is begun."""
         self.stopped.set()
 
     def fact(self, rank: int, **changes: Any) -> None:

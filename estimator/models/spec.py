@@ -90,7 +90,7 @@ class ModelSpec(ModelShape):
         return sum(parameters.lora(self, rank, group) for group in groups)
 
     def with_layers(self, layers: int) -> ModelSpec:
-        """This model with ``layers`` blocks; dense and sliding-window blocks keep their share."""
+        """This model with ``layers`` blocks: its first dense ones, the share of sliding-window ones."""
         dense = min(self.dense_layers, max(layers - 1, 0)) if self.dense_layers < self.layers else layers
         sliding = self.sliding_layers and max(1, round(layers * self.sliding_layers / self.layers))
         return replace(

@@ -193,7 +193,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def predict(runs: Iterable[MeasuredRun], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
-    """Each run's memory by the formulas times the fitted residual of its counter and source."""
+    """Each run's memory by the formulas times the fitted residual of its counter and class."""
     predictions = []
     for run in runs:
         residual = residuals[run.counter, run.name]

@@ -122,10 +122,10 @@ def prepare_start(
 
     Raises UserError in the words of ``python -m launchers``.
     """
+    planned = plan_for_hosts(settings, hosts, calibrated=calibrated)
+    model, settings = planned.model, planned.settings
+    print(render(planned.plan), flush=True)
     with spelled_as(SET):
-        planned = plan_for_hosts(settings, hosts, calibrated=calibrated)
-        model, settings = planned.model, planned.settings
-        print(render(planned.plan), flush=True)
         conversations, held_out = pipeline.read_data(settings, folder)
         model_dir = weights.fetch(model, (cache or folder / "weights") / slug(model.location or model.name))
         attempt = _next_attempt(folder)

@@ -93,12 +93,12 @@ def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planne
 ) -> None:
     install(decorator, launched)
     for attempt in (0, 1):
-        step_request = started(decorator, attempt)
-        assert step_request.env == {}
-        assert step_request.command_options["gpu"] == "8"
+        arguments = started(decorator, attempt)
+        assert arguments.env == {}
+        assert arguments.command_options["gpu"] == "8"
         assert (
             f"node.kubernetes.io/instance-type={launched.request.instance_type}"
-            in (step_request.command_options["node_selector"])
+            in (arguments.command_options["node_selector"])
         )
 
 
@@ -108,9 +108,9 @@ def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_
     install(decorator, launched)
     following = other(launched)
     plans.keep(0, following)
-    step_request = started(decorator, 1)
+    arguments = started(decorator, 1)
     request = following.plan.request
-    options = step_request.command_options
+    options = arguments.command_options
     assert sorted(options["node_selector"]) == [
         f"node.kubernetes.io/instance-type={request.instance_type}",
         "pool=mine",
@@ -119,7 +119,7 @@ def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_
     assert int(options["cpu"]) == request.cpu
     assert options["shared_memory"] == request.shared_memory_mib
     assert json.loads(options["tolerations"])[0]["key"] == "nvidia.com/gpu"
-    assert unpack(step_request.env[PLAN_VARIABLE]) == following.plan
+    assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
     assert f"asks for 8x {request.gpu} on each node" in capsys.readouterr().err
 
 
@@ -129,6 +129,6 @@ def test_an_attempt_with_another_layout_alone_keeps_its_machine(
     install(decorator, launched)
     layout = replace(launched.layout, micro_batch_size=1)
     plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
-    step_request = started(decorator, 1)
-    assert step_request.env == {}
-    assert step_request.command_options["gpu"] == "8"
+    arguments = started(decorator, 1)
+    assert arguments.env == {}
+    assert arguments.command_options["gpu"] == "8"

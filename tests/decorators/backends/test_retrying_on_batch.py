@@ -85,13 +85,13 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     queue("first", instanceTypes=[launched.request.instance_type])
     queue("next", instanceTypes=[request.instance_type])
     install(decorator, launched, queues=((GPU, "first"), (request.gpu, "next")), preflight=preflight)
-    step_request = started(decorator, 1)
-    options = step_request.command_options
+    arguments = started(decorator, 1)
+    options = arguments.command_options
     assert options["queue"] == "next"
     assert options["gpu"] == str(request.gpus_per_node)
     assert (int(options["cpu"]), int(options["memory"])) == (request.cpu, request.memory_mib)
     assert options["shared_memory"] == request.shared_memory_mib
-    assert unpack(step_request.env[PLAN_VARIABLE]) == following.plan
+    assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
     assert f"asks for 8x {request.gpu} on each node" in capsys.readouterr().err
 
 
@@ -106,8 +106,8 @@ def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_
 ) -> None:
     queue("first", instanceTypes=[launched.request.instance_type])
     install(decorator, launched, queues=((GPU, "first"),), preflight=preflight)
-    step_request = started(decorator, 1)
-    assert step_request.env == {}
-    assert step_request.command_options["queue"] == "first"
-    assert step_request.command_options["memory"] == str(launched.request.memory_mib)
+    arguments = started(decorator, 1)
+    assert arguments.env == {}
+    assert arguments.command_options["queue"] == "first"
+    assert arguments.command_options["memory"] == str(launched.request.memory_mib)
     assert f"{following.plan.request.gpu} can't be had" in capsys.readouterr().err
