@@ -40,6 +40,8 @@ class Job:
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     packing: bool = False
+    longest_first: bool = True  # batches that vary in length begin with the longest
+    expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
     compile: bool = False
     zero_stage: int | None = None
     offload: Literal["none", "cpu"] = "none"

@@ -73,7 +73,9 @@ class Setup:
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = 2048  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
+    longest_first: bool = False  # of batches that vary in length, the longest comes first
     longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
+    expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
 
     checkpointing: Checkpointing = "none"

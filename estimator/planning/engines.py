@@ -59,6 +59,8 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         accumulation=layout.accumulation,
         seq_len=layout.seq_len,
         fixed_length=job.packing or job.engine in STREAMS,
+        longest_first=job.longest_first,
+        expandable_segments=job.expandable_segments,
         document_mask=job.packing and dense_mask(job.engine, layout.device),
         checkpointing="full" if layout.activation_checkpointing else "none",
         compile=job.compile,
