@@ -56,8 +56,9 @@ _PAGE_STYLE = """<style>
 def _table(chart: Chart) -> str:
     """A column for each bar, a row for each category and for the sums."""
     lines = [(name, [dict(bar.parts).get(name, 0) for bar in chart.bars]) for name in chart.categories]
-    lines.append(("likely", [bar.likely_bytes for bar in chart.bars]))
-    lines.append(("upper bound", [bar.upper_bytes for bar in chart.bars]))
+    lines.append(("needs", [bar.needs_bytes for bar in chart.bars]))
+    lines.append(("needs at most", [bar.upper_bytes for bar in chart.bars]))
+    lines.append(("shows", [bar.shows_bytes for bar in chart.bars]))
     if chart.capacity_bytes is not None:
         lines.append((f"capacity: {chart.capacity_name}", [chart.capacity_bytes] * len(chart.bars)))
     head = "".join(f'<th scope="col">{escape(bar.name)}</th>' for bar in chart.bars)

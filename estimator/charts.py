@@ -35,7 +35,7 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "optimizer temporaries",
     "NF4 overhead",
     "runtime",
-    "fragmentation",
+    "allocator",
     "calibration",
 )
 FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
@@ -48,14 +48,16 @@ _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 960, 150, 24, 30, 16, 44
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One configuration's memory of one process, in bytes."""
+    """One configuration's memory of one process, in bytes: what it needs, by parts, and what it shows."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
-    upper_bytes: int
+    upper_bytes: int  # upper end of what it needs
+    shows_bytes: int
 
     @property
-    def likely_bytes(self) -> int:
+    def needs_bytes(self) -> int:
+        """The sum of the parts."""
         return sum(size for _, size in self.parts)
 
 
@@ -78,7 +80,7 @@ class Chart:
     @property
     def longest_bytes(self) -> int:
         """What the longest bar reaches to."""
-        return max(max(bar.upper_bytes, bar.likely_bytes) for bar in self.bars)
+        return max(max(bar.upper_bytes, bar.needs_bytes) for bar in self.bars)
 
     @property
     def shown_capacity_bytes(self) -> int | None:
@@ -130,7 +132,8 @@ def svg(chart: Chart) -> str:
 def describe(chart: Chart) -> str:
     """The drawing in words."""
     bars = "; ".join(
-        f"{bar.name}: {bar.likely_bytes / GIB:.2f} GiB likely, up to {bar.upper_bytes / GIB:.2f}"
+        f"{bar.name}: needs {bar.needs_bytes / GIB:.2f} GiB, up to {bar.upper_bytes / GIB:.2f}; "
+        f"shows {bar.shows_bytes / GIB:.2f}"
         for bar in chart.bars
     )
     capacity = chart.capacity_bytes
@@ -176,9 +179,9 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
 
 
 def _ending(bar: Bar, capacity: int | None) -> str:
-    """The text behind a bar: its likely and upper size, and whether that is too much for the GPU."""
-    text = f"{gib(bar.likely_bytes)}, up to {gib(bar.upper_bytes)}"
-    return text + (", too much" if capacity is not None and bar.upper_bytes > capacity else "")
+    """The text behind a bar: what it needs and the upper end, and whether that is too much for the GPU."""
+    text = f"{gib(bar.needs_bytes)}, up to {gib(bar.upper_bytes)}"
+    return text + (", too much" if capacity is not None and bar.needs_bytes > capacity else "")
 
 
 def _cells(

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 GIB = 2**30
 MIB = 2**20
+
+# Categories of a MemoryEstimate that are no tensors
+RUNTIME = "runtime"
+ALLOCATOR = "allocator"
 
 Device = Literal["cuda", "cpu"]
 Sharding = Literal["none", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
@@ -37,29 +41,56 @@ def gib(size: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Peak memory of one process (one GPU; on a CPU, one process's host memory), in bytes.
+    """Peak memory of one process (one GPU; on a CPU, one process's host memory), in bytes: two figures.
 
-    ``categories`` holds each part's bytes at the moment of the peak, in the order in which they are
-    drawn. Their sum is ``likely_bytes``.
+    What it *needs*: below that the run fails, so this decides whether it fits and what is requested. What it
+    *shows*: what nvidia-smi and ``torch.cuda.max_memory_reserved`` say where there is room, which is more, as
+    PyTorch's allocator gives cached blocks back only when memory is short.
+
+    ``categories`` holds each part's bytes of what it needs at the moment of the peak, in the order in which
+    they are drawn. Their sum is ``needs_bytes``.
     """
 
     categories: tuple[tuple[str, int], ...]
-    upper_bytes: int  # safe to request: likely plus the width of the known residuals
+    needs_range: tuple[int, int]
+    shows_bytes: int  # of the whole process
+    shows_range: tuple[int, int]
     capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
     host_bytes: int  # host memory of one whole node
-    basis: str  # where the width of the range comes from
+    needs_basis: str  # where the width of each range comes from
+    shows_basis: str
     uncorrected: MemoryEstimate | None = None  # what it was before earlier runs corrected it
     formulas: str = ""  # calibration.formulas() at the time; empty: not noted
 
     @property
-    def likely_bytes(self) -> int:
+    def needs_bytes(self) -> int:
         """The sum of the categories."""
         return sum(value for _, value in self.categories)
 
     @property
+    def live_bytes(self) -> int:
+        """Tensors that are alive at the peak, what ``torch.cuda.max_memory_allocated`` counts."""
+        return sum(value for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
+
+    @property
+    def shown_categories(self) -> tuple[tuple[str, int], ...]:
+        """The same parts, with the allocator's as large as the counters will show: their sum is shows_bytes.
+
+        Where less is shown than needed, on a CPU, what is missing comes off the allocator's part alone.
+        """
+        rest = [(name, value) for name, value in self.categories if name != ALLOCATOR]
+        kept = self.shows_bytes - sum(value for _, value in rest)
+        return (*rest, (ALLOCATOR, kept)) if kept > 0 else tuple(rest)
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the upper bound fits; None where the capacity is unknown."""
-        return None if self.capacity_bytes is None else self.upper_bytes <= self.capacity_bytes
+        """Whether what it needs fits; None where the capacity is unknown."""
+        return None if self.capacity_bytes is None else self.needs_bytes <= self.capacity_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits, and would not at the upper end of the range of what it needs."""
+        return bool(self.fits) and self.needs_range[1] > (self.capacity_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,8 +29,15 @@ Optimizer = Literal[
 ]
 StateSharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
 Checkpointing = Literal["none", "selective", "full"]
-LossKind = Literal["plain", "chunked", "fused", "recomputed"]
-Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
+LossKind = Literal["plain", "kernel", "chunked", "fused", "recomputed"]
+Schedule = Literal[
+    "none",
+    "split",  # layers on one GPU after the other without a schedule: Hugging Face's device_map
+    "afab",
+    "1f1b",
+    "interleaved",
+    "zero-bubble",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +58,12 @@ class Setup:
     trained_modules: tuple[str, ...] = ()  # trained whole beside the adapters: "embed_tokens", "lm_head"
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
+    undivided_base: bool = False  # in a type that ZeRO-3 can't divide: every process holds all of it
 
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products
     optimizer: Optimizer = "adamw"
+    fused_optimizer: bool | None = None  # AdamW in one kernel, else in torch's foreach; None: as the engine
     optimizer_in_backward: bool = False  # each gradient is used and freed as soon as it is there
 
     sharding: StateSharding = "none"

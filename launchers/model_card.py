@@ -48,7 +48,7 @@ def closing_facts(
         ),
         (
             "peak memory of a process",
-            f"predicted {memory.likely_bytes / GIB:.2f} GiB (up to {memory.upper_bytes / GIB:.2f}), "
+            f"predicted {memory.shows_bytes / GIB:.2f} GiB (up to {memory.shows_range[1] / GIB:.2f}), "
             f"measured {_gib(memory_peak_bytes)}",
         ),
     ]

@@ -249,7 +249,7 @@ def summarise_plan(plan: Plan) -> str:
     return (
         f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
         f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
-        f"{memory.likely_bytes / GIB:.2f} GiB (up to {memory.upper_bytes / GIB:.2f}) a process"
+        f"needs {memory.needs_bytes / GIB:.2f} GiB a process, will show {memory.shows_bytes / GIB:.2f}"
     )
 
 

@@ -51,7 +51,7 @@ def memory_bars(
     predicted: MemoryEstimate | None, measured: Sequence[MeasuredPart], unit: str
 ) -> dict[str, Any]:
     """Predicted memory by category over the measured one, with the upper bound and the capacity."""
-    parts = predicted.categories if predicted else ()
+    parts = predicted.shown_categories if predicted else ()
     bars = [
         {"bar": "predicted", "part": name, "gib": gib(size), "order": i}
         for i, (name, size) in enumerate(parts)
@@ -66,9 +66,9 @@ def memory_bars(
     marks = []
     axis = f"GiB of a {unit}"
     if predicted:
-        marks.append({"gib": gib(predicted.upper_bytes), "mark": "upper bound", "colour": _UPPER})
+        marks.append({"gib": gib(predicted.shows_range[1]), "mark": "upper bound", "colour": _UPPER})
         capacity = predicted.capacity_bytes
-        if capacity is not None and capacity <= FARTHEST_CAPACITY * predicted.upper_bytes:
+        if capacity is not None and capacity <= FARTHEST_CAPACITY * predicted.shows_range[1]:
             marks.append({"gib": gib(capacity), "mark": "capacity", "colour": _CAPACITY})
         elif capacity is not None:
             axis += f" (capacity: {gib(capacity):.1f} GiB, far to the right)"
@@ -201,7 +201,7 @@ def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | 
     layers: list[dict[str, Any]] = []
     y = {"type": "quantitative", "title": "GiB", "scale": {"zero": True}}
     if predicted:
-        band = {"low": gib(predicted.likely_bytes), "high": gib(predicted.upper_bytes), "what": "predicted"}
+        band = {"low": gib(predicted.shows_bytes), "high": gib(predicted.shows_range[1]), "what": "predicted"}
         layers.append(
             {
                 "data": {"values": [band]},
@@ -218,7 +218,7 @@ def memory_over_time(points: Sequence[MemoryPoint], predicted: MemoryEstimate | 
         )
         if (
             predicted.capacity_bytes is not None
-            and predicted.capacity_bytes <= FARTHEST_CAPACITY * predicted.upper_bytes
+            and predicted.capacity_bytes <= FARTHEST_CAPACITY * predicted.shows_range[1]
         ):
             layers.append(
                 {

@@ -102,10 +102,26 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
     rows = [
         (
             f"memory of a {'GPU' if on_gpu else 'process'}",
-            f"{size(memory.likely_bytes)}, at most {size(memory.upper_bytes)}" if memory else UNKNOWN,
+            f"{size(memory.shows_bytes)}, at most {size(memory.shows_range[1])}" if memory else UNKNOWN,
             size(measured.memory_peak_bytes),
         )
     ]
+    if memory is not None and on_gpu:
+        allocated = [rank.allocated_peak_bytes for rank in measured.ranks if rank.allocated_peak_bytes]
+        rows.append(
+            (
+                "of it, tensors",
+                size(memory.live_bytes),
+                size(max(allocated)) if allocated else UNKNOWN,
+            )
+        )
+        rows.append(
+            (
+                "needed to run",
+                f"{size(memory.needs_bytes)}, at most {size(memory.needs_range[1])}",
+                "",
+            )
+        )
     if measured.gpus:
         rows.append(
             (
@@ -204,7 +220,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
             f"{layout.precision}, {layout.optimizer}, activation checkpointing "
             f"{'on' if layout.activation_checkpointing else 'off'}",
         ),
-        ("memory estimate", plan.prediction.memory.basis),
+        ("memory estimate", plan.prediction.memory.shows_basis),
         ("speed estimate", plan.prediction.throughput_basis or UNKNOWN),
     )
 

@@ -42,7 +42,7 @@ PRIOR_RUNS = 2
 RUNS_FOR_A_BOUND = 19
 # Taken from first where runs need less than predicted: their sizes are empirical. The others are arithmetic
 # on shapes and types.
-UNCERTAIN = ("fragmentation", "activations", "communication buffers", "optimizer temporaries", "runtime")
+UNCERTAIN = ("allocator", "activations", "communication buffers", "optimizer temporaries", "runtime")
 ADDED = "calibration"  # the category of what runs need beyond the formulas
 
 
@@ -51,9 +51,11 @@ class Correction:
     """What finished runs of one engine, method and GPU say about an estimate of the same kind."""
 
     gpu: str  # "cpu" where it is one
-    factor: float  # on the likely value
-    largest_ratio: float  # measured over predicted, of all these runs: the upper bound is never below it
+    factor: float  # on what is shown
+    largest_ratio: float  # measured over predicted, of all these runs: the upper end is never below it
     runs: int
+    live_factor: float = 1.0  # on the tensors, of what is needed
+    largest_live_ratio: float = 1.0
 
     @property
     def basis(self) -> str:
@@ -67,9 +69,12 @@ class Calibration:
 
     def __init__(self, finished: Iterable[Finished] = ()) -> None:
         self._ratios: dict[tuple[str, str, str, str], list[float]] = {}
+        self._live_ratios: dict[tuple[str, str, str, str], list[float]] = {}
         for run in finished:
             key = (run.engine, run.method, run.gpu, run.formulas)
             self._ratios.setdefault(key, []).append(run.ratio)
+            if run.live_ratio is not None:
+                self._live_ratios.setdefault(key, []).append(run.live_ratio)
 
     def correction(self, engine: str, method: str, gpu: str) -> Correction | None:
         """The correction from runs of this engine, method and GPU; None where today's formulas made none.
@@ -83,10 +88,15 @@ class Calibration:
         ratios = self._ratios.get((*same, formulas(engine, method)))
         if not ratios:
             return None
-        n = len(ratios)
-        middle = statistics.median(math.log(ratio) for ratio in ratios)
-        factor = math.exp(n / (n + PRIOR_RUNS) * middle)
-        return Correction(gpu=gpu, factor=factor, largest_ratio=max(ratios), runs=n)
+        live = self._live_ratios.get((*same, formulas(engine, method)), [])
+        return Correction(
+            gpu=gpu,
+            factor=_shrunk(ratios),
+            largest_ratio=max(ratios),
+            runs=len(ratios),
+            live_factor=_shrunk(live),
+            largest_live_ratio=max(live, default=1.0),
+        )
 
     def of(self, setup: Setup, gpu: str | None) -> Correction | None:
         """The correction for a training step on a GPU of that name; None where GPU or runs are unknown."""
@@ -98,6 +108,14 @@ class Calibration:
         correction = self.of(setup, gpu)
         uncorrected = dataclasses.replace(estimate, formulas=formulas(setup.engine, method_of(setup)))
         return apply(uncorrected, correction) if correction else uncorrected
+
+
+def _shrunk(ratios: list[float]) -> float:
+    """The factor that so many ratios make: 1 without any."""
+    if not ratios:
+        return 1.0
+    n = len(ratios)
+    return math.exp(n / (n + PRIOR_RUNS) * statistics.median(math.log(ratio) for ratio in ratios))
 
 
 def load(path: Path | str | None = None) -> tuple[Calibration, tuple[str, ...]]:
@@ -117,33 +135,56 @@ def correction(setup: Setup, gpu: str | None, *, store: Store | None = None) -> 
 def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
     """Correct an estimate that has not been corrected yet; raises ValueError for one that has.
 
-    likely = factor x likely. Where that is more, the difference is a category of its own; where it is less,
+    Each figure by the measurement of its own kind: what is shown by the whole process's memory, what is
+    needed by the tensors that were alive (on a CPU, where those aren't counted, by the process's memory).
+    figure = factor x figure. Where that is more, the difference is a category of its own; where it is less,
     it comes off the empirical categories in proportion, and off the others only when those are used up.
 
-    upper = the largest of: the corrected likely; likely x the largest ratio measured; and, with fewer than
-    ``RUNS_FOR_A_BOUND`` runs, the uncorrected upper bound x max(factor, 1). So a bound is never below what
-    such a run has measured, scaled by the two predictions.
+    upper end = the largest of: the corrected figure; the figure x the largest ratio measured; and, with fewer
+    than ``RUNS_FOR_A_BOUND`` runs, the uncorrected upper end x max(factor, 1). So it is never below what such
+    a run has measured, scaled by the two predictions.
     """
     if estimate.uncorrected is not None:
         raise ValueError("this estimate is corrected already")
-    before, upper_before = estimate.likely_bytes, estimate.upper_bytes
-    categories = _scaled(estimate.categories, round(before * correction.factor))
-    likely = sum(size for _, size in categories)
-    bounds = [likely, math.ceil(before * correction.largest_ratio)]
-    if correction.runs < RUNS_FOR_A_BOUND:
-        bounds.append(math.ceil(upper_before * max(correction.factor, 1.0)))
-    upper = max(bounds)
+    shown, lower, upper = _corrected(
+        estimate.shows_bytes, estimate.shows_range, correction.factor, correction.largest_ratio, correction
+    )
+    if correction.gpu == "cpu":  # a process needs the most that it may show
+        needed, needs_lower, needs_upper = upper, shown, upper
+    else:
+        live = estimate.live_bytes / estimate.needs_bytes
+        needed, needs_lower, needs_upper = _corrected(
+            estimate.needs_bytes,
+            estimate.needs_range,
+            1 + live * (correction.live_factor - 1),
+            1 + live * (correction.largest_live_ratio - 1),
+            correction,
+        )
     host = estimate.host_bytes
     if correction.gpu == "cpu":  # the node's memory is that of its processes; of a GPU, it says nothing
-        host = math.ceil(host * upper / upper_before)
+        host = math.ceil(host * needed / estimate.needs_bytes)
     return dataclasses.replace(
         estimate,
-        categories=categories,
-        upper_bytes=upper,
+        categories=_scaled(estimate.categories, needed),
+        needs_range=(needs_lower, needs_upper),
+        shows_bytes=shown,
+        shows_range=(lower, upper),
         host_bytes=host,
-        basis=f"{estimate.basis}; {correction.basis}",
+        needs_basis=f"{estimate.needs_basis}; {correction.basis}",
+        shows_basis=f"{estimate.shows_basis}; {correction.basis}",
         uncorrected=estimate,
     )
+
+
+def _corrected(
+    figure: int, ends: tuple[int, int], factor: float, largest_ratio: float, correction: Correction
+) -> tuple[int, int, int]:
+    """A figure and the ends of its range as finished runs correct them."""
+    likely = round(figure * factor)
+    bounds = [likely, math.ceil(figure * largest_ratio)]
+    if correction.runs < RUNS_FOR_A_BOUND:
+        bounds.append(math.ceil(ends[1] * max(factor, 1.0)))
+    return likely, min(round(ends[0] * factor), likely), max(bounds)
 
 
 def _scaled(categories: tuple[tuple[str, int], ...], target: int) -> tuple[tuple[str, int], ...]:
@@ -172,7 +213,7 @@ def method_of(setup: Setup) -> str:
 def formulas(engine: Engine, method: str) -> str:
     """A mark (12 hexadecimal digits) of what the formulas predict for an engine and method today.
 
-    It is a hash of three predictions, so it changes when the formulas do. Runs that other formulas predicted
+    It is a hash of a few predictions, so it changes when the formulas do. Runs that other formulas predicted
     say nothing about today's error.
     """
     from estimator import memory, models
@@ -191,5 +232,6 @@ def formulas(engine: Engine, method: str) -> str:
             checkpointing=checkpointing,  # type: ignore[arg-type]
             device=device,  # type: ignore[arg-type]
         )
-        sizes.append(memory.estimate(setup).likely_bytes)
+        estimate = memory.estimate(setup)
+        sizes += [estimate.needs_bytes, estimate.shows_bytes]
     return hashlib.sha256(repr(sizes).encode()).hexdigest()[:12]

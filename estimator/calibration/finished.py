@@ -32,13 +32,14 @@ class Finished:
     model: str
     setup: str  # a line for people: processes, sharding, batch, length, precision
     formulas: str  # estimator.calibration.formulas() when it was predicted
-    predicted_bytes: int  # likely, before any correction
-    predicted_upper_bytes: int  # upper bound, before any correction
+    predicted_bytes: int  # what the whole process should show, before any correction
+    predicted_upper_bytes: int  # the upper end of its range, before any correction
     measured_bytes: int  # comparable with the prediction: the whole process
     measured_kind: str  # how ``measured_bytes`` was found
     predicted_categories: tuple[tuple[str, int], ...] = ()
     reserved_bytes: int | None = None  # torch's peaks; None on a CPU
     allocated_bytes: int | None = None
+    predicted_live_bytes: int | None = None  # tensors alive at the peak, which ``allocated_bytes`` counts
     torch: str | None = None
     date: str  # ISO 8601, UTC
     run: str  # names the run, so that it is not counted twice
@@ -64,6 +65,13 @@ class Finished:
     def ratio(self) -> float:
         """Measured bytes over predicted bytes."""
         return self.measured_bytes / self.predicted_bytes
+
+    @property
+    def live_ratio(self) -> float | None:
+        """Allocated over predicted live bytes; None where torch counted nothing, on a CPU."""
+        if not self.allocated_bytes or not self.predicted_live_bytes:
+            return None
+        return self.allocated_bytes / self.predicted_live_bytes
 
     def to_json(self) -> str:
         """One line of JSON, keys sorted, without a line break."""

@@ -59,6 +59,7 @@ def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
     from rich.console import Console
 
     console = Console()
+    console.print(_verdict(comparison))
     console.print(
         f"{len(comparison.rows)} rows: memory of {len(comparison.memory)} and throughput of "
         f"{len(comparison.throughput)} scored; {len(comparison.skipped)} scored in neither."
@@ -69,6 +70,26 @@ def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
             console.print(_worst(title, items, None if every else WORST))
     if comparison.skipped:
         console.print(_skips(comparison))
+
+
+def _verdict(comparison: Comparison) -> str:
+    """The first lines: how often the estimator is wrong about whether a run fits."""
+    from estimator.published.compare import verdict
+
+    answer = verdict(comparison.judged)
+    lines = [
+        f"Of {answer.ran} runs that ran, {answer.refused_of_ran} are called impossible"
+        + (f" ({answer.refused_of_ran / answer.ran:.1%})" if answer.ran else "")
+        + f"; of {answer.oom} that ran out of memory, {answer.accepted_of_oom} are said to fit."
+    ]
+    lines += [
+        f"  {item.row.id} {item.row.source}: "
+        + ("ran out of memory" if item.row.oom else "ran")
+        + f", needs {item.needs_gib:.1f} GiB of {item.capacity_gib:.1f} by the estimate"
+        for item in comparison.judged
+        if item.wrong
+    ]
+    return "\n".join(lines)
 
 
 def _scores(title: str, items: tuple[Scored, ...], by: str) -> Table:

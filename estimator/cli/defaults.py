@@ -30,6 +30,7 @@ class EngineDefaults:
     fixed_length: bool = True
     document_mask: bool = False
     sequence_parallel: bool = True
+    launched_here: bool = False  # by this package: longest batch first, with expandable segments
     source: str
 
     def precision_of(self, *, sharded: bool) -> Precision:
@@ -53,12 +54,14 @@ ENGINES: dict[str, EngineDefaults] = {
         checkpointing="full",
         quantization="nf4-double",
         document_mask=True,
+        launched_here=True,
         source="torchtune 0.6.1's recipes/configs; LoRA and loss as launchers/engines/torchtune/config.py",
     ),
     "deepspeed": EngineDefaults(
         precision="bf16-mixed",
         sharding="zero3",
         loss=LOSSES["deepspeed"],
+        launched_here=True,
         source="launchers/engines/deepspeed_*.py; the planner takes the lowest ZeRO stage that fits",
     ),
     "torchtitan": EngineDefaults(

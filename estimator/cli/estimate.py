@@ -217,12 +217,18 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
 
 def _print_verdict(console: Console, answer: Answer) -> None:
     peak, gpu = answer.memory, answer.site.gpu
-    text = f"{gib(peak.likely_bytes)} likely, up to {gib(peak.upper_bytes)}"
+    text = f"Needs {gib(peak.needs_bytes)} ({gib(peak.needs_range[0])} to {gib(peak.needs_range[1])})"
     if peak.capacity_bytes is not None:
         text += f", of the {gpu.name if gpu else 'process'}'s {gib(peak.capacity_bytes)}"
     verdict = {True: ": [green]fits[/green]", False: ": [red]DOES NOT FIT[/red]", None: ""}[peak.fits]
-    console.print(f"[bold]{text}[/bold]{verdict}")
-    console.print(f"range {peak.basis}")
+    console.print(f"[bold]{text}[/bold]{verdict}{', but not at its upper end' if peak.tight else ''}")
+    console.print(f"range {peak.needs_basis}")
+    counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"
+    console.print(
+        f"Shows {gib(peak.shows_bytes)} ({gib(peak.shows_range[0])} to {gib(peak.shows_range[1])}) by "
+        f"{counter} where there is room"
+    )
+    console.print(f"range {peak.shows_basis}")
 
 
 def _rest(answer: Answer) -> Table:

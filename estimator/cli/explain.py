@@ -52,7 +52,7 @@ WHAT_IT_IS = {
     "optimizer temporaries": "what the optimizer's step allocates for a moment",
     "NF4 overhead": "scales of the 4-bit weights, and the layer that is being dequantised",
     "runtime": "CUDA's context and NCCL; on a CPU Python and torch",
-    "fragmentation": "what the allocator reserves beyond what is used",
+    "allocator": "what the allocator can't use again when memory is short",
     "calibration": "what earlier runs here needed beyond the formulas",
 }
 
@@ -170,12 +170,22 @@ def chart_of(answers: dict[str, Answer], options: SetupOptions, over: str | None
         title=f"{setup.model.name}: memory of one {unit}",
         subtitle=subtitle,
         bars=tuple(
-            Bar(name=name, parts=answer.memory.categories, upper_bytes=answer.memory.upper_bytes)
+            Bar(
+                name=name,
+                parts=answer.memory.categories,
+                upper_bytes=answer.memory.needs_range[1],
+                shows_bytes=answer.memory.shows_bytes,
+            )
             for name, answer in answers.items()
         ),
         capacity_bytes=first.memory.capacity_bytes,
         capacity_name=first.site.gpu.name if first.site.gpu else "",
-        notes=tuple(dict.fromkeys(f"Range: {answer.memory.basis}." for answer in answers.values())),
+        notes=tuple(
+            dict.fromkeys(
+                f"Needs: {answer.memory.needs_basis}. Shows where there is room: {answer.memory.shows_basis}."
+                for answer in answers.values()
+            )
+        ),
     )
 
 
@@ -199,5 +209,7 @@ def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
         cells = [gib(size) if size else "-" for size in sizes]
         table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(answers) == 1 else []))
     console.print(table)
+    shown = [gib(answer.memory.shows_bytes) for answer in answers.values()]
+    console.print(f"Shows where there is room: {', '.join(shown)}")
     for note in chart.notes:
         console.print(note)

@@ -70,6 +70,10 @@ class SetupOptions:
         Option("--upcast-frozen", help="The base's 16-bit parts in fp32, as PEFT's k-bit preparation does.",
                rich_help_panel=_WHAT),
     ] = False  # fmt: skip
+    undivided_base: Annotated[
+        bool,
+        Option("--undivided-base", help="Quantised weights that ZeRO-3 can't divide.", rich_help_panel=_WHAT),
+    ] = False
     precision: Annotated[
         str | None, Option(help=_one_of(get_args(fields.Precision)), rich_help_panel=_WHAT)
     ] = None
@@ -79,6 +83,11 @@ class SetupOptions:
     optimizer: Annotated[str, Option(help=_one_of(get_args(fields.Optimizer)), rich_help_panel=_WHAT)] = (
         "adamw"
     )
+    fused_optimizer: Annotated[
+        bool | None,
+        Option("--fused-optimizer/--foreach-optimizer", help="AdamW's kernel, or torch's foreach.",
+               rich_help_panel=_WHAT),
+    ] = None  # fmt: skip
 
     nodes: Annotated[int, Option(help="Machines.", rich_help_panel=_SPREAD)] = 1
     gpus: Annotated[
@@ -127,6 +136,22 @@ class SetupOptions:
     packed: Annotated[
         bool | None,
         Option("--packed/--variable", help="All of full length, or of their own.", rich_help_panel=_BATCH),
+    ] = None
+    longest_first: Annotated[
+        bool | None,
+        Option(
+            "--longest-first/--any-order",
+            help="Of batches that vary in length, the longest at the beginning.",
+            rich_help_panel=_BATCH,
+        ),
+    ] = None
+    expandable_segments: Annotated[
+        bool | None,
+        Option(
+            "--expandable-segments/--fixed-segments",
+            help="PYTORCH_CUDA_ALLOC_CONF of the CUDA allocator.",
+            rich_help_panel=_BATCH,
+        ),
     ] = None
     longest_once: Annotated[
         bool,

@@ -34,8 +34,10 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "micro_batch_size": layout.micro_batch_size,
         "accumulation": layout.accumulation,
         "activation_checkpointing": layout.activation_checkpointing,
-        "likely_bytes": prediction.memory.likely_bytes,
-        "upper_bytes": prediction.memory.upper_bytes,
+        "needs_bytes": prediction.memory.needs_bytes,
+        "needs_upper_bytes": prediction.memory.needs_range[1],
+        "shows_bytes": prediction.memory.shows_bytes,
+        "shows_upper_bytes": prediction.memory.shows_range[1],
         "capacity_bytes": prediction.memory.capacity_bytes,
         "tokens_per_second": prediction.tokens_per_second,
         "hours": prediction.hours,
@@ -63,7 +65,7 @@ def _table(ranking: Ranking) -> Table:
     table.add_column("", justify="right")
     table.add_column("plan", overflow="fold")
     for name in (
-        "GiB of a GPU\nlikely/upper/has",
+        "GiB of a GPU\nneeds/shows/has",
         "tokens/s",
         "hours" if timed else "USD/h",
         "USD" if timed else "USD/M\ntokens",
@@ -77,7 +79,7 @@ def _table(ranking: Ranking) -> Table:
 
 def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[str]:
     nodes = f"{row['nodes']} " if row["nodes"] > 1 else ""
-    sizes = (row["likely_bytes"], row["upper_bytes"], row["capacity_bytes"])
+    sizes = (row["needs_bytes"], row["shows_bytes"], row["capacity_bytes"])
     machine = f", {nodes}{row['instance_type']} ({row['cloud']})" if row["instance_type"] else ""
     layout = f"{row['method']}, {row['layout']}, batch {row['micro_batch_size']} x {row['accumulation']}"
     lines = [

@@ -36,9 +36,11 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         trained_modules=_names(options.trained_modules or ""),
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
+        undivided_base=options.undivided_base,
         precision=options.precision or precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]
+        fused_optimizer=options.fused_optimizer,
         optimizer_in_backward=options.optimizer_in_backward,
         sharding=sharding,  # type: ignore[arg-type]
         flat_parameters=options.flat_parameters,
@@ -56,7 +58,11 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         accumulation=_or(options.accumulation, max(options.pp, 1)),
         seq_len=seq_len,
         fixed_length=packed,
+        longest_first=_or(options.longest_first, engine.launched_here and not packed),
         longest_once=options.longest_once,
+        expandable_segments=_or(
+            options.expandable_segments, engine.launched_here and options.device == "cuda"
+        ),
         document_mask=_or(
             options.document_mask,
             packed and engine.document_mask and dense_mask(options.engine, options.device),

@@ -18,6 +18,8 @@ from estimator.memory.states import (
     gradient_size,
     offloads_states,
     share,
+    shared,
+    state_bytes,
     trained_parameters,
 )
 from estimator.setup import Setup
@@ -153,9 +155,11 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
 def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
     """What the optimizer's step allocates for a moment.
 
-    The fused AdamW of GPUs, 8-bit and paged: nothing. Tensor by tensor, on a CPU: about two copies of the
-    largest tensor (torch.optim.adamw, _single_tensor_adamw). Muon: Newton-Schulz on the largest matrix in
-    bf16, three copies and a square. DeepSpeed: the fp32 gradients of its partition, in sub-groups at stage 3
+    The fused AdamW of GPUs, 8-bit and paged: nothing. torch's foreach AdamW: the square roots of all second
+    moments at a time, as large as the weights that are trained (torch/optim/adam.py, _multi_tensor_adam).
+    Tensor by tensor, on a CPU: about two copies of the largest tensor (torch.optim.adamw,
+    _single_tensor_adamw). Muon: Newton-Schulz on the largest matrix in bf16, three copies and a square.
+    DeepSpeed: the fp32 gradients of its partition, in sub-groups at stage 3
     (runtime/zero/stage_1_and_2.py and stage3.py, step).
     """
     stage = setup.zero_stage
@@ -170,8 +174,19 @@ def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
         partition = share(trained, divisor(setup, "optimizer"))
         return muon + 4 * (min(partition, ZERO3_SUB_GROUP) if stage == 3 else partition)
     if setup.device == "cuda":
-        return muon
+        return muon + (_foreach_bytes(setup, part, trained) if setup.optimizer == "adamw" else 0)
     return muon + 2 * gradient_size(setup) * share(largest, divisor(setup, "optimizer"))
+
+
+def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
+    """Bytes of the second moments' square roots in torch's foreach AdamW; 0 for the fused one."""
+    fused = setup.fused_optimizer
+    if fused or (fused is None and not implementations.of(setup).foreach):
+        return 0
+    if setup.optimizer_in_backward or offloads_states(setup):
+        return 0
+    size = state_bytes(setup)[2] / 2  # of one of the two moments
+    return shared(setup, part, int(trained * size), "optimizer")
 
 
 def dequantised_bytes(setup: Setup) -> int:

@@ -32,6 +32,7 @@ class Implementation:
     lora_dropout: bool  # adapters drop out a part of their input: a mask and a copy for each
     adapter_bytes: int  # of an adapter's weight and input; 0: as the model computes
     plain_loss: int  # bytes a logit of cross-entropy over all logits, at its largest moment
+    kernel_loss: int  # the same where one kernel computes it on 16-bit logits, its gradient in their place
     whole_logits: bool  # tensor parallel gathers the logits on each process
     root_stays: str  # what FSDP leaves gathered: "all" outside the blocks, "head", or all "backward" alone
     flat_gradients: bool  # FSDP1's flat parameters: frozen weights beside trained ones get gradients too
@@ -39,6 +40,7 @@ class Implementation:
     scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give
     kept_unsharded: float  # bytes a parameter that FSDP leaves gathered under tensor parallel: a defect
     capped_scores: bool  # scores are capped outside a flash kernel, where a model caps them
+    foreach: bool  # its AdamW is torch's foreach implementation, unless another is asked for
     family_code: bool  # each family of models has code of its own: ``data/block_families.csv``
     source: str
     activation_copies: int = 0  # tensors of the MLP's width beyond the activation's input and result
@@ -65,6 +67,7 @@ def _row(row: dict[str, str]) -> Implementation:
         lora_dropout=row["lora_dropout"] == "1",
         adapter_bytes=int(row["adapter_bytes"]),
         plain_loss=int(row["plain_loss"]),
+        kernel_loss=int(row["kernel_loss"]),
         whole_logits=row["whole_logits"] == "1",
         root_stays=row["root_stays"],
         flat_gradients=row["flat_gradients"] == "1",
@@ -72,6 +75,7 @@ def _row(row: dict[str, str]) -> Implementation:
         scattered_kept=row["scattered_kept"] == "1",
         kept_unsharded=float(row["kept_unsharded"]),
         capped_scores=row["capped_scores"] == "1",
+        foreach=row["foreach"] == "1",
         family_code=row["family_code"] == "1",
         source=row["source"],
     )

@@ -15,8 +15,8 @@ DEEPSPEED_LOSS_POSITIONS = 1024
 # the gradient's first piece beside the 16-bit logits.
 LITGPT_FULL = 14
 
-# torch.distributed.tensor.parallel.loss_parallel: five fp32 tensors of a process's share of the logits
-LOSS_PARALLEL = 20
+# torch.distributed.tensor.parallel.loss_parallel: four fp32 tensors of a process's share of the logits
+LOSS_PARALLEL = 16
 
 CALLER_HOLDS = 14  # 12 B a logit and the 16-bit logits, which the caller still holds
 
@@ -44,7 +44,11 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     more: 6 + 4 / chunks. Compiled: 2 + 2 / chunks (torchtune), or 4 (torchtitan compiles the whole loss).
     When the head's gradients of the first two chunks are added up, there are three of it and the other
     chunks' logits.
-    Divided over the vocabulary by torch's loss_parallel: five fp32 tensors of a process's share.
+    Divided over the vocabulary by torch's loss_parallel: four fp32 tensors of a process's share.
+    kernel: one kernel on the 16-bit logits, which puts the gradient in their place (flash-attn,
+    losses/cross_entropy.py, inplace_backward; Unsloth's Triton kernel): logits and gradient, 4 B. Under the
+    Trainer their shifted copy and its gradient beside, and accelerate's fp32 copy of what the model returns
+    (utils/operations.py, ConvertOutputsToFp32): 10 B.
     recomputed (launchers/dataset/batches.py): logits, 12 B for each logit of one piece and the
     gradients of the others; or logits, their gradient in pieces and joined. fused: pieces of the logits, and
     the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
@@ -68,6 +72,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
         return Logits(max((8 + size) * elements, (4 + size) * elements + whole_head))
     if setup.engine == "litgpt":
         return Logits(LITGPT_FULL * elements)
+    if setup.loss == "kernel":
+        return Logits(code.kernel_loss * elements)
     if setup.loss == "plain":
         if setup.tensor > 1 and setup.engine == "torchtitan" and not code.whole_logits:
             return Logits(LOSS_PARALLEL * elements)

@@ -1,8 +1,8 @@
-"""The moments of a training step at which memory can peak, and the largest of them.
+"""The moments of a run at which memory can peak, and the largest of them.
 
-The loss, the backward passes of the last and of the first block, of the embedding, and the optimizer's step:
-each is the sum of what is alive then. In a pipeline the first stage has the most micro batches in flight,
-the last one the logits.
+Loading, where a process loads more than it keeps. Then of a step: the loss, the backward passes of the last
+and of the first block, of the embedding, and the optimizer's step: each is the sum of what is alive then. In
+a pipeline the first stage has the most micro batches in flight, the last one the logits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from estimator.memory.activations import (
 from estimator.memory.buffers import buffers, dequantised_bytes, optimizer_temporary_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.shape import Part, part_of, stages
-from estimator.memory.states import computing, late_gradient_bytes, scale_bytes, states
+from estimator.memory.states import computing, late_gradient_bytes, loaded_bytes, scale_bytes, states
 from estimator.setup import Setup
 
 # Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
@@ -31,6 +31,12 @@ BLOCKS_NOT_YET_OFFLOADED = 2
 # Tokens of the step before the longest one, over its own, in batches of varying length: litgpt's QLoRA runs
 # on Alpaca at up to 512 tokens lie between 0.5 and 1.
 LENGTH_BEFORE_THE_LONGEST = 0.75
+# Tokens of the longest batch that follows it, over its own: litgpt's LoRA runs with FSDP on the same data
+LATER_LENGTH = 0.5
+
+
+# What is kept from step to step, whose bytes are arithmetic on shapes and types
+STATES = ("weights", "master weights", "reference model", "adapters", "gradients", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,16 @@ class Peak:
         """Bytes that are alive at the peak."""
         return sum(self.categories.values())
 
+    @property
+    def states_bytes(self) -> int:
+        """Of it, what is kept from step to step: weights, gradients, optimizer states."""
+        return sum(self.categories.get(name, 0) for name in STATES)
+
+    @property
+    def dynamic_bytes(self) -> int:
+        """Of it, all else: activations, logits, buffers, temporaries."""
+        return self.active - self.states_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -58,20 +74,30 @@ class Moment:
         """The sum of the parts."""
         return sum(self.parts.values())
 
+    def weighed(self, weight: float) -> float:
+        """The sum of the parts, where a byte that is not of the gradients counts ``weight``."""
+        gradients = self.parts.get("gradients", 0)
+        return gradients + weight * (self.total - gradients)
 
-def peak(setup: Setup) -> Peak:
-    """The largest moment of one process; in a pipeline, of the stage that needs the most."""
-    peaks = [_stage_peak(setup, part_of(setup, stage), stage) for stage in stages(setup)]
-    return max(peaks, key=lambda largest: largest.active + largest.beside)
+
+def peak(setup: Setup, weight: float = 1.0) -> Peak:
+    """The largest moment of one process; in a pipeline, of the stage that needs the most.
+
+    ``weight``: what a byte counts that is not of the states, where the allocator makes more of it.
+    """
+    peaks = [_stage_peak(setup, part_of(setup, stage), stage, weight) for stage in stages(setup)]
+    if loaded := loaded_bytes(setup, part_of(setup, stages(setup)[0])):
+        peaks.append(Peak({"weights": loaded}, 0))
+    return max(peaks, key=lambda each: each.states_bytes + weight * (each.dynamic_bytes + each.beside))
 
 
-def _stage_peak(setup: Setup, part: Part, stage: str) -> Peak:
+def _stage_peak(setup: Setup, part: Part, stage: str, weight: float) -> Peak:
     constant = states(setup, stage)
     gradients = constant.pop("gradients")
     logits = loss_bytes(setup, part, setup.tokens)
     block_per_token = block_bytes(setup)
     moments = _moments(setup, part, gradients, logits, block_per_token)
-    largest = max(moments, key=lambda moment: moment.total)
+    largest = max(moments, key=lambda moment: moment.weighed(weight))
     constant["NF4 overhead"] = scale_bytes(setup, part)
     joined = {name: constant.get(name, 0) + largest.parts.get(name, 0) for name in (constant | largest.parts)}
     return Peak(
@@ -119,6 +145,7 @@ def _moments(
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     recomputed = block if checkpointed(setup) else 0
     return [
+        *_later_batch(setup, saved + last, logits.peak, communication.at_loss, gradients),
         Moment(
             {
                 "activations": boundary,
@@ -233,10 +260,11 @@ def in_flight(setup: Setup, part: Part) -> float:
     1F1B: as many as there are stages from here to the end (Narayanan et al. 2019, PipeDream); interleaved
     over v chunks: 1 + (p - 1) / (p v) of the whole (Narayanan et al. 2021, arXiv:2104.04473, section 2.2;
     Megatron's penalty in theoretical_memory_usage.py); zero bubble: as many as there are stages, on every
-    stage (Qi et al. 2023, arXiv:2401.10241, section 5); all forward, all backward: every micro batch.
+    stage (Qi et al. 2023, arXiv:2401.10241, section 5); all forward, all backward: every micro batch. Layers
+    that are only spread over GPUs: one.
     """
     p = setup.pipeline
-    if p == 1:
+    if p == 1 or setup.schedule == "split":
         return 1.0
     micro_batches = setup.accumulation
     if setup.schedule == "afab":
@@ -250,8 +278,33 @@ def in_flight(setup: Setup, part: Part) -> float:
     return float(min(micro_batches, p if part.first else 1))
 
 
+def _longest_alone(setup: Setup) -> bool:
+    """Whether the run begins with one longest batch; not with StableEmbedding's gradient, never freed."""
+    first = setup.longest_once and setup.longest_first
+    return first and setup.zero_stage is None and setup.pipeline == 1 and setup.quantization == "none"
+
+
+def _later_batch(setup: Setup, saved: int, logits: int, gathered: int, gradients: int) -> list[Moment]:
+    """The loss of a shorter batch beside the gradients of those before it, where the longest is alone."""
+    if not _longest_alone(setup):
+        return []
+    parts = {
+        "activations": int(LATER_LENGTH * saved),
+        "logits and loss": int(LATER_LENGTH * logits),
+        "gradients": gradients,
+        "communication buffers": gathered,
+    }
+    return [Moment(parts, gradients if setup.shard > 1 else 0)]
+
+
 def _held_gradients(setup: Setup, gradients: int) -> int:
-    """Gradients that are there before the backward pass: of earlier micro batches, or DeepSpeed's buffers."""
+    """Gradients that are there before the backward pass: of earlier micro batches, or DeepSpeed's buffers.
+
+    ``_later_batch`` has what follows where the longest batch is alone and the run's first: no micro batch has
+    gone before it.
+    """
+    if _longest_alone(setup):
+        return 0
     if setup.accumulation > 1 or setup.zero_stage is not None or setup.pipeline > 1:
         return gradients
     if setup.engine != "litgpt":
@@ -273,7 +326,7 @@ def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
 
     torch/distributed/pipelining/stage.py, output_chunks.
     """
-    if setup.pipeline == 1 or not part.last or setup.engine == "megatron":
+    if setup.pipeline == 1 or not part.last or setup.engine == "megatron" or setup.schedule == "split":
         return 0
     return setup.accumulation * tokens * -(-setup.model.vocab // setup.tensor) * computing(setup)
 

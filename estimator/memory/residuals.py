@@ -1,7 +1,9 @@
-"""How measured memory compares with the formulas: what the allocator keeps beside, and how wide a range is.
+"""How measured memory compares with the formulas: what a counter shows beyond them, and how wide a range is.
 
 The numbers are rows of ``data/residuals.csv``, which ``python -m estimator.published.fit`` writes from the
-table of published measurements. Classes are few and told apart by what the allocator sees.
+table of published measurements. Classes are few and told apart by what the allocator sees. Bytes of weights,
+gradients and optimizer states are arithmetic, so factors and widths are of the rest alone: activations,
+logits, buffers. On a CPU, whose C library keeps what is freed, they are of everything.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from estimator.setup import Setup
 
 TABLE = Path(__file__).parent.parent / "data" / "residuals.csv"
 LIVE = ("allocated", "active")  # what torch.cuda counts of tensors; the others count what is reserved
+VARYING = "varying lengths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +26,23 @@ class Residual:
 
     counter: str  # "live" or "held"
     name: str
-    factor: float  # likely over the formulas' sum
-    upper: float  # upper bound over likely
-    elsewhere: float  # the same for engines that none of the runs used
+    factor: float  # likely over the formulas, of what is not states
+    lower: float  # lower end over likely, of the same
+    upper: float  # upper end over likely, of the same
+    lower_elsewhere: float  # the same for engines that none of the runs used
+    upper_elsewhere: float
     runs: int
     sources: int
     engines: tuple[str, ...]
     basis: str
 
+    def lower_for(self, engine: str) -> float:
+        """Lower end over likely for one engine."""
+        return self.lower if engine in self.engines else self.lower_elsewhere
+
     def upper_for(self, engine: str) -> float:
-        """Upper bound over likely for one engine."""
-        return self.upper if engine in self.engines else self.elsewhere
+        """Upper end over likely for one engine."""
+        return self.upper if engine in self.engines else self.upper_elsewhere
 
 
 @lru_cache(maxsize=1)
@@ -45,8 +54,10 @@ def table() -> dict[tuple[str, str], Residual]:
                 counter=row["counter"],
                 name=row["class"],
                 factor=float(row["factor"]),
+                lower=float(row["lower"]),
                 upper=float(row["upper"]),
-                elsewhere=float(row["elsewhere"]),
+                lower_elsewhere=float(row["lower_elsewhere"]),
+                upper_elsewhere=float(row["upper_elsewhere"]),
                 runs=int(row["runs"]),
                 sources=int(row["sources"]),
                 engines=tuple(row["engines"].split()),
@@ -57,19 +68,31 @@ def table() -> dict[tuple[str, str], Residual]:
     return {(row.counter, row.name): row for row in rows}
 
 
+def varies(setup: Setup) -> bool:
+    """Whether batches of many lengths leave blocks behind that fit nothing that follows.
+
+    Not with the longest batch first, whose blocks hold all others, nor with expandable segments, which take
+    freed memory of any size together (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
+    """
+    return not (setup.fixed_length or setup.longest_first or setup.expandable_segments)
+
+
 def class_of(setup: Setup, counter: str) -> str:
     """The class of runs that a setup belongs to.
 
     Live tensors are as exact as the formulas. What is held on top depends on how blocks of memory come and
-    go: eager recomputation cuts it into many sizes, compiled blocks into few.
+    go: eager recomputation cuts it into many sizes, compiled blocks into few, batches of many lengths into
+    the most.
     """
     if setup.device == "cpu":
         return "cpu"
-    if setup.tensor > 1 or setup.pipeline > 1:
+    several = setup.world_size > 1 and setup.schedule != "split"
+    if counter == "held" and varies(setup):
+        return VARYING
+    if setup.tensor > 1 or (setup.pipeline > 1 and several):
         return "tensor or pipeline parallel"
     if setup.zero_stage is not None:
         return "DeepSpeed"
-    several = setup.world_size > 1
     if counter == "live":
         if several:
             return "several GPUs"

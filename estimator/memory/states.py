@@ -41,7 +41,8 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     result = {"weights": 0, "master weights": 0, "reference model": 0, "adapters": 0}
     base = base_bytes(setup, part, weight)
     if not (offloads_weights(setup)):
-        result["weights"] = shared(setup, part, base, "weights")
+        whole = setup.undivided_base and setup.zero_stage == 3
+        result["weights"] = base if whole else shared(setup, part, base, "weights")
         if setup.adapters:
             result["adapters"] = share(trained * adapter_size(setup), divisor(setup, "weights"))
         if (
@@ -56,6 +57,18 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     else:
         result["optimizer"] = 0
     return result
+
+
+def loaded_bytes(setup: Setup, part: Part) -> int:
+    """Weights in bytes that one process holds when it has loaded them, before any are given away.
+
+    transformers leaves a quantised model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
+    and modeling_utils.py, is_deepspeed_zero3_enabled and not is_quantized), so every process has all of it on
+    its GPU until deepspeed.initialize divides it. 0 where no more is loaded than is kept.
+    """
+    if setup.zero_stage != 3 or setup.quantization == "none" or offloads_weights(setup):
+        return 0
+    return base_bytes(setup, part, state_bytes(setup)[0])
 
 
 def computing(setup: Setup) -> int:

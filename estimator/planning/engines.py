@@ -34,6 +34,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
     """The training step that a job's engine runs in a layout."""
     sharding: StateSharding = layout.sharding
     shared = layout.sharding not in ("none", "ddp", "zero0")
+    fixed_length = job.packing or job.engine in STREAMS
     # With context parallel the states are shared over its processes as well
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
     return Setup(
@@ -58,8 +59,8 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         micro_batch_size=layout.micro_batch_size,
         accumulation=layout.accumulation,
         seq_len=layout.seq_len,
-        fixed_length=job.packing or job.engine in STREAMS,
-        longest_first=job.longest_first,
+        fixed_length=fixed_length,
+        longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
         document_mask=job.packing and dense_mask(job.engine, layout.device),
         checkpointing="full" if layout.activation_checkpointing else "none",

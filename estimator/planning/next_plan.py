@@ -56,7 +56,7 @@ def after_out_of_memory(
     now = search.estimate(plan.layout)
     for layout in _leaner(search, plan.layout):
         estimate = search.estimate(layout)
-        if estimate.likely_bytes < now.likely_bytes:
+        if estimate.needs_bytes < now.needs_bytes:
             return _same_machine(plan, layout, estimate, attempt)
     return _other_machine(plan, job, search, attempt) if other_machines else None
 
@@ -180,7 +180,7 @@ def _in_words(notes: list[Override], before: Plan, after: Plan) -> str:
     changes = ", ".join(
         f"{note.name.removesuffix('_size').replace('_', ' ')} {note.planned} -> {note.used}" for note in notes
     )
-    had, has = (plan.prediction.memory.likely_bytes / GIB for plan in (before, after))
+    had, has = (plan.prediction.memory.needs_bytes / GIB for plan in (before, after))
     if had == has:
         return changes
     return f"{changes}: {has:.2f} GiB a process instead of {had:.2f}"

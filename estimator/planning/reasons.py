@@ -92,7 +92,7 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
         return f"activation checkpointing {'on' if layout.activation_checkpointing else 'off'}, as asked"
     if not layout.activation_checkpointing:
         return "no activation checkpointing: the activations fit"
-    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu).upper_bytes
+    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu).needs_bytes
     return (
         f"activation checkpointing: without it this micro batch needs {gib(without)} of "
         f"{gib(candidate.memory.capacity_bytes or 0)}"

@@ -132,11 +132,12 @@ def _sharding(name: str) -> str:
 def _memory(plan: Plan, width: int) -> list[str]:
     memory = plan.prediction.memory
     what = "GPU" if plan.layout.device == "cuda" else "process"
-    text = f"{_gib(memory.likely_bytes)} likely, up to {_gib(memory.upper_bytes)}"
+    text = f"needs {_gib(memory.needs_bytes)}, at most {_gib(memory.needs_range[1])}"
     if memory.capacity_bytes is not None:
         text += f", of {_gib(memory.capacity_bytes)} for each {what}"
     if memory.fits is not None:
         text += " (fits)" if memory.fits else " (DOES NOT FIT)"
+    text += f"; will show {_gib(memory.shows_bytes)}, at most {_gib(memory.shows_range[1])}"
     if plan.layout.device == "cuda":
         text += f"; host {_gib(memory.host_bytes)} a node"
     lines = _row("Memory", text, width)
@@ -144,7 +145,11 @@ def _memory(plan: Plan, width: int) -> list[str]:
     for name, value in memory.categories:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""
         lines.append(f"{'':{LABEL}}{name:<22}{_gib(value):>10}  {bar}".rstrip())
-    return lines + _row("", f"range {memory.basis}", width)
+    return [
+        *lines,
+        *_row("", f"needs {memory.needs_basis}", width),
+        *_row("", f"shows {memory.shows_basis}", width),
+    ]
 
 
 def _speed(plan: Plan) -> str:

@@ -126,7 +126,7 @@ class Search:
     def best(
         self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, place: Place | None = None
     ) -> Candidate | None:
-        """The fastest layout whose upper bound fits, or None."""
+        """The fastest layout of those that fit, or None."""
         layouts = self._fit(nodes, processes, capacity, gpu)
         if not layouts:
             return None
@@ -156,7 +156,7 @@ class Search:
             )
             estimates = [self.estimate(self.ladders.rung(ladder), gpu) for ladder in lean[:MOST_WEIGHED]]
             share = -(-self.whole_states() // (nodes * processes))
-            self._needs[key] = max(min(estimate.upper_bytes for estimate in estimates), share)
+            self._needs[key] = max(min(estimate.needs_bytes for estimate in estimates), share)
         return Miss(what=what, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
@@ -244,7 +244,7 @@ class Search:
         return [self.ladders.rung(ladder, step) for step in range(first, low + 1)]
 
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
-        return self.estimate(layout, gpu).upper_bytes <= capacity
+        return self.estimate(layout, gpu).needs_bytes <= capacity
 
     def _least(self, ladder: Ladder) -> int:
         """The states alone: what no setting of the same spread can go below."""

@@ -58,6 +58,37 @@ class Score:
     bias: float | None  # median of the signed errors
     under_by_3pct: float | None  # share of rows predicted at more than 3 % below the measurement
     upper_covers: float | None  # share of rows whose upper bound (of speed: upper end) is at least that
+    sources: int
+    sources_covered: float | None  # the same share within each source, its mean over sources
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """Whether one run is called possible on its GPU, beside whether it ran."""
+
+    row: PublishedRow
+    needs_gib: float
+    capacity_gib: float
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the run is said to fit."""
+        return self.needs_gib <= self.capacity_gib
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a run that ran is refused, or one that ran out of memory accepted."""
+        return self.accepted == self.row.oom
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """How often what ran is called "does not fit", and what ran out of memory "fits"."""
+
+    ran: int
+    refused_of_ran: int
+    oom: int
+    accepted_of_oom: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,16 +96,23 @@ class Comparison:
     """A table of measurements, scored."""
 
     rows: tuple[PublishedRow, ...]
+    judged: tuple[Judged, ...]
     memory: tuple[Scored, ...]
     throughput: tuple[Scored, ...]
+    verdict_skipped: Mapping[str, str]  # reason by id: rows that can't be asked whether they fit
     memory_skipped: Mapping[str, str]  # reason by id: rows with a peak that isn't scored
     throughput_skipped: Mapping[str, str]
 
     @property
     def skipped(self) -> dict[str, str]:
         """Reason by id, of rows that are scored in nothing."""
-        scored = {item.row.id for item in (*self.memory, *self.throughput)}
-        return {row.id: _why(self, row) for row in self.rows if row.id not in scored}
+        return {row.id: _why(self, row) for row in self.rows if row.id not in self.scored}
+
+    @property
+    def scored(self) -> set[str]:
+        """Ids of rows whose memory, speed or verdict is scored."""
+        judged = {item.row.id for item in self.judged}
+        return judged | {item.row.id for item in (*self.memory, *self.throughput)}
 
 
 # Names of the groups and what a row is grouped by.
@@ -85,6 +123,7 @@ GROUPS: dict[str, Callable[[PublishedRow], str]] = {
     "quality": lambda row: row.quality,
     "kind": lambda row: row.kind or "",
     "quality_kind": lambda row: f"{row.quality} {row.kind or ''}".strip(),
+    "lengths_kind": lambda row: f"{'varying' if row.varies else 'fixed'} {row.kind or ''}".strip(),
 }
 SPEED_GROUPS = {name: by for name, by in GROUPS.items() if "kind" not in name}
 
@@ -97,9 +136,18 @@ def compare(path: str | Path) -> Comparison:
 def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
     """Score every row that can be predicted; the others keep their reason."""
     table = tuple(table)
-    peaks, speeds = [], []
-    no_peak, no_speed = {}, {}
+    peaks: list[Scored] = []
+    speeds: list[Scored] = []
+    judged: list[Judged] = []
+    no_peak: dict[str, str] = {}
+    no_speed: dict[str, str] = {}
+    no_verdict: dict[str, str] = {}
     for row in table:
+        judgement = _judge(row)
+        if isinstance(judgement, Judged):
+            judged.append(judgement)
+        else:
+            no_verdict[row.id] = judgement
         peak = _memory(row)
         if isinstance(peak, Scored):
             peaks.append(peak)
@@ -112,10 +160,36 @@ def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
             no_speed[row.id] = speed
     return Comparison(
         rows=table,
+        judged=tuple(judged),
         memory=tuple(peaks),
         throughput=tuple(speeds),
+        verdict_skipped=no_verdict,
         memory_skipped=no_peak,
         throughput_skipped=no_speed,
+    )
+
+
+def _judge(row: PublishedRow) -> Judged | str:
+    """Whether the estimator says that a run fits its GPU, or the reason why it can't be asked."""
+    if row.verdict_skip or row.setup is None or row.capacity_bytes is None:
+        return row.verdict_skip or "the GPU is not stated"
+    try:
+        estimate = memory.estimate(row.setup)
+    except UserError as error:
+        return error.problem
+    return Judged(row=row, needs_gib=estimate.needs_bytes / GIB, capacity_gib=row.capacity_bytes / GIB)
+
+
+def verdict(items: Iterable[Judged]) -> Verdict:
+    """The judged runs, counted."""
+    items = tuple(items)
+    ran = [item for item in items if not item.row.oom]
+    oom = [item for item in items if item.row.oom]
+    return Verdict(
+        ran=len(ran),
+        refused_of_ran=sum(not item.accepted for item in ran),
+        oom=len(oom),
+        accepted_of_oom=sum(item.accepted for item in oom),
     )
 
 
@@ -195,7 +269,18 @@ def score(items: Iterable[Scored]) -> Score:
         bias=percentile(sorted(errors), 0.5),
         under_by_3pct=_share([error < -UNDER for error in errors]),
         upper_covers=_share(bounds),
+        sources=len({item.row.source for item in items}),
+        sources_covered=_sources_covered(items),
     )
+
+
+def _sources_covered(items: tuple[Scored, ...]) -> float | None:
+    by_source: dict[str, list[bool]] = {}
+    for item in items:
+        if item.covered is not None:
+            by_source.setdefault(item.row.source, []).append(item.covered)
+    shares = [sum(flags) / len(flags) for flags in by_source.values()]
+    return sum(shares) / len(shares) if shares else None
 
 
 def grouped(items: Iterable[Scored], by: Callable[[PublishedRow], str]) -> dict[str, Score]:
@@ -223,17 +308,22 @@ def _share(flags: list[bool]) -> float | None:
 
 def _why(comparison: Comparison, row: PublishedRow) -> str:
     """One reason; both where a row had both measurements."""
-    reasons = [comparison.memory_skipped.get(row.id), comparison.throughput_skipped.get(row.id)]
+    skips = (comparison.memory_skipped, comparison.throughput_skipped, comparison.verdict_skipped)
+    reasons = [skipped.get(row.id) for skipped in skips]
     distinct = list(dict.fromkeys(reason for reason in reasons if reason))
     return "; ".join(distinct) or "neither memory nor throughput was measured"
 
 
 def as_json(comparison: Comparison, *, each_row: bool = False) -> dict[str, Any]:
     """What ``finetune compare --json`` prints."""
-    scored = {item.row.id for item in (*comparison.memory, *comparison.throughput)}
     answer: dict[str, Any] = {
+        "verdict": asdict(verdict(comparison.judged))
+        | {
+            "wrong": [item.row.id for item in comparison.judged if item.wrong],
+            "skipped": dict(comparison.verdict_skipped),
+        },
         "rows": len(comparison.rows),
-        "rows_scored": len(scored),
+        "rows_scored": len(comparison.scored),
         "rows_skipped": comparison.skipped,
         "memory": _block(comparison.memory, comparison.memory_skipped, GROUPS),
         "throughput": _block(comparison.throughput, comparison.throughput_skipped, SPEED_GROUPS),
@@ -277,4 +367,5 @@ def line(what: str, item: Scored) -> dict[str, Any]:
         "upper": None if item.upper is None else round(item.upper, 4),
         "error": round(item.error, 5),
         "basis": item.basis,
+        "alias": item.row.alias,
     }

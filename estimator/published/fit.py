@@ -1,6 +1,7 @@
 """Fits ``data/residuals.csv`` to published measurements: ``python -m estimator.published.fit``.
 
-Two numbers for each class of runs, no more: a factor on the formulas' sum and the upper bound over that.
+Three numbers for each class of runs, no more: a factor on what the formulas count beyond the states, and the
+ends of the range over that.
 Scores are printed and written twice: on the rows that the numbers come from, and with each source left out
 of the fit in turn, so that no row of a publication helps to predict another of it.
 """
@@ -12,12 +13,12 @@ import json
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from estimator.memory.moments import peak
-from estimator.memory.residuals import LIVE, TABLE, Residual, class_of, table
+from estimator.memory.residuals import LIVE, TABLE, VARYING, Residual, class_of, residual_of, table
 from estimator.plan import GIB
 from estimator.published import rows
 
@@ -26,17 +27,23 @@ Scores = dict[str, dict[str, float]]  # by group of rows
 MEASURED = TABLE.with_name("measured.csv")
 RESULTS = TABLE.parent.parent.parent / "benchmarks" / "results"
 
-# The likely value is what this share of a class's runs stay below: a run that needs more than predicted costs
-# more than one that needs less.
-LEAN = 0.8
-COVERED = 0.95  # of runs, by the upper bound
-GIVEN = ("cpu", "DeepSpeed")  # rows that no scored run fits; written by hand
+# The likely value is what this share of a class's sources stay below: a run that needs more than predicted
+# costs more than one that needs less.
+LEAN = 0.6
+COVERED = 0.95  # of new sources, by each end of the range
+# A source's score is what this share of its runs stay below (for the lower end: above)
+WITHIN_A_SOURCE = 0.95
+GIVEN = ("cpu", "DeepSpeed", VARYING)  # rows that too few scored runs fit; written by hand
 FEW = 5  # runs of quality A; a class with fewer takes those of quality B as well
+# Of a measurement, what must not be of the states for its ratio to tell something: a per cent of 16 GiB of
+# states is a tenth of 1.6 GiB of all else
+TELLING = 0.15
+FEW_SOURCES = 8  # below that their spread says nothing, and that of all classes counts
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One published measurement of memory and the formulas' sum for it, both in GiB."""
+    """One published measurement of memory and the formulas' sums for it, in GiB."""
 
     id: str
     source: str
@@ -46,12 +53,13 @@ class MeasuredRun:
     counter: str
     name: str  # of the class
     measured: float
-    formulas: float
+    states: float  # what is kept from step to step
+    dynamic: float  # all else
 
     @property
     def ratio(self) -> float:
-        """Measured over formulas."""
-        return self.measured / self.formulas
+        """Measured over formulas, of what is not states; at least 0.05, where states are overestimated."""
+        return max((self.measured - self.states) / self.dynamic, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +82,9 @@ def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
     for row in rows.read(path):
         if row.memory_skip or row.setup is None or row.gib is None or row.kind in (None, "process"):
             continue
-        largest = peak(row.setup)
         counter = "live" if row.kind in LIVE else "held"
-        formulas = largest.active + (largest.beside if counter == "held" else 0)
+        largest = peak(row.setup, residual_of(row.setup, row.kind).factor)
+        dynamic = largest.dynamic_bytes + (largest.beside if counter == "held" else 0)
         runs.append(
             MeasuredRun(
                 id=row.id,
@@ -87,76 +95,51 @@ def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
                 counter=counter,
                 name=class_of(row.setup, counter),
                 measured=row.gib,
-                formulas=formulas / GIB,
+                states=largest.states_bytes / GIB,
+                dynamic=max(dynamic / GIB, 1e-3),
             )
         )
     return runs
 
 
 def fit(runs: Iterable[MeasuredRun], previous: Iterable[Residual]) -> dict[tuple[str, str], Residual]:
-    """Factor and upper bound of each class of runs, by (counter, class).
+    """Factor and range of each class of runs, by (counter, class).
 
     ``previous`` are the rows of the table so far: they say which classes there are, and those of ``GIVEN``
-    stay. A class without runs takes what all runs of its counter say. The bound has what sources differ by
-    once; twice where one source alone speaks for the class, and for engines that none of its runs used.
+    stay. Ten runs of one publication are siblings, so each source has one vote: factors are of the sources'
+    medians, ranges of the sources' scores. A class of fewer than two sources takes the factor of its
+    counter's other classes, one of fewer than ``FEW_SOURCES`` their spread; an engine that none of the
+    class's runs used takes the widest range of all.
     """
     all_runs, rows = list(runs), list(previous)
-    width = _width(all_runs, rows)
+    fitted = {(row.counter, row.name) for row in rows if row.name not in GIVEN}
+    factors = {key: _factor(all_runs, key, fitted) for key in fitted}
+    ends = {key: _ends(all_runs, key, factors) for key in fitted}
     result = {}
     for row in rows:
         key = (row.counter, row.name)
-        if row.name in GIVEN:
+        if key not in fitted:
             result[key] = row
             continue
-        class_runs, factor = _runs_of_class(all_runs, key), _factor(all_runs, key)
-        ratios = [run.ratio / factor for run in class_runs]
-        sources = len({run.source for run in class_runs})
-        upper = max(width if sources > 1 else width**2, _covering(ratios))
+        class_runs = _runs_of_class(all_runs, key)
+        of_counter = [ends[other] for other in fitted if other[0] == row.counter]
         result[key] = Residual(
             counter=row.counter,
             name=row.name,
-            factor=factor,
-            upper=round(upper, 2),
-            elsewhere=round(max(upper, width**2), 2),
+            factor=factors[key],
+            lower=ends[key][0],
+            upper=ends[key][1],
+            lower_elsewhere=min(lower for lower, _ in of_counter),
+            upper_elsewhere=max(upper for _, upper in of_counter),
             runs=len(class_runs),
-            sources=sources,
+            sources=len({run.source for run in class_runs}),
             engines=tuple(sorted({run.engine for run in class_runs})),
             basis=_basis(class_runs, all_runs),
         )
     return result
 
 
-def _width(runs: list[MeasuredRun], previous: list[Residual]) -> float:
-    """The upper bound over the likely value that all classes have at least.
-
-    Sources differ more than classes do, and the next run is of another source. So: of every run of quality
-    A, its measurement over what the other sources' runs predict for it; the value that covers the next such
-    ratio with a chance of ``COVERED``.
-    """
-    names = {(row.counter, row.name) for row in previous if row.name not in GIVEN}
-    ratios = []
-    for source in {run.source for run in runs}:
-        others = [run for run in runs if run.source != source]
-        factors = {key: _factor(others, key) for key in names}
-        ratios += [
-            run.ratio / factors[run.counter, run.name]
-            for run in runs
-            if run.source == source and run.quality == "A" and (run.counter, run.name) in factors
-        ]
-    return _covering(ratios)
-
-
-def _covering(ratios: list[float]) -> float:
-    """The ratio that covers the next one with a chance of ``COVERED``; 1 where there is none.
-
-    The k-th smallest of n covers the next with a chance of k / (n + 1), if runs are alike.
-    """
-    ordered = sorted(ratios)
-    place = math.ceil(COVERED * (len(ordered) + 1))
-    return ordered[min(place, len(ordered)) - 1] if ordered else 1.0
-
-
-def _factor(runs: list[MeasuredRun], key: tuple[str, str]) -> float:
+def _factor(runs: list[MeasuredRun], key: tuple[str, str], fitted: set[tuple[str, str]]) -> float:
     """The factor of a class, at least 1.
 
     A class whose runs come from one source alone takes the factor of all classes: a source's own habits would
@@ -164,15 +147,78 @@ def _factor(runs: list[MeasuredRun], key: tuple[str, str]) -> float:
     """
     class_runs = _runs_of_class(runs, key)
     if len({run.source for run in class_runs}) < 2:
-        class_runs = [run for run in runs if run.counter == key[0] and run.quality == "A"]
+        others = [run for run in runs if run.counter == key[0] and (run.counter, run.name) in fitted]
+        class_runs = [run for run in others if run.quality == "A"]
     if not class_runs:
         return 1.0
-    return max(round(_quantile(sorted(run.ratio for run in class_runs), LEAN), 2), 1.0)
+    medians = [statistics.median(ratios) for ratios in _by_source(class_runs).values()]
+    return max(round(_quantile(sorted(medians), LEAN), 2), 1.0)
+
+
+def _ends(
+    runs: list[MeasuredRun], key: tuple[str, str], factors: dict[tuple[str, str], float]
+) -> tuple[float, float]:
+    """Lower and upper end of a class's range over its likely value.
+
+    From the sources' scores, as logarithms, the farthest on each side drawn in to the next: their mean, and
+    Student's interval for the next source's score.
+    With fewer than ``FEW_SOURCES`` of them, the mean and spread of all sources of the counter.
+    """
+    own = _scores_of(runs, {key}, factors)
+    if len(own) < FEW_SOURCES:
+        own = _scores_of(runs, {other for other in factors if other[0] == key[0]}, factors)
+    if len(own) < 2:
+        return 0.5, 2.0
+    lows, highs = (_winsorised(scores) for scores in zip(*own, strict=True))
+    width = student(COVERED, len(own) - 1) * math.sqrt(1 + 1 / len(own))
+    lower = statistics.mean(lows) - width * statistics.stdev(lows)
+    upper = statistics.mean(highs) + width * statistics.stdev(highs)
+    return min(round(math.exp(lower), 2), 1.0), max(round(math.exp(upper), 2), 1.0)
+
+
+def _winsorised(scores: Iterable[float]) -> list[float]:
+    """The scores with the farthest on each side drawn in to the next one, where there are four or more."""
+    ordered = sorted(scores)
+    if len(ordered) < 4:
+        return ordered
+    return [ordered[1], *ordered[1:-1], ordered[-2]]
+
+
+def _scores_of(
+    runs: list[MeasuredRun], keys: set[tuple[str, str]], factors: dict[tuple[str, str], float]
+) -> list[tuple[float, float]]:
+    """Low and high score of each source in these classes, as logarithms of measured over likely."""
+    of_classes = [run for key in sorted(keys) for run in _runs_of_class(runs, key)]
+    by_source: dict[str, list[float]] = {}
+    for run in of_classes:
+        by_source.setdefault(run.source, []).append(math.log(run.ratio / factors[run.counter, run.name]))
+    return [
+        (_quantile(sorted(ratios), 1 - WITHIN_A_SOURCE), _quantile(sorted(ratios), WITHIN_A_SOURCE))
+        for ratios in by_source.values()
+    ]
+
+
+def _by_source(runs: Iterable[MeasuredRun]) -> dict[str, list[float]]:
+    ratios: dict[str, list[float]] = {}
+    for run in runs:
+        ratios.setdefault(run.source, []).append(run.ratio)
+    return ratios
+
+
+def student(share: float, freedom: int) -> float:
+    """The quantile of Student's t: Cornish and Fisher's expansion in 1 / degrees of freedom (1938).
+
+    Within 1 % of the exact value from 4 degrees of freedom on, 4 % below it for 2.
+    """
+    z = statistics.NormalDist().inv_cdf(share)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + (z**3 + z) / 4 / freedom + second / freedom**2
 
 
 def _runs_of_class(runs: list[MeasuredRun], key: tuple[str, str]) -> list[MeasuredRun]:
     """A class's runs of quality A; where they are fewer than ``FEW``, those of quality B as well."""
-    of_class = [run for run in runs if (run.counter, run.name) == key]
+    telling = [run for run in runs if run.dynamic >= TELLING * run.measured]
+    of_class = [run for run in telling if (run.counter, run.name) == key]
     best = [run for run in of_class if run.quality == "A"]
     return best if len(best) >= FEW else [run for run in of_class if run.quality in ("A", "B")]
 
@@ -181,7 +227,7 @@ def _basis(class_runs: list[MeasuredRun], runs: list[MeasuredRun]) -> str:
     if not class_runs:
         return f"no published run of this kind; {len(runs)} of other kinds"
     sources = len({run.source for run in class_runs})
-    return f"{len(class_runs)} published runs of {sources} source" + ("s" if sources > 1 else "")
+    return f"{sources} source" + ("s" if sources > 1 else "") + f" with {len(class_runs)} published runs"
 
 
 def _quantile(ordered: list[float], share: float) -> float:
@@ -193,12 +239,13 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def predict(runs: Iterable[MeasuredRun], residuals: dict[tuple[str, str], Residual]) -> list[Prediction]:
-    """Each run's memory by the formulas times the fitted residual of its counter and class."""
+    """Each run's memory by the formulas and the fitted residual of its counter and class."""
     predictions = []
     for run in runs:
         residual = residuals[run.counter, run.name]
-        likely = run.formulas * residual.factor
-        predictions.append(Prediction(run, likely, likely * residual.upper_for(run.engine)))
+        dynamic = run.dynamic * residual.factor
+        upper = run.states + dynamic * residual.upper_for(run.engine)
+        predictions.append(Prediction(run, run.states + dynamic, upper))
     return predictions
 
 
@@ -212,18 +259,24 @@ def held_out(runs: list[MeasuredRun], previous: list[Residual]) -> list[Predicti
 
 
 def score(predictions: list[Prediction]) -> dict[str, float]:
-    """The figures that ``finetune compare`` prints, as fractions."""
+    """The figures that ``finetune compare`` prints, as fractions.
+
+    ``sources_covered``: the mean over sources of the share of their runs that the upper end covers.
+    """
     errors = [prediction.error for prediction in predictions]
     size = sorted(abs(error) for error in errors)
+    covered: dict[str, list[bool]] = {}
+    for prediction in predictions:
+        covered.setdefault(prediction.run.source, []).append(prediction.upper >= prediction.run.measured)
+    flags = [flag for of_source in covered.values() for flag in of_source]
     return {
         "rows": len(errors),
         "median_abs_error": round(statistics.median(size), 4),
         "p95_abs_error": round(_quantile(size, 0.95), 4),
         "bias": round(statistics.median(errors), 4),
         "under_by_3pct": round(sum(error < -0.03 for error in errors) / len(errors), 4),
-        "upper_covers": round(
-            sum(prediction.upper >= prediction.run.measured for prediction in predictions) / len(errors), 4
-        ),
+        "upper_covers": round(sum(flags) / len(flags), 4),
+        "sources_covered": round(statistics.mean(sum(f) / len(f) for f in covered.values()), 4),
     }
 
 
@@ -303,14 +356,13 @@ def _markdown(inside: Scores, outside: Scores, worst: list[dict[str, Any]]) -> s
 
 
 def _write(residuals: Iterable[Residual]) -> None:
+    names = [field.name for field in fields(Residual)]
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["counter", "class", "factor", "upper", "elsewhere", "runs", "sources", "engines", "basis"]
-        )
+        writer.writerow(["class" if name == "name" else name for name in names])
         for row in residuals:
-            numbers = [row.factor, row.upper, row.elsewhere, row.runs, row.sources]
-            writer.writerow([row.counter, row.name, *numbers, " ".join(row.engines), row.basis])
+            values = [getattr(row, name) for name in names]
+            writer.writerow([" ".join(value) if isinstance(value, tuple) else value for value in values])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,15 @@ from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.published.vocabulary import UnsupportedRow
 
+# Names of models that are another model's copy, or that their publication calls otherwise -> the table's.
+RENAMED = {
+    "openbuddyzephyr7b": "mistral-7b-v0.1",  # https://huggingface.co/OpenBuddy/openbuddy-zephyr-7b-v14.1
+    "zephyr7b": "mistral-7b-v0.1",  # https://huggingface.co/HuggingFaceH4/zephyr-7b-beta
+    "openhermes257b": "mistral-7b-v0.1",
+    "deepseekv316b": "deepseek-v2-lite",  # torchtitan's debug size (models/deepseek_v3): V2-Lite's shape
+    "deepseekv3671b": "deepseek-v3",
+}
+
 # A row's dimensions that count to something further from its number of parameters than this describe
 # another kind of model than they are read as.
 TOLERANCE = 0.05
@@ -41,7 +50,9 @@ def model_of(dims: Dims) -> ModelSpec:
 
     Raises :class:`UnsupportedRow` where neither table nor row describes it.
     """
-    of_that_name = [spec for spec in _by_name().get(_normal(dims.name), ()) if _agrees(spec, dims)]
+    name = RENAMED.get(_normal(dims.name))
+    named = (models.find(name),) if name else _by_name().get(_normal(dims.name), ())
+    of_that_name = [spec for spec in named if _agrees(spec, dims)]
     vocab = dims.vocab
     # a published vocabulary may be padded to a multiple that suits the hardware
     fitting = [spec for spec in of_that_name if vocab in (None, spec.vocab)] or [
@@ -90,9 +101,9 @@ def _agrees(spec: ModelSpec, dims: Dims) -> bool:
         (dims.layers, spec.layers),
         (dims.heads, spec.heads),
         (dims.kv_heads, spec.kv_heads),
-        (dims.ffn, spec.ffn),
     )
-    return all(value is None or value == spec_value for value, spec_value in stated)
+    widths = (None, spec.ffn, spec.dense_ffn or None)  # a row may state that of blocks without experts
+    return dims.ffn in widths and all(value is None or value == own for value, own in stated)
 
 
 def _candidates(dims: Dims, head_dim: int) -> Iterator[ModelSpec]:

@@ -19,6 +19,8 @@ _CHECKPOINTING: dict[str, Checkpointing] = {"torchtitan": "selective", "torchtun
 # (peft/tuners/lora/config.py, peft/utils/constants.py); Megatron-Bridge adapts every linear layer at rank 32
 # (megatron/bridge/peft/lora.py).
 _RANK, _TARGETS = {"megatron": 32}, {"megatron": PROJECTIONS}
+# Sequences of an optimizer step in litgpt's config_hub/finetune/*/full.yaml
+_LITGPT_BATCH = 64
 
 
 def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
@@ -34,10 +36,15 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         raise UnsupportedRow("the batch or the sequence length is not stated")
     model = row_models.model_of(_dims(cells, seq_len))
     targets = vocabulary.targets_of(cells.text("lora_targets")) or _TARGETS.get(engine, ("q_proj", "v_proj"))
+    if set(PROJECTIONS) <= set(targets):  # all linear layers that the model has
+        targets = tuple(name for name in targets if name in model.linear_shapes or name not in PROJECTIONS)
     if embeddings:
         targets = tuple(name for name in targets if name not in ("embed_tokens", "lm_head"))
     loss, chunks = vocabulary.loss_of(cells.text("loss_impl"), engine, seq_len)
     checkpointing = vocabulary.checkpointing_of(cells.text("act_ckpt"))
+    if checkpointing == "selective" and engine not in ("torchtitan", "torchtune", "megatron"):
+        raise UnsupportedRow(f"which blocks {cells.text('framework')} recomputes is not stated")
+    parallelism = _parallelism(cells, engine, micro_batch, gpu)
     return Setup(
         model=model,
         engine=engine,
@@ -48,22 +55,36 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         lora_targets=PROJECTIONS if method == "full" else targets,
         trained_modules=("embed_tokens", "lm_head") if embeddings else (),
         quantization=vocabulary.quantization_of(cells.text("quant"), quantised),
+        upcast_frozen=vocabulary.upcasts_frozen(
+            cells.text("framework"), cells.text("quant"), engine, quantised=quantised
+        ),
+        undivided_base=quantised and engine == "deepspeed" and "storage" not in cells.text("quant").lower(),
         precision=_precision(cells, engine),
         fp8=vocabulary.fp8_of(cells.text("compute_dtype"), engine),
         optimizer=vocabulary.optimizer_of(cells.text("optimizer")),
+        fused_optimizer=vocabulary.fused_optimizer_of(cells.text("optimizer")),
         optimizer_in_backward=bool(cells.flag("opt_in_bwd")),
-        seq_len=seq_len,
+        seq_len=_padded(seq_len, parallelism["context"]),
         fixed_length=vocabulary.fixed_length(cells.text("packing")),
+        longest_first="longest-first" in cells.text("packing").lower(),
         longest_once="longest-first" in cells.text("packing").lower(),
+        # an emptied cache keeps no block that is too small for what follows, as expandable segments don't
+        expandable_segments=bool(re.search("expandable|empty_cache", cells.text("notes").lower())),
         checkpointing=checkpointing or _CHECKPOINTING.get(engine, "none"),
-        activation_offload=bool(cells.flag("act_offload")),
+        # Unsloth's own checkpointing moves each block's input to the host
+        activation_offload=bool(cells.flag("act_offload")) or "unsloth" in cells.text("act_ckpt").lower(),
         compile=bool(cells.flag("compile")),
         loss=loss,
         loss_chunks=chunks,
         attention=vocabulary.attention_of(cells.text("attn")),
         **_offload(cells),
-        **_parallelism(cells, engine, micro_batch, gpu),
+        **parallelism,
     )
+
+
+def _padded(seq_len: int, degree: int) -> int:
+    """The length that context parallel processes share equally: the row's, padded."""
+    return -(-seq_len // degree) * degree
 
 
 def _dims(cells: Cells, seq_len: int) -> row_models.Dims:
@@ -98,6 +119,8 @@ def _precision(cells: Cells, engine: Engine) -> Precision:
     if "fp16" in compute_dtype or "float16" in compute_dtype.replace("bfloat16", ""):
         return "fp16-autocast"
     sharded = bool(cells.text("fsdp_shard") or cells.text("zero_stage"))
+    if engine == "transformers" and sharded and not stored_dtype and method.startswith("full"):
+        return "bf16-mixed"  # accelerate's FSDP keeps what it trains in fp32 (accelerator.py, prepare_model)
     if "autocast" in compute_dtype and "autocast_adapter" not in compute_dtype:
         return "bf16-autocast"
     if "fp32" in stored_dtype or "float32" in stored_dtype or "(amp" in method or "amp" in compute_dtype:
@@ -125,7 +148,7 @@ def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None
     virtual = cells.whole("vpp") or (2 if schedule in ("interleaved", "zero-bubble") else 1)
     context = max(cells.whole("cp") or 1, flag if flag and flag > 1 else 1)  # a count of sp is Ulysses'
     world, sharding, shard, replicate = _data_parallel(cells, engine, tensor * pipeline, context)
-    passes = _accumulation(cells, micro_batch, world // (tensor * pipeline * context) or 1)
+    passes = _accumulation(cells, engine, micro_batch, world // (tensor * pipeline * context) or 1)
     if engine == "torchtitan" and pipeline > 1 and passes == 1:
         # its tables state the batch of a process, which the pipeline cuts in as many pieces as it has stages
         passes = pipeline if micro_batch % pipeline == 0 else micro_batch
@@ -135,7 +158,7 @@ def _parallelism(cells: Cells, engine: Engine, micro_batch: int, gpu: Gpu | None
         "sharding": sharding,
         "shard": shard,
         "replicate": replicate,
-        "flat_parameters": "FSDP1" in cells.text("framework"),
+        "flat_parameters": "FSDP1" in cells.text("framework") and engine != "deepspeed",
         "tensor": tensor,
         "sequence_parallel": flag is None or flag > 0,
         "context": context,
@@ -194,7 +217,7 @@ def _zero(stage: int | None) -> StateSharding:
     return stages[stage]
 
 
-def _accumulation(cells: Cells, micro_batch: int, data_parallel: int) -> int:
+def _accumulation(cells: Cells, engine: Engine, micro_batch: int, data_parallel: int) -> int:
     """Forward passes a step: stated, or from a global batch ("128/mb" for each process, "GBS=512" in all)."""
     text = cells.text("grad_accum")
     if share := re.fullmatch(r"(\d+) ?/ ?mb", text):
@@ -204,6 +227,8 @@ def _accumulation(cells: Cells, micro_batch: int, data_parallel: int) -> int:
         return stated
     if match := re.search(r"\bGBS ?=? ?(\d+)", cells.text("notes")):
         return max(int(match[1]) // (micro_batch * data_parallel), 1)
+    if engine == "litgpt" and vocabulary.method_of(cells.text("method"))[0] == "full":
+        return max(_LITGPT_BATCH // (micro_batch * data_parallel), 1)
     return 1
 
 
@@ -213,7 +238,9 @@ def _schedule(cells: Cells, pipeline: int, virtual: int) -> Schedule:
     words = " ".join(cells.text(column) for column in ("notes", "framework", "locator")).lower()
     if re.search(r"zero[- ]?bubble|zbv", words):
         return "zero-bubble"
-    if re.search(r"gpipe|afab|device_map|naive", words):
+    if re.search("device_map|naive", words):
+        return "split"
+    if re.search("gpipe|afab", words):
         return "afab"
     return "interleaved" if virtual > 1 or "interleaved" in words else "1f1b"
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu
+from estimator.memory import residuals
+from estimator.plan import GIB
 from estimator.published import cells as table_cells
 from estimator.published import vocabulary
 from estimator.published.cells import MEASURED, Cells
@@ -40,8 +42,17 @@ class PublishedRow:
     n_gpus: int | None
     network_gbps: float | None  # between nodes, where the notes state it
     setup: Setup | None
+    oom: bool  # it ran out of memory
+    capacity_bytes: int | None  # of one GPU: the catalogue's, else as the row states it
+    alias: str | None  # the engine that its framework is read as, where it isn't that engine itself
     memory_skip: str | None  # why its memory isn't scored; None where it is
     throughput_skip: str | None
+    verdict_skip: str | None  # why it can't be asked whether it fits; None where it can
+
+    @property
+    def varies(self) -> bool:
+        """Whether its batches have many lengths that the allocator sees; False where that isn't known."""
+        return self.setup is not None and residuals.varies(self.setup)
 
 
 def read(path: str | Path) -> list[PublishedRow]:
@@ -74,14 +85,17 @@ def _row(cells: Cells) -> PublishedRow:
         throughput_skip = "tokens/s of one GPU or of all: the publication doesn't say"
     elif "short samples" in cells.text("packing"):
         throughput_skip = "its samples are shorter than the sequence length, by how much is not stated"
-    setup = None
+    setup, unread = None, None
     try:
         setup = setup_of(cells, gpu)
     except UnsupportedRow as reason:
-        memory_skip, throughput_skip = memory_skip or str(reason), throughput_skip or str(reason)
+        unread = str(reason)
     except UserError as error:
-        memory_skip, throughput_skip = memory_skip or error.problem, throughput_skip or error.problem
-    memory_skip = memory_skip or _unstated(cells)
+        unread = error.problem
+    memory_skip, throughput_skip = memory_skip or unread, throughput_skip or unread
+    unstated = _unstated(cells)
+    memory_skip = memory_skip or unstated
+    capacity = _capacity(gpu, cells)
     return PublishedRow(
         id=cells.text("id"),
         source=cells.text("source"),
@@ -96,9 +110,32 @@ def _row(cells: Cells) -> PublishedRow:
         n_gpus=None if measured["n_gpus"] is None else int(measured["n_gpus"]),
         network_gbps=_network(cells.text("notes")),
         setup=setup,
+        oom=bool(cells.flag("oom")),
+        capacity_bytes=capacity,
+        alias=vocabulary.alias_of(cells.text("framework")),
         memory_skip=memory_skip,
         throughput_skip=throughput_skip,
+        verdict_skip=unread or _no_run(cells) or unstated or (None if capacity else "the GPU is not stated"),
     )
+
+
+def _capacity(gpu: Gpu | None, cells: Cells) -> int | None:
+    """Memory of one GPU; a row's own figure, in the GiB that makers call GB, where its GPU isn't known."""
+    if gpu is not None:
+        return gpu.vram_bytes
+    stated = cells.number("gpu_mem_GB")
+    return None if not stated else int(stated * GIB)
+
+
+def _no_run(cells: Cells) -> str | None:
+    """Why the row is of no run that either fitted or not."""
+    if "estimate" in cells.text("mem_kind").lower():
+        return "an estimate, not a run"
+    if "inconsistent" in cells.text("notes").lower():
+        return "the publication contradicts itself"
+    if not cells.text("act_ckpt") and not cells.text("mem_kind"):
+        return "activation checkpointing is not stated"
+    return None
 
 
 def _peak(measured: Mapping[str, float | None]) -> float | None:

@@ -13,6 +13,7 @@ from estimator.models import ATTENTION_PROJECTIONS, PROJECTIONS
 from estimator.setup import Checkpointing, Engine, Fp8, LossKind, Method, Optimizer, Quantization, Task
 
 Kind = Literal["active", "allocated", "reserved", "process"]
+UNKNOWN_KIND = "active, allocated or reserved is not known"
 
 
 class UnsupportedRow(Exception):  # noqa: N818 - a row that is left out, with the reason, is no error
@@ -41,19 +42,42 @@ _ENGINES: tuple[tuple[str, Engine], ...] = (
     ("transformers", "transformers"),
     ("trainer", "transformers"),
     ("accelerate", "transformers"),
-    ("fsdp_qlora", "transformers"),
     ("hf", "transformers"),
     ("hugging", "transformers"),
 )
 
+# Frameworks with a loop of their own around transformers' models and PEFT's adapters: read as the engine
+# that is nearest, and marked so (:func:`alias_of`).
+_ALIASES: tuple[tuple[str, Engine], ...] = (
+    ("fsdp_qlora", "transformers"),
+    ("raw loop", "transformers"),
+    ("unsloth", "transformers"),
+    ("alpaca", "transformers"),
+    ("llama-recipes", "transformers"),
+    ("llama recipes", "transformers"),
+    ("fastchat", "transformers"),
+    ("lmflow", "transformers"),
+    ("autotrain", "transformers"),
+    ("open-instruct", "transformers"),
+    ("qlora", "transformers"),
+)
+
 
 def engine_of(framework: str) -> Engine:
-    """The engine behind a framework's name."""
+    """The engine behind a framework's name; the nearest one where it has a loop of its own."""
     text = framework.lower()
-    for word, engine in _ENGINES:
+    for word, engine in (*_ENGINES, *_ALIASES):
         if word in text:
             return engine
     raise UnsupportedRow(f"framework {framework!r} is not claimed")
+
+
+def alias_of(framework: str) -> str | None:
+    """The engine that a framework is read as where it isn't that engine itself; None where it is."""
+    text = framework.lower()
+    if any(word in text for word, _ in _ENGINES):
+        return None
+    return next((engine for word, engine in _ALIASES if word in text), None)
 
 
 def version_of(framework: str, engine: Engine) -> str:
@@ -63,7 +87,37 @@ def version_of(framework: str, engine: Engine) -> str:
     """
     if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
         return "2024-05"
+    if engine == "torchtitan" and "graph_trainer" in framework:
+        return "graph"
+    if engine == "transformers" and not _TRAINER.search(framework):
+        return "loop"
     return "0.4" if engine == "torchtune" and framework.endswith(" 0.4") else ""
+
+
+# Frameworks that train with transformers' Trainer; others around transformers have a loop of their own.
+_TRAINER = re.compile("trainer|trl|sft|swift|axolotl|factory|autotrain|unsloth|alpaca", re.IGNORECASE)
+# Frameworks that prepare a quantised model otherwise than PEFT's prepare_model_for_kbit_training does
+_OWN_PREPARATION = re.compile("raw loop|fsdp|unsloth|axolotl|factory", re.IGNORECASE)
+
+
+def upcasts_frozen(framework: str, quant: str, engine: Engine, *, quantised: bool) -> bool:
+    """Whether norms, embeddings and head of a quantised base are kept in fp32.
+
+    PEFT's prepare_model_for_kbit_training (peft/utils/other.py) casts what bitsandbytes doesn't quantise; it
+    leaves GPTQ's and AWQ's models as they are, and nobody calls it where 4-bit weights are stored in bf16 for
+    FSDP.
+    """
+    if engine not in ("transformers", "deepspeed") or not quantised:
+        return False
+    return not (_OWN_PREPARATION.search(framework) or re.search("gptq|awq|hqq|storage", quant.lower()))
+
+
+def fused_optimizer_of(text: str) -> bool | None:
+    """Whether AdamW is one kernel (True) or torch's foreach (False); None where the cell doesn't say."""
+    words = text.lower()
+    if "foreach=false" in words or ("fused" in words and "unfused" not in words):
+        return True
+    return False if "foreach" in words else None
 
 
 # Methods that begin like a claimed one and are another.
@@ -142,11 +196,12 @@ def targets_of(text: str) -> tuple[str, ...]:
 def quantization_of(text: str, quantised: bool) -> Quantization:
     """How the frozen base is stored. ``quantised``: the method says that it is, whatever this cell says."""
     words = text.lower()
-    if re.search(r"gptq|awq|aqlm|hqq|eetq|nvfp4|\b[23]-?bit", words):
+    if re.search(r"aqlm|nvfp4|\b[23]-?bit", words):
         raise UnsupportedRow(f"quantization {text!r} is not claimed")
-    if re.search("nf4|fp4|4-?bit|int4", words):  # bitsandbytes lays FP4 out like NF4
-        # torchao's NF4Tensor always quantises its scales again
-        double = re.search(r"dq|double|torchao", words)
+    if re.search("nf4|fp4|4-?bit|int4|awq", words):  # bitsandbytes lays FP4 out like NF4
+        # torchao's NF4Tensor always quantises its scales again. GPTQ and AWQ keep a 16-bit scale and a 4-bit
+        # zero for each 128 weights: 0.52 B a weight, as NF4 with double quantisation
+        double = re.search(r"dq|double|torchao|gptq|awq|hqq", words)
         return "nf4-double" if double else "nf4"
     if "int8" in words or "8bit" in words or "8-bit" in words:
         return "int8"
@@ -185,7 +240,7 @@ def checkpointing_of(text: str) -> Checkpointing | None:
         return "none"
     if words.startswith(("select", "sac")) or re.search("budget|every|layers", words):
         return "selective"
-    if words.startswith(("full", "1", "true", "yes", "on", "block")):
+    if words.startswith(("full", "1", "true", "yes", "on", "block", "unsloth")):
         return "full"
     raise UnsupportedRow(f"activation checkpointing {text!r} is not known")
 
@@ -194,6 +249,8 @@ def loss_of(text: str, engine: Engine, seq_len: int) -> tuple[LossKind, int]:
     """(kind of loss, number of its chunks); a blank cell is what the engine does."""
     words = text.lower()
     chunks = 8  # torchtune's and torchtitan's default number
+    if engine == "composer" or "triton" in words:  # llm-foundry's loss_fn is flash-attn's kernel
+        return "kernel", chunks
     if not words.strip():
         return ("chunked" if engine in ("torchtune", "litgpt") else "plain"), _litgpt_chunks(engine, seq_len)
     if re.search(r"liger|fused|cut[- ]?ce|cce", words):
@@ -250,7 +307,7 @@ def kind_of(text: str) -> Kind:
             return kind
     if "nvidia-smi" in words or "nvml" in words or "process" in words:
         return "process"
-    raise UnsupportedRow(f"memory of kind {text!r}: active, allocated or reserved is not known")
+    raise UnsupportedRow(f"memory of kind {text!r}: {UNKNOWN_KIND}")
 
 
 def fixed_length(packing: str) -> bool:

@@ -187,8 +187,8 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
         "attempts": start.attempt + 1,
         "resumed_from": trained.resumed_from,
         "predicted": {
-            "memory_bytes": plan.prediction.memory.likely_bytes,
-            "memory_upper_bytes": plan.prediction.memory.upper_bytes,
+            "memory_bytes": plan.prediction.memory.shows_bytes,
+            "memory_upper_bytes": plan.prediction.memory.shows_range[1],
             "tokens_per_second": plan.prediction.tokens_per_second,
         },
         "measured": {

@@ -26,8 +26,18 @@ def chart(**changes: object) -> Chart:
         "title": "llama-8b: memory of one GPU",
         "subtitle": "lora, <8> GPU(s) & more",
         "bars": (
-            Bar(name="tp 1", parts=(("weights", 10 * GIB), ("activations", 6 * GIB)), upper_bytes=20 * GIB),
-            Bar(name="tp 2", parts=(("weights", 5 * GIB), ("runtime", 3 * GIB)), upper_bytes=9 * GIB),
+            Bar(
+                name="tp 1",
+                parts=(("weights", 10 * GIB), ("activations", 6 * GIB)),
+                upper_bytes=20 * GIB,
+                shows_bytes=19 * GIB,
+            ),
+            Bar(
+                name="tp 2",
+                parts=(("weights", 5 * GIB), ("runtime", 3 * GIB)),
+                upper_bytes=9 * GIB,
+                shows_bytes=8 * GIB,
+            ),
         ),
         "capacity_bytes": 18 * GIB,
         "capacity_name": "a GPU",
@@ -83,7 +93,7 @@ def test_a_screen_reader_gets_a_title_a_description_and_the_numbers() -> None:
     described = drawing.find(f"{SVG}desc")
     assert described is not None
     assert described.text is not None
-    assert "tp 1: 16.00 GiB likely, up to 20.00" in described.text
+    assert "tp 1: needs 16.00 GiB, up to 20.00; shows 19.00" in described.text
     assert "a GPU has 18.00 GiB" in described.text
 
 
@@ -111,8 +121,9 @@ def test_the_pages_table_holds_every_number() -> None:
         ["weights", "10.00", "5.00"],
         ["activations", "6.00", "0.00"],
         ["runtime", "0.00", "3.00"],
-        ["likely", "16.00", "8.00"],
-        ["upper bound", "20.00", "9.00"],
+        ["needs", "16.00", "8.00"],
+        ["needs at most", "20.00", "9.00"],
+        ["shows", "19.00", "8.00"],
         ["capacity: a GPU", "18.00", "18.00"],
     ]
 
@@ -127,7 +138,7 @@ def test_a_browser_shows_the_page_without_a_network(tmp_path: Path) -> None:
     page.write_text(html(chart()))
     shown = browse(page, "--dump-dom")
     assert shown.count('class="part"') >= 4
-    assert "upper bound" in shown
+    assert "needs at most" in shown
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -203,7 +214,7 @@ def lines(width: int, *, colour: bool, made: Chart | None = None) -> list[str]:
 @pytest.mark.parametrize("width", [80, 100, 200])
 @pytest.mark.parametrize("colour", [True, False])
 def test_bars_keep_within_the_terminal_and_their_lengths_are_the_bytes(width: int, colour: bool) -> None:
-    drawn = lines(width, colour=colour)
+    drawn = lines(width, colour=colour, made=chart(capacity_bytes=15 * GIB))
     assert all(len(line) <= width for line in drawn)
     weights = [line.count("█" if colour else "a") for line in drawn if line.startswith("tp")]
     if not colour:

@@ -18,10 +18,13 @@ FIGURES = st.floats(0, 1e15, allow_nan=False)
 PLAIN = st.builds(
     MemoryEstimate,
     categories=st.lists(st.tuples(WORDS, COUNTS), max_size=4).map(tuple),
-    upper_bytes=COUNTS,
+    needs_range=st.tuples(COUNTS, COUNTS),
+    shows_bytes=COUNTS,
+    shows_range=st.tuples(COUNTS, COUNTS),
     capacity_bytes=st.none() | COUNTS,
     host_bytes=COUNTS,
-    basis=WORDS,
+    needs_basis=WORDS,
+    shows_basis=WORDS,
     uncorrected=st.none(),
 )
 MEMORIES = PLAIN | st.builds(replace, PLAIN, uncorrected=PLAIN)

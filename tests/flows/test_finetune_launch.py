@@ -92,10 +92,10 @@ def test_finished_runs_correct_the_plan_unless_told_not_to(
         file.write("half a li")
     capsys.readouterr()
     after = finetune_launch.plan_from_parameters({**PARAMETERS, "device": "cpu"}, "local").prediction.memory
-    assert after.likely_bytes > before.likely_bytes
+    assert after.shows_bytes > before.shows_bytes
     assert after.uncorrected is not None
     assert after.uncorrected.categories == before.categories
-    assert "calibrated on 1 run: x1.06" in after.basis
+    assert "calibrated on 1 run: x1.06" in after.shows_basis
     assert "line 2, is left out" in capsys.readouterr().err
     plain = finetune_launch.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
-    assert plain.prediction.memory.likely_bytes == before.likely_bytes
+    assert plain.prediction.memory.shows_bytes == before.shows_bytes

@@ -154,5 +154,5 @@ def test_the_kernel_s_count_of_killed_processes_is_read_from_both_kinds_of_group
 
 def test_gib_is_what_the_change_speaks_in(launched: Plan) -> None:
     following = after(launched)
-    likely = following.plan.prediction.memory.likely_bytes / GIB
+    likely = following.plan.prediction.memory.needs_bytes / GIB
     assert f"{likely:.2f} GiB a process" in following.change

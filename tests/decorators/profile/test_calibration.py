@@ -79,11 +79,12 @@ def test_what_is_kept_is_the_prediction_before_its_correction() -> None:
     plan, measured = pair()
     first = plan.prediction.memory
     found = record(
-        with_memory(plan, categories=(("weights", 50 * GIB),), upper_bytes=60 * GIB, uncorrected=first),
+        with_memory(plan, categories=(("weights", 50 * GIB),), shows_bytes=60 * GIB, uncorrected=first),
         measured,
     )
     assert found is not None
-    assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.likely_bytes, first.upper_bytes)
+    assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.shows_bytes, first.shows_range[1])
+    assert found.predicted_live_bytes == first.live_bytes
     assert found.predicted_categories == first.categories
 
 

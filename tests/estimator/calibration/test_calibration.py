@@ -20,18 +20,28 @@ def estimate(likely: int = 20 * GIB, upper: int = 23 * GIB) -> MemoryEstimate:
         categories=(
             ("weights", likely - likely // 2),
             ("activations", likely // 4),
-            ("fragmentation", likely // 2 - likely // 4),
+            ("allocator", likely // 2 - likely // 4),
         ),
-        upper_bytes=upper,
+        needs_range=(likely, upper),
+        shows_bytes=likely,
+        shows_range=(likely, upper),
         capacity_bytes=80 * GIB,
         host_bytes=100 * GIB,
-        basis="+15%: a table",
+        needs_basis="+15%: a table",
+        shows_basis="+15%: a table",
     )
 
 
 def runs(*ratios: float) -> list[Finished]:
+    """Runs whose process and whose tensors took so many times what was predicted."""
     return [
-        finished(str(number), measured_bytes=round(ratio * 20 * GIB)) for number, ratio in enumerate(ratios)
+        finished(
+            str(number),
+            measured_bytes=round(ratio * 20 * GIB),
+            predicted_live_bytes=10 * GIB,
+            allocated_bytes=round(ratio * 10 * GIB),
+        )
+        for number, ratio in enumerate(ratios)
     ]
 
 
@@ -50,7 +60,7 @@ def test_one_run_moves_the_estimate_by_a_third_and_many_by_nearly_all() -> None:
 def test_one_odd_run_among_many_moves_the_likely_value_little_and_the_bound_fully() -> None:
     odd = found(*[1.0] * 10, 3.0)
     assert odd.factor == pytest.approx(1.0)
-    assert apply(estimate(), odd).upper_bytes >= 60 * GIB
+    assert apply(estimate(), odd).shows_range[1] >= 60 * GIB
 
 
 def test_only_runs_of_the_same_engine_method_and_gpu_count() -> None:
@@ -67,13 +77,13 @@ def test_runs_that_other_formulas_predicted_do_not_count() -> None:
 
 
 def test_the_basis_says_how_many_runs_and_how_far() -> None:
-    basis = apply(estimate(), found(1.1, 1.1, 1.1)).basis
+    basis = apply(estimate(), found(1.1, 1.1, 1.1)).shows_basis
     assert basis == "+15%: a table; calibrated on 3 runs: x1.06, at most x1.10 measured"
 
 
 def test_what_runs_need_beyond_the_formulas_is_a_category_of_its_own() -> None:
     corrected = apply(estimate(), found(*[1.2] * 3))
-    assert dict(corrected.categories)["calibration"] == corrected.likely_bytes - 20 * GIB
+    assert dict(corrected.categories)["calibration"] == corrected.needs_bytes - 20 * GIB
     assert corrected.categories[:3] == estimate().categories
 
 
@@ -84,8 +94,20 @@ def test_what_runs_do_not_need_comes_off_the_empirical_categories() -> None:
 
 
 def test_few_runs_never_lower_the_upper_bound() -> None:
-    assert apply(estimate(), found(*[0.7] * 18)).upper_bytes == 23 * GIB
-    assert apply(estimate(), found(*[0.7] * 19)).upper_bytes < 23 * GIB
+    assert apply(estimate(), found(*[0.7] * 18)).shows_range[1] == 23 * GIB
+    assert apply(estimate(), found(*[0.7] * 19)).shows_range[1] < 23 * GIB
+
+
+def test_each_figure_is_corrected_by_the_measurement_of_its_own_kind() -> None:
+    """What a process shows says nothing of what it needs; the tensors that were alive do."""
+    reserved_more = [dataclasses.replace(run, allocated_bytes=10 * GIB) for run in runs(*[1.5] * 3)]
+    correction = Calibration(reserved_more).correction("torchtune", "lora", "H100 SXM")
+    assert correction is not None
+    corrected = apply(estimate(), correction)
+    assert corrected.shows_bytes > 24 * GIB
+    assert corrected.needs_bytes == 20 * GIB
+    more_tensors = apply(estimate(), found(*[1.5] * 3))
+    assert more_tensors.needs_bytes == pytest.approx(20 * GIB + 15 * GIB * (1.5 ** (3 / 5) - 1), rel=0.01)
 
 
 def test_an_estimate_is_corrected_once_only() -> None:
@@ -96,9 +118,10 @@ def test_an_estimate_is_corrected_once_only() -> None:
 
 
 def test_on_a_cpu_the_nodes_memory_follows_that_of_its_processes() -> None:
-    before = dataclasses.replace(estimate(), host_bytes=4 * 23 * GIB)
+    parts = (*estimate().categories, ("runtime", 3 * GIB))  # a CPU's process needs the most that it shows
+    before = dataclasses.replace(estimate(), categories=parts, host_bytes=4 * 23 * GIB)
     on_cpu = apply(before, dataclasses.replace(found(1.5), gpu="cpu"))
-    assert on_cpu.host_bytes == pytest.approx(4 * on_cpu.upper_bytes, abs=8)
+    assert on_cpu.host_bytes == pytest.approx(4 * on_cpu.shows_range[1], abs=8)
     assert apply(before, found(1.5)).host_bytes == before.host_bytes
 
 
@@ -116,10 +139,10 @@ def test_the_bound_covers_every_earlier_run_scaled_to_this_prediction(
     before = estimate(likely, int(likely * width))
     after = apply(before, correction)
     for run in past:
-        assert after.upper_bytes >= run.measured_bytes * (likely / run.predicted_bytes) - 1
-    assert after.upper_bytes >= after.likely_bytes
+        assert after.shows_range[1] >= run.measured_bytes * (likely / run.predicted_bytes) - 1
+    assert after.shows_range[1] >= after.shows_bytes
     assert all(size > 0 for _, size in after.categories)
-    assert after.likely_bytes == round(likely * correction.factor)
+    assert after.shows_bytes == round(likely * correction.factor)
 
 
 def test_a_setup_is_corrected_by_runs_on_its_device() -> None:
@@ -127,7 +150,7 @@ def test_a_setup_is_corrected_by_runs_on_its_device() -> None:
     before = memory.estimate(setup)
     on_cpu = finished(method="full", gpu="cpu", formulas=formulas("torchtune", "full"))
     known = Calibration([on_cpu])
-    assert known.corrected(before, setup, None).likely_bytes > before.likely_bytes
+    assert known.corrected(before, setup, None).shows_bytes > before.shows_bytes
     other = known.corrected(before, dataclasses.replace(setup, device="cuda"), "H100 SXM")
     assert other == dataclasses.replace(before, formulas=formulas("torchtune", "full"))
     assert known.of(dataclasses.replace(setup, device="cuda"), None) is None

@@ -17,4 +17,4 @@ def test_every_engine_has_defaults_that_make_a_setup(engine: str, method: str) -
     for gpus in (1, 8):
         made = setup(gpus, engine=engine, method=method)
         assert made.world_size == gpus
-        assert memory.estimate(made).likely_bytes > 0
+        assert memory.estimate(made).needs_bytes > 0

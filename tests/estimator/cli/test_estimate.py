@@ -12,6 +12,7 @@ import pytest
 
 from estimator import calibration, memory
 from estimator.errors import UserError
+from estimator.plan import gib
 from tests.estimator.cli.estimates import answer, run, setup
 
 
@@ -31,7 +32,8 @@ def test_the_answer_is_the_estimators_own() -> None:
     found = answer(*words)
     own = memory.estimate(setup(8, method="lora", seq_len=4096))
     assert found["memory"]["categories"] == dict(own.categories)
-    assert found["memory"]["upper_bytes"] == own.upper_bytes
+    assert found["memory"]["needs_bytes"] == own.needs_bytes
+    assert found["memory"]["shows_range"] == list(own.shows_range)
     assert found["memory"]["fits"] is True
     assert found["speed"]["tokens_per_second"] > 0
 
@@ -39,9 +41,8 @@ def test_the_answer_is_the_estimators_own() -> None:
 def test_the_text_says_what_the_json_says() -> None:
     words = ("--model", "llama-8b", "--method", "qlora", "--gpu", "L4", "--tokens", "10M")
     found, text = answer(*words), run(*words).output
-    assert f"{found['memory']['likely_bytes'] / 2**30:.2f} GiB likely" in text or (
-        f"{found['memory']['likely_bytes'] / 2**30:.1f} GiB likely" in text
-    )
+    assert f"Needs {gib(found['memory']['needs_bytes'])}" in text
+    assert f"Shows {gib(found['memory']['shows_bytes'])}" in text
     for name in found["memory"]["categories"]:
         assert name in text
     assert "fits" in text
@@ -51,9 +52,10 @@ def test_the_text_says_what_the_json_says() -> None:
 def test_csv_has_one_row_whose_bytes_add_up() -> None:
     done = run("--model", "llama-8b", "--csv")
     (row,) = csv.DictReader(io.StringIO(done.stdout))
-    outside = ("likely_bytes", "upper_bytes", "capacity_bytes", "host_bytes", "disk_bytes")
+    figures = ("needs_bytes", "needs_upper_bytes", "shows_bytes", "shows_upper_bytes")
+    outside = (*figures, "capacity_bytes", "host_bytes", "disk_bytes")
     parts = [int(value) for name, value in row.items() if name.endswith("_bytes") and name not in outside]
-    assert sum(parts) == int(row["likely_bytes"])
+    assert sum(parts) == int(row["needs_bytes"])
 
 
 def test_json_and_csv_at_once_are_refused() -> None:
@@ -93,7 +95,7 @@ def test_a_table_of_ones_own_is_used(tmp_path: Path) -> None:
 
 
 def test_bert_is_estimated_too() -> None:
-    assert answer("--model", "bert-base", "--seq-len", "512")["memory"]["likely_bytes"] > 0
+    assert answer("--model", "bert-base", "--seq-len", "512")["memory"]["needs_bytes"] > 0
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -197,9 +199,10 @@ def test_finished_runs_correct_the_estimate_and_are_named(
             )
         )
     after = answer(*words)
-    assert after["memory"]["likely_bytes"] == pytest.approx(
-        before["memory"]["likely_bytes"] * 1.1 ** (3 / 5), rel=1e-6
+    assert after["memory"]["shows_bytes"] == pytest.approx(
+        before["memory"]["shows_bytes"] * 1.1 ** (3 / 5), rel=1e-6
     )
+    assert after["memory"]["needs_bytes"] == before["memory"]["needs_bytes"]  # no tensors were counted
     assert after["calibration"]["runs"] == 3
     assert "calibrated on 3 runs: x1.06" in run(*words).output
     assert answer(*words, "--no-calibration") == before

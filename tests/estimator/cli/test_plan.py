@@ -42,7 +42,7 @@ def test_json_holds_plans_that_can_be_read_back_in_order() -> None:
     made = [Plan.from_json(json.dumps(plan)) for plan in answer["plans"]]
     assert len(made) == 3
     assert [row["rank"] for row in answer["summary"]] == [1, 2, 3]
-    assert answer["summary"][0]["upper_bytes"] == made[0].prediction.memory.upper_bytes
+    assert answer["summary"][0]["needs_bytes"] == made[0].prediction.memory.needs_bytes
     assert {"what", "reason", "kind", "over"} == set(answer["rejected"][0])
 
 

@@ -185,7 +185,7 @@ def test_a_budget_too_small_for_full_training_takes_adapters() -> None:
 
 
 def test_experts_and_deepspeed_are_not_offered_qlora() -> None:
-    small = Target(kind="catalogue", gpu="L4", nodes=1)
+    small = Target(kind="catalogue", gpu="T4", nodes=1)
     for job in (replace(LORA, model=find("mixtral-8x22b")), replace(LORA, engine="deepspeed")):
         with pytest.raises(CannotFit) as caught:
             plans(replace(job, method="auto"), replace(small, gpus=1))

@@ -65,7 +65,7 @@ def test_every_next_plan_needs_less_or_has_more(engine: str, method: str) -> Non
                 > hardware.gpu(made.request.gpu or "").vram_bytes
             )
         else:
-            assert after.likely_bytes < before.likely_bytes
+            assert after.needs_bytes < before.needs_bytes
             assert following.plan.request == made.request
         layout = following.plan.layout
         assert (layout.nodes, layout.processes_per_node) == (1, 8)

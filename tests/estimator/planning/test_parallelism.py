@@ -68,7 +68,7 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
         layout = search.ladders.rung(ladder)
         own = sum(dict(memory.states(search.setup(layout))).values())
         assert own * nodes * per_node >= 0.999 * whole
-        assert search.estimate(layout).upper_bytes >= own
+        assert search.estimate(layout).needs_bytes >= own
 
 
 def test_engines_that_are_run_here_divide_the_states_alone() -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from estimator.memory.moments import in_flight
+from estimator.memory.shape import part_of
 from tests.estimator.published.measured_tables import read
 
 
@@ -41,11 +43,12 @@ def test_a_global_batch_gives_the_micro_batches_of_a_pipeline(tmp_path: Path) ->
     assert row.setup.sharding == "zero1"
 
 
-def test_layers_laid_over_gpus_one_after_the_other_are_a_pipeline_without_overlap(tmp_path: Path) -> None:
+def test_layers_laid_over_gpus_one_after_the_other_have_one_micro_batch_in_flight(tmp_path: Path) -> None:
     cells = {"framework": "ms-swift", "n_gpus": "2", "fsdp_shard": "", "zero_stage": ""}
     row = read(tmp_path, notes="device_map auto over 2 GPUs", **cells)
     assert row.setup is not None
-    assert (row.setup.pipeline, row.setup.schedule, row.setup.world_size) == (2, "afab", 2)
+    assert (row.setup.pipeline, row.setup.schedule, row.setup.world_size) == (2, "split", 2)
+    assert in_flight(row.setup, part_of(row.setup, "first")) == 1
 
 
 def test_torchtitans_batch_is_cut_into_the_pipelines_micro_batches(tmp_path: Path) -> None:

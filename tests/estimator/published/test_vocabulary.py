@@ -121,6 +121,9 @@ def test_the_kind_of_8_bit_product_is_read(compute: str, framework: str, kind: s
         ("nf4-dq(bnb, bf16 storage)", "nf4-double"),
         ("nf4(torchao)", "nf4-double"),
         ("bnb int8", "int8"),
+        ("gptq-int4", "nf4-double"),
+        ("gptq-int8", "int8"),
+        ("awq", "nf4-double"),
         ("", "nf4"),
     ],
 )
@@ -128,7 +131,7 @@ def test_the_storage_of_a_qlora_base_is_read(text: str, kind: str) -> None:
     assert vocabulary.quantization_of(text, quantised=True) == kind
 
 
-@pytest.mark.parametrize("text", ["gptq-int4", "awq", "hqq-4bit", "2bit"])
+@pytest.mark.parametrize("text", ["aqlm", "2bit", "nvfp4"])
 def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
     with pytest.raises(UnsupportedRow, match="not claimed"):
         vocabulary.quantization_of(text, quantised=True)

@@ -53,7 +53,14 @@ def make_plan(nodes: int, processes: int) -> Plan:
         ),
         prediction=Prediction(
             memory=MemoryEstimate(
-                categories=(("weights", 1),), upper_bytes=1, capacity_bytes=None, host_bytes=1, basis=""
+                categories=(("weights", 1),),
+                needs_range=(1, 1),
+                shows_bytes=1,
+                shows_range=(1, 1),
+                capacity_bytes=None,
+                host_bytes=1,
+                needs_basis="",
+                shows_basis="",
             ),
             flops_per_token=1.0,
             peak_flops_per_gpu=None,

@@ -126,7 +126,14 @@ def make_job(
         layout=layout,
         prediction=Prediction(
             memory=MemoryEstimate(
-                categories=(), upper_bytes=0, capacity_bytes=None, host_bytes=0, basis="none"
+                categories=(),
+                needs_range=(0, 0),
+                shows_bytes=0,
+                shows_range=(0, 0),
+                capacity_bytes=None,
+                host_bytes=0,
+                needs_basis="none",
+                shows_basis="none",
             ),
             flops_per_token=0.0,
             peak_flops_per_gpu=None,

@@ -1,0 +1,102 @@
+"""From the formulas' peak to the two figures of an estimate: what a run needs, and what counters will show.
+
+They differ by what PyTorch's caching allocator keeps: cached blocks are given back when memory is short, so a
+run survives on far less than it shows where there is plenty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.memory.host import CUDA_CONTEXT_BYTES, runtime_bytes
+from estimator.memory.moments import Peak, peak
+from estimator.memory.residuals import LIVE, Residual, residual_of
+from estimator.plan import GIB
+from estimator.setup import Setup
+
+# The smallest GPU on which a run survives, over its live tensors beyond the states: 1.05 to 1.18 in a
+# simulation of PyTorch's allocator that releases cached blocks when memory is short. Of 600 published runs,
+# 216 of which took the largest micro batch that their GPU held, 2 % need less (`finetune compare`). With
+# expandable segments nearly nothing is lost: a run that ran out of memory at 58.8 GB of live tensors on a GPU
+# of 80 GB passes with them (NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-memory-tuning).
+ALLOCATOR = 1.10
+ALLOCATOR_EXPANDABLE = 1.05
+
+# NCCL's share of what a run can't do without. Its buffers take up to 1.5 GiB where there is room
+# (host.NCCL_BYTES); of the published runs that fill their GPU none leaves more than this.
+NCCL_NEEDED_BYTES = GIB // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A figure of one process's memory, in bytes: likely, and the ends of its range."""
+
+    likely_bytes: int
+    lower_bytes: int
+    upper_bytes: int
+    basis: str
+
+
+def needs(setup: Setup) -> tuple[Range, Peak]:
+    """The memory below which the run fails: states, live tensors, what the allocator loses, the context.
+
+    On a CPU nothing is given back while a process runs, so that it needs the most that it may show. The
+    second value is the moment of the step that decides.
+    """
+    if setup.device == "cpu":
+        most, largest = _shows(setup, "process")
+        return Range(most.upper_bytes, most.likely_bytes, most.upper_bytes, most.basis), largest
+    residual = residual_of(setup, "active")
+    lost = ALLOCATOR_EXPANDABLE if setup.expandable_segments else ALLOCATOR
+    largest = peak(setup, residual.factor * lost)
+    states = largest.states_bytes + needed_runtime_bytes(setup)
+    dynamic = largest.dynamic_bytes * residual.factor
+    needed = Range(
+        likely_bytes=states + int(dynamic * lost),
+        lower_bytes=states + int(dynamic * residual.lower_for(setup.engine)),
+        upper_bytes=states + int(dynamic * lost * residual.upper_for(setup.engine)),
+        basis=_basis(residual, setup.engine),
+    )
+    return needed, largest
+
+
+def needed_runtime_bytes(setup: Setup) -> int:
+    """What a process that holds no tensor yet can't do without, outside of PyTorch's allocator."""
+    if setup.device == "cpu":
+        return runtime_bytes(setup)
+    return CUDA_CONTEXT_BYTES + (NCCL_NEEDED_BYTES if setup.world_size > 1 else 0)
+
+
+def shows(setup: Setup, kind: str) -> Range:
+    """What one counter of memory should show at its highest.
+
+    ``kind`` is torch.cuda's "allocated", "active" or "reserved", or "process": the whole process, as
+    nvidia-smi has it. Active memory is allocated memory and what streams still hold; the formulas do not tell
+    the two apart.
+    """
+    return _shows(setup, kind)[0]
+
+
+def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
+    residual = residual_of(setup, kind)
+    largest = peak(setup, residual.factor if setup.device == "cuda" else 1.0)
+    dynamic, states = largest.dynamic_bytes, largest.states_bytes
+    if kind not in LIVE:
+        dynamic += largest.beside
+    if setup.device == "cpu":
+        dynamic, states = dynamic + states, 0
+    outside = runtime_bytes(setup) if kind == "process" else 0
+    likely = dynamic * residual.factor
+    shown = Range(
+        likely_bytes=states + int(likely) + outside,
+        lower_bytes=states + int(likely * residual.lower_for(setup.engine)) + outside,
+        upper_bytes=states + int(likely * residual.upper_for(setup.engine)) + outside,
+        basis=_basis(residual, setup.engine),
+    )
+    return shown, largest
+
+
+def _basis(residual: Residual, engine: str) -> str:
+    """Where a range is from, in words, with the ends over the likely value."""
+    lower, upper = residual.lower_for(engine) - 1, residual.upper_for(engine) - 1
+    return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}"
