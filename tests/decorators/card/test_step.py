@@ -31,7 +31,9 @@ def _charts(blocks: list[Block]) -> list[dict[str, Any]]:
 
 def test_predicted_and_measured_stand_side_by_side() -> None:
     rows = {what: (predicted, measured) for what, predicted, measured in comparison(make_state())}
-    assert rows["memory of a GPU"] == ("33.0 GiB, at most 40.0 GiB", "31.9 GiB")
+    assert rows["memory of a GPU"] == ("34.0 GiB, at most 40.0 GiB", "31.9 GiB")
+    assert rows["of it, tensors"][0] == "32.0 GiB"
+    assert rows["needed to run"] == ("33.0 GiB, at most 36.0 GiB", "")
     assert rows["the same, by NVML"] == ("80.0 GiB there are", "33.0 GiB")
     assert rows["host memory of a node"] == ("100 GiB", "61.0 GiB")
     assert rows["tokens/s"] == ("24,000", "16,391")
@@ -108,9 +110,9 @@ def test_the_bars_hold_every_category_and_the_measured_memory() -> None:
     bars = spec["layer"][0]["data"]["values"]
     predicted = [bar for bar in bars if bar["bar"] == "predicted"]
     assert [bar["part"] for bar in predicted] == [
-        "weights", "gradients", "optimizer", "activations", "framework"
+        "weights", "gradients", "optimizer", "activations", "runtime", "allocator"
     ]  # fmt: skip
-    assert sum(bar["gib"] for bar in predicted) == 33
+    assert sum(bar["gib"] for bar in predicted) == 34  # what it shows, beside what was shown
     measured = [bar for bar in bars if bar["bar"] == "measured"]
     assert round(sum(bar["gib"] for bar in measured), 1) == 31.9
     assert [mark["gib"] for mark in spec["layer"][1]["data"]["values"]] == [40, 80]

@@ -126,7 +126,7 @@ def test_a_store_that_can_not_be_written_costs_one_line_and_no_run(
 def test_a_pair_that_is_too_far_apart_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
     plan, measured = pair()
-    tiny = with_memory(plan, categories=(("weights", 1000),))
+    tiny = with_memory(plan, shows_bytes=1000)
     line = keep(tiny, measured, run="F/1/train/2", in_container=False)
     assert line is not None
     assert "10 times apart" in line

@@ -150,10 +150,10 @@ def test_70b_full_fits_8_cards_of_80_gb_when_the_optimizer_is_paged() -> None:
 
 
 def test_70b_full_with_adamw_fills_8_cards_of_80_gb() -> None:
-    """8 bytes a parameter are 64 of 80 GiB each: the rule holds to the last GiB, at 2,048 tokens."""
+    """8 bytes a parameter are 64 of 80 GiB each: the rule holds, at 2,048 tokens, to a tenth of a card."""
     setup = Setup(model=find("llama-2-70b"), sharding="fsdp", shard=8, checkpointing="full")
     assert 64 * GIB < sum(states(setup).values()) < 65 * GIB
-    assert on("A100 SXM 80GB", setup) == pytest.approx(1, abs=0.06)
+    assert 0.9 < on("A100 SXM 80GB", setup) < 1
 
 
 @pytest.mark.parametrize("model", ["llama-2-7b", "mistral-7b"])
