@@ -21,8 +21,14 @@ def compare(
     each_row: Annotated[bool, typer.Option("--rows", help="Each row's prediction, too.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print each row's prediction as CSV.")] = False,
     by: Annotated[
-        str, typer.Option(help="How the table groups rows: source, framework, method, quality, kind.")
+        str,
+        typer.Option(
+            help="How the table groups rows: source, framework, method, quality, kind, lengths_kind."
+        ),
     ] = "quality_kind",
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Each source with the ranges that the others leave.")
+    ] = False,
 ) -> None:
     """Score the estimator against a table of published measurements."""
     import json
@@ -32,7 +38,12 @@ def compare(
 
     if by not in scoring.GROUPS:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(scoring.GROUPS)}.")
-    comparison = scoring.compare(measured)
+    if held_out:
+        from estimator.published.held_out import compare_held_out
+
+        comparison = compare_held_out(measured)
+    else:
+        comparison = scoring.compare(measured)
     if as_json:
         typer.echo(json.dumps(scoring.as_json(comparison, each_row=each_row), indent=1))
     elif as_csv:
@@ -74,7 +85,7 @@ def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
 
 def _verdict(comparison: Comparison) -> str:
     """The first lines: how often the estimator is wrong about whether a run fits."""
-    from estimator.published.compare import verdict
+    from estimator.published.verdict import verdict
 
     answer = verdict(comparison.judged)
     lines = [

@@ -22,6 +22,7 @@ from estimator.hardware import Gpu
 from estimator.plan import GIB
 from estimator.published import rows
 from estimator.published.rows import PublishedRow
+from estimator.published.verdict import Judged, judge, verdict
 
 UNDER = 0.03  # a prediction this much below the measurement counts as under
 _RDMA = re.compile(r"EFA|IB|InfiniBand|RoCE|RDMA|TCPX", re.IGNORECASE)
@@ -60,35 +61,6 @@ class Score:
     upper_covers: float | None  # share of rows whose upper bound (of speed: upper end) is at least that
     sources: int
     sources_covered: float | None  # the same share within each source, its mean over sources
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """Whether one run is called possible on its GPU, beside whether it ran."""
-
-    row: PublishedRow
-    needs_gib: float
-    capacity_gib: float
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the run is said to fit."""
-        return self.needs_gib <= self.capacity_gib
-
-    @property
-    def wrong(self) -> bool:
-        """Whether a run that ran is refused, or one that ran out of memory accepted."""
-        return self.accepted == self.row.oom
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """How often what ran is called "does not fit", and what ran out of memory "fits"."""
-
-    ran: int
-    refused_of_ran: int
-    oom: int
-    accepted_of_oom: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +115,7 @@ def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
     no_speed: dict[str, str] = {}
     no_verdict: dict[str, str] = {}
     for row in table:
-        judgement = _judge(row)
+        judgement = judge(row)
         if isinstance(judgement, Judged):
             judged.append(judgement)
         else:
@@ -166,30 +138,6 @@ def compare_rows(table: Iterable[PublishedRow]) -> Comparison:
         verdict_skipped=no_verdict,
         memory_skipped=no_peak,
         throughput_skipped=no_speed,
-    )
-
-
-def _judge(row: PublishedRow) -> Judged | str:
-    """Whether the estimator says that a run fits its GPU, or the reason why it can't be asked."""
-    if row.verdict_skip or row.setup is None or row.capacity_bytes is None:
-        return row.verdict_skip or "the GPU is not stated"
-    try:
-        estimate = memory.estimate(row.setup)
-    except UserError as error:
-        return error.problem
-    return Judged(row=row, needs_gib=estimate.needs_bytes / GIB, capacity_gib=row.capacity_bytes / GIB)
-
-
-def verdict(items: Iterable[Judged]) -> Verdict:
-    """The judged runs, counted."""
-    items = tuple(items)
-    ran = [item for item in items if not item.row.oom]
-    oom = [item for item in items if item.row.oom]
-    return Verdict(
-        ran=len(ran),
-        refused_of_ran=sum(not item.accepted for item in ran),
-        oom=len(oom),
-        accepted_of_oom=sum(item.accepted for item in oom),
     )
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from estimator import hardware, memory
+from estimator import hardware
 from estimator.cli.compare import compare as command
 from estimator.errors import UserError
 from estimator.published import compare, rows
@@ -22,8 +22,8 @@ from estimator.published.compare import (
     percentile,
     score,
     usual_network,
-    verdict,
 )
+from estimator.published.verdict import verdict
 
 CARRIED = Path(compare.__file__).parents[1] / "data" / "measured.csv"
 
@@ -90,27 +90,6 @@ def test_the_median_throughput_error_on_precise_rows_is_at_most_15_percent() -> 
 
 # ---------------------------------------------------------------------------------------------------------
 # How it is scored
-
-
-def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows(tmp_path: Path) -> None:
-    """Lengths that vary show far more than they need, where there is room."""
-    row = next(row for row in rows.read(CARRIED) if row.varies and row.setup is not None)
-    estimate = memory.estimate(row.setup)  # type: ignore[arg-type]
-    between = (estimate.needs_bytes + estimate.shows_bytes) // 2
-    (judged,) = compare.compare_rows([replace(row, capacity_bytes=between)]).judged
-    assert judged.accepted
-    assert estimate.shows_bytes > between
-
-
-def test_a_verdict_counts_what_ran_and_what_ran_out_of_memory_apart() -> None:
-    row = rows.read(CARRIED)[0]
-    ran = compare.Judged(row=row, needs_gib=30, capacity_gib=24)
-    oom = compare.Judged(row=replace(row, oom=True), needs_gib=20, capacity_gib=24)
-    assert ran.wrong
-    assert oom.wrong
-    assert verdict([ran, oom, replace(ran, needs_gib=20)]) == compare.Verdict(
-        ran=2, refused_of_ran=1, oom=1, accepted_of_oom=1
-    )
 
 
 def scored(measured: float, predicted: float, upper: float | None = None) -> Scored:

@@ -1,0 +1,51 @@
+"""Whether a run is called possible, beside whether it ran."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from estimator import memory
+from estimator.published import compare, rows
+from estimator.published.verdict import Judged, Verdict, verdict
+from tests.estimator.published.measured_tables import read
+
+CARRIED = Path(compare.__file__).parents[1] / "data" / "measured.csv"
+
+
+def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows() -> None:
+    """Lengths that vary show far more than they need, where there is room."""
+    row = next(row for row in rows.read(CARRIED) if row.varies and row.setup is not None)
+    estimate = memory.estimate(row.setup)  # type: ignore[arg-type]
+    between = (estimate.needs_bytes + estimate.shows_bytes) // 2
+    (judged,) = compare.compare_rows([replace(row, capacity_bytes=between)]).judged
+    assert judged.accepted
+    assert estimate.shows_bytes > between
+
+
+def test_a_verdict_counts_what_ran_and_what_ran_out_of_memory_apart() -> None:
+    row = rows.read(CARRIED)[0]
+    ran = Judged(row=row, needs_gib=30, capacity_gib=24)
+    oom = Judged(row=replace(row, oom=True), needs_gib=20, capacity_gib=24)
+    assert ran.wrong
+    assert oom.wrong
+    assert verdict([ran, oom, replace(ran, needs_gib=20)]) == Verdict(
+        ran=2, refused_of_ran=1, oom=1, accepted_of_oom=1
+    )
+
+
+def test_a_run_that_ran_out_of_memory_is_judged_though_nothing_was_measured(tmp_path: Path) -> None:
+    row = read(tmp_path, oom="1", peak_mem_GiB="", gib_min="", gib_max="", mem_kind="", tps_per_gpu="")
+    (judged,) = compare.compare_rows([row]).judged
+    assert judged.row.oom
+
+
+def test_a_run_whose_checkpointing_is_not_stated_is_not_judged(tmp_path: Path) -> None:
+    row = read(tmp_path, act_ckpt="", peak_mem_GiB="", gib_min="", gib_max="", mem_kind="")
+    assert compare.compare_rows([row]).judged == ()
+    assert row.verdict_skip == "activation checkpointing is not stated"
+
+
+def test_the_memory_that_a_row_states_stands_in_for_a_gpu_that_is_not_in_the_catalogue(
+    tmp_path: Path,
+) -> None:
+    row = read(tmp_path, gpu="a card of next year", gpu_mem_GB="128")
+    assert row.capacity_bytes == 128 * 2**30
