@@ -225,10 +225,13 @@ def errors_of_the_estimator() -> str:
     def score(values: dict[str, float]) -> str:
         return (
             f"the median error is {values['median_abs_error']:.1%}, 95 % are within "
-            f"{values['p95_abs_error']:.0%}, and the upper bound covers {values['upper_covers']:.0%}"
+            f"{values['p95_abs_error']:.0%}, and the upper end covers {values['upper_covers']:.0%}"
         )
 
+    judged = memory["verdict"]["in_sample"]
     sentences = (
+        f"Of {judged['ran']} published runs that ran, {judged['refused_of_ran']} are called impossible; of "
+        f"{judged['oom']} that ran out of memory, {judged['accepted_of_oom']} are said to fit.",
         f"On {fitted['rows']} published memory peaks, those whose configuration is stated precisely, "
         f"{score(fitted)}; with a run's whole source left out of the fit {score(apart)}.",
         f"On {told['rows']} published speeds the median error is {told['median_abs_error']:.1%}; with the "

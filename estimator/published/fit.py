@@ -1,31 +1,23 @@
-"""Fits ``data/residuals.csv`` to published measurements: ``python -m estimator.published.fit``.
+"""Fits ``data/residuals.csv`` to published measurements; :mod:`estimator.published.refit` writes it.
 
 Three numbers for each class of runs, no more: a factor on what the formulas count beyond the states, and the
 ends of the range over that.
-Scores are printed and written twice: on the rows that the numbers come from, and with each source left out
-of the fit in turn, so that no row of a publication helps to predict another of it.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from estimator.memory.moments import peak
-from estimator.memory.residuals import LIVE, TABLE, VARYING, Residual, class_of, residual_of, table
+from estimator.memory.residuals import LIVE, TABLE, VARYING, Residual, class_of, residual_of
 from estimator.plan import GIB
 from estimator.published import rows
 
-Scores = dict[str, dict[str, float]]  # by group of rows
-
 MEASURED = TABLE.with_name("measured.csv")
-RESULTS = TABLE.parent.parent.parent / "benchmarks" / "results"
 
 # The likely value is what this share of a class's sources stay below: a run that needs more than predicted
 # costs more than one that needs less.
@@ -278,92 +270,3 @@ def score(predictions: list[Prediction]) -> dict[str, float]:
         "upper_covers": round(sum(flags) / len(flags), 4),
         "sources_covered": round(statistics.mean(sum(f) / len(f) for f in covered.values()), 4),
     }
-
-
-def main() -> None:
-    """Fit again; write ``data/residuals.csv`` and the scores in ``benchmarks/results``, and print them."""
-    previous = list(table().values())
-    runs = runs_of()
-    residuals = fit(runs, previous)
-    _write(residuals.values())
-    scored = {run.id for run in runs if run.quality == "A"}
-    inside = [prediction for prediction in predict(runs, residuals) if prediction.run.id in scored]
-    outside = [prediction for prediction in held_out(runs, previous) if prediction.run.id in scored]
-    scores, held_scores, worst = _scores(inside), _scores(outside), _worst(inside)
-    report = {
-        "quality": "A",
-        "lean": LEAN,
-        "in_sample": scores,
-        "held_out_by_source": held_scores,
-        "worst": worst,
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "estimator_fit.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    text = _markdown(scores, held_scores, worst)
-    (RESULTS / "estimator_fit.md").write_text(text, encoding="utf-8")
-    print(text)
-
-
-def _scores(predictions: list[Prediction]) -> Scores:
-    groups: dict[str, list[Prediction]] = {"all": predictions}
-    for prediction in predictions:
-        groups.setdefault(f"class: {prediction.run.counter}, {prediction.run.name}", []).append(prediction)
-        groups.setdefault(f"method: {prediction.run.method}", []).append(prediction)
-        groups.setdefault(f"source: {prediction.run.source}", []).append(prediction)
-    return {name: score(group) for name, group in groups.items()}
-
-
-def _worst(predictions: list[Prediction]) -> list[dict[str, Any]]:
-    ordered = sorted(predictions, key=lambda prediction: -abs(prediction.error))[:12]
-    return [
-        {
-            "id": prediction.run.id,
-            "source": prediction.run.source,
-            "measured_gib": prediction.run.measured,
-            "predicted_gib": round(prediction.likely, 2),
-            "error": round(prediction.error, 3),
-        }
-        for prediction in ordered
-    ]
-
-
-def _markdown(inside: Scores, outside: Scores, worst: list[dict[str, Any]]) -> str:
-    lines = [
-        "# How far the memory formulas are off",
-        "",
-        "Rows of quality A of `estimator/data/measured.csv`; written by `python -m estimator.published.fit`.",
-        "Each cell: on the rows that the numbers are fitted to / with the row's whole source left out.",
-        "",
-        "| group | rows | median error | 95 % below | median, signed | under by 3 % | upper covers |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, fitted in inside.items():
-        held_out_scores = outside[name]
-        cells = [
-            f"{fitted[key]:.1%} / {held_out_scores[key]:.1%}"
-            for key in ("median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "upper_covers")
-        ]
-        lines.append(f"| {name} | {fitted['rows']} | " + " | ".join(cells) + " |")
-    lines += ["", "The rows that are furthest off, in sample:", ""]
-    lines += ["| row | source | measured, GiB | predicted | error |"]
-    lines += ["| --- | --- | --- | --- | --- |"]
-    for row in worst:
-        lines.append(
-            f"| {row['id']} | {row['source']} | {row['measured_gib']} | {row['predicted_gib']} | "
-            f"{row['error']:+.0%} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _write(residuals: Iterable[Residual]) -> None:
-    names = [field.name for field in fields(Residual)]
-    with TABLE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["class" if name == "name" else name for name in names])
-        for row in residuals:
-            values = [getattr(row, name) for name in names]
-            writer.writerow([" ".join(value) if isinstance(value, tuple) else value for value in values])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,129 @@
+"""Fits again and says how far off it is: ``python -m estimator.published.refit``.
+
+Writes ``data/residuals.csv`` and ``benchmarks/results/estimator_fit.*``. Scores come twice: on the rows that
+the numbers come from, and with each source left out of the fit in turn, so that no row of a publication helps
+to predict another of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+from estimator.memory.residuals import TABLE, Residual, table
+from estimator.published import fit
+from estimator.published.compare import compare
+from estimator.published.held_out import compare_held_out
+from estimator.published.verdict import verdict
+
+Scores = dict[str, dict[str, float]]  # by group of rows
+
+RESULTS = TABLE.parent.parent.parent / "benchmarks" / "results"
+FIGURES = ("median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "upper_covers", "sources_covered")
+
+
+def main() -> None:
+    """Fit again; write ``data/residuals.csv`` and the scores in ``benchmarks/results``, and print them."""
+    previous = list(table().values())
+    runs = fit.runs_of()
+    residuals = fit.fit(runs, previous)
+    _write(residuals.values())
+    scored = {run.id for run in runs if run.quality == "A"}
+    inside = [prediction for prediction in fit.predict(runs, residuals) if prediction.run.id in scored]
+    outside = [prediction for prediction in fit.held_out(runs, previous) if prediction.run.id in scored]
+    scores, held_scores, worst = _scores(inside), _scores(outside), _worst(inside)
+    verdicts = {
+        "in_sample": asdict(verdict(compare(fit.MEASURED).judged)),
+        "held_out_by_source": asdict(verdict(compare_held_out(fit.MEASURED).judged)),
+    }
+    report = {
+        "verdict": verdicts,
+        "quality": "A",
+        "lean": fit.LEAN,
+        "in_sample": scores,
+        "held_out_by_source": held_scores,
+        "worst": worst,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "estimator_fit.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    text = _markdown(verdicts, scores, held_scores, worst)
+    (RESULTS / "estimator_fit.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _scores(predictions: list[fit.Prediction]) -> Scores:
+    groups: dict[str, list[fit.Prediction]] = {"all": predictions}
+    for prediction in predictions:
+        groups.setdefault(f"class: {prediction.run.counter}, {prediction.run.name}", []).append(prediction)
+        groups.setdefault(f"method: {prediction.run.method}", []).append(prediction)
+        groups.setdefault(f"source: {prediction.run.source}", []).append(prediction)
+    return {name: fit.score(group) for name, group in groups.items()}
+
+
+def _worst(predictions: list[fit.Prediction]) -> list[dict[str, Any]]:
+    ordered = sorted(predictions, key=lambda prediction: -abs(prediction.error))[:12]
+    return [
+        {
+            "id": prediction.run.id,
+            "source": prediction.run.source,
+            "measured_gib": prediction.run.measured,
+            "predicted_gib": round(prediction.likely, 2),
+            "error": round(prediction.error, 3),
+        }
+        for prediction in ordered
+    ]
+
+
+def _markdown(
+    verdicts: dict[str, dict[str, int]], inside: Scores, outside: Scores, worst: list[dict[str, Any]]
+) -> str:
+    lines = [
+        "# How far the memory formulas are off",
+        "",
+        "Rows of quality A of `estimator/data/measured.csv`, by `python -m estimator.published.refit`.",
+        "",
+        _verdict_line("Ranges fitted to all sources", verdicts["in_sample"]),
+        _verdict_line("Each source with the ranges of the others", verdicts["held_out_by_source"]),
+        "",
+        "Each cell: on the rows that the numbers are fitted to / with the row's whole source left out.",
+        "",
+        "| group | rows | median error | 95 % below | signed | under by 3 % | upper covers | sources |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, fitted in inside.items():
+        held_out_scores = outside[name]
+        cells = [f"{fitted[key]:.1%} / {held_out_scores[key]:.1%}" for key in FIGURES]
+        lines.append(f"| {name} | {fitted['rows']} | " + " | ".join(cells) + " |")
+    lines += ["", "The rows that are furthest off, in sample:", ""]
+    lines += ["| row | source | measured, GiB | predicted | error |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for row in worst:
+        lines.append(
+            f"| {row['id']} | {row['source']} | {row['measured_gib']} | {row['predicted_gib']} | "
+            f"{row['error']:+.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _verdict_line(what: str, counts: dict[str, int]) -> str:
+    return (
+        f"{what}: of {counts['ran']} runs that ran {counts['refused_of_ran']} are refused; of "
+        f"{counts['oom']} that ran out of memory {counts['accepted_of_oom']} are accepted."
+    )
+
+
+def _write(residuals: Iterable[Residual]) -> None:
+    names = [field.name for field in fields(Residual)]
+    with TABLE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["class" if name == "name" else name for name in names])
+        for row in residuals:
+            values = [getattr(row, name) for name in names]
+            writer.writerow([" ".join(value) if isinstance(value, tuple) else value for value in values])
+
+
+if __name__ == "__main__":
+    main()
