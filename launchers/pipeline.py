@@ -221,6 +221,8 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         lora_rank=settings.lora.rank,
         lora_targets=settings.lora.targets,
         packing=settings.packing,
+        longest_first=settings.longest_first,
+        expandable_segments=settings.expandable_segments,
         compile=settings.compile,
         zero_stage=None if stage == "auto" else stage,
         offload=settings.zero.offload,

@@ -128,6 +128,12 @@ class Settings(_Section):
     if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
+    longest_first: bool = True
+    """Begin the first epoch with the longest rows, so that memory is reserved once, and a run that does not
+    fit fails in its first step. Packed rows stay as they are."""
+    expandable_segments: bool = True
+    """On NVIDIA GPUs add expandable_segments:True to PYTORCH_CUDA_ALLOC_CONF, unless that variable says
+    otherwise: batches of other lengths then use freed memory again."""
     train_on_prompt: bool = False
     """Count the prompt's tokens in the loss too."""
     chat_template: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.job import DEGREES, Job
-from estimator.plan import Layout
+from estimator.plan import LAUNCHED_ENGINES, Layout
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.search import Candidate, Search, gib, percent
@@ -20,6 +20,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(job, layout),
         _checkpointing(search, candidate),
+        *_varying_lengths(job, candidate),
     ]
 
 
@@ -97,6 +98,16 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
         f"activation checkpointing: without it this micro batch needs {gib(without)} of "
         f"{gib(candidate.memory.capacity_bytes or 0)}"
     )
+
+
+def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
+    """What keeps batches of many lengths from reserving ever more memory, in a line, where that matters."""
+    cuda = candidate.layout.device == "cuda" and (candidate.gpu is None or candidate.gpu.vendor == "nvidia")
+    if job.packing or not cuda or job.engine not in LAUNCHED_ENGINES:
+        return []
+    measures = ["the longest comes first"] if job.longest_first else []
+    measures += ["freed memory is used again (expandable segments)"] if job.expandable_segments else []
+    return [f"batches vary in length: {', '.join(measures)}"] if measures else []
 
 
 def of_machine(best: Candidate, candidates: list[Candidate], named_by_user: bool, goals: Goals) -> list[str]:

@@ -104,7 +104,7 @@ def prepare(
         rows = _pack(documents.kept, seq_len, settings.seed)
     else:
         rows = [_row([document]) for document in documents.kept]
-    order = _order(len(rows), settings)
+    order = _order(np.array([len(row.tokens) for row in rows]), settings)
     info = _info(documents, rows, order, model, seq_len, settings)
     if held_out:
         _prepare_held_out(held_out, model, settings, seq_len, folder)
@@ -162,6 +162,21 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         bins[chosen].append(index)
         room[chosen] -= length
     return bins
+
+
+def longest_first(order: NDArray[np.int64], lengths: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
+    """``order`` with its ``batch`` longest rows in front, the longest first; each swaps with what was there.
+
+    Rank r of any number of processes then begins with the r-th longest row, and no later micro batch of this
+    order, of whatever size, is wider. Rows of one length keep their order.
+    """
+    result, place_of = order.copy(), np.argsort(order)
+    longest = order[np.argsort(-lengths[order], kind="stable")[:batch]]
+    for place, row in enumerate(longest):
+        other, moved = place_of[row], result[place]
+        result[place], result[other] = row, moved
+        place_of[row], place_of[moved] = place, other
+    return result
 
 
 class _Model:
@@ -222,14 +237,17 @@ def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
     return [_row([shuffled[index] for index in members]) for members in bins]
 
 
-def _order(rows: int, settings: Settings) -> NDArray[np.int32]:
-    batch = settings.global_batch_size
+def _order(lengths: NDArray[np.int64], settings: Settings) -> NDArray[np.int32]:
+    """Rows (of ``lengths`` tokens) in the order of the whole run, epochs included."""
+    batch, rows = settings.global_batch_size, len(lengths)
     check_batch(rows, "sequences after packing" if settings.packing else "rows to train on", settings)
     steps = settings.epochs * rows // batch
     if settings.max_steps is not None:
         steps = min(steps, settings.max_steps)
     epochs = -(-steps * batch // rows)
     orders = [_random(settings.seed, "epoch", epoch).permutation(rows) for epoch in range(epochs)]
+    if settings.longest_first and not settings.packing:
+        orders[0] = longest_first(orders[0], lengths, batch)
     return np.concatenate(orders)[: steps * batch].astype(np.int32)
 
 

@@ -10,7 +10,8 @@ A folder with::
     offsets.npy       int64 [rows + 1], where each row begins in tokens.npy
     lengths.npy       int32, the lengths of the documents in all rows, one after the other
     length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed)
-    order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included
+    order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included;
+                      unless packed (or switched off), step 0 has the longest rows, in falling length
 
 Step s of a run trains on ``order[s * batch : (s + 1) * batch]`` (batch: global_batch_size) whatever the
 number of processes, so a run may go on at another world size without missing or repeating a row.

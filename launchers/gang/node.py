@@ -28,6 +28,7 @@ from pathlib import Path
 from estimator.errors import UserError
 from launchers.cluster import processes
 from launchers.cluster.endpoint import NodeAddress
+from launchers.gang.allocator import allocator_environment
 from launchers.gang.control import Control, Timeouts, Verdict
 from launchers.gang.failures import Failure, GangFailed, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub
@@ -215,13 +216,16 @@ class _Node:
             main_host=address.main_host,
             main_port=port,
             rendezvous_s=self._timeouts.rendezvous,
-            environment=processes.rank_environment(
-                processes=layout.processes_per_node,
-                cores=self._job.plan.request.cpu,
-                main_host=address.main_host,
-                node=address.node,
-                on_gpus=layout.device == "cuda",
-            ),
+            environment={
+                **processes.rank_environment(
+                    processes=layout.processes_per_node,
+                    cores=self._job.plan.request.cpu,
+                    main_host=address.main_host,
+                    node=address.node,
+                    on_gpus=layout.device == "cuda",
+                ),
+                **allocator_environment(self._job, os.environ),
+            },
         )
 
     def _end_processes(self, *, well: bool) -> None:

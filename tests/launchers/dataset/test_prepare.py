@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from estimator.errors import UserError
-from launchers.dataset.prepare import first_fit, prepare, sample_view, split, summary
+from launchers.dataset.prepare import first_fit, longest_first, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, Message, Role
@@ -255,6 +255,7 @@ class TestPrepare:
             fingerprint(some(12), packing=True, global_batch_size=1),
             fingerprint(some(12), train_on_prompt=True),
             fingerprint(some(12), chat_template=CHATML),
+            fingerprint(some(12), longest_first=False),
         ]
         assert len({same, *others}) == len(others) + 1
 
@@ -264,6 +265,73 @@ class TestPrepare:
         with (base_model / "tokenizer.json").open("a") as file:
             file.write("\n")
         assert prepare(some(12), base_model, settings, 128, tmp_path / "data").fingerprint != before
+
+
+def of_lengths(*words: int) -> list[Conversation]:
+    return [chat("Say it", "word " * count) for count in words]
+
+
+class TestLongestFirst:
+    words = (3, 9, 1, 7, 2, 8, 5, 4, 10, 6, 12, 11)
+    # What the seed draws for 12 rows and two epochs: the order of every release without this setting.
+    DRAWN = (
+        [6, 5, 4, 8, 0, 1, 9, 3, 7, 10, 11, 2],
+        [7, 11, 9, 3, 2, 1, 4, 0, 8, 10, 6, 5],
+    )
+
+    def prepared(self, model: Path, folder: Path, **settings: Any) -> Prepared:
+        values: dict[str, Any] = {"global_batch_size": 4, "epochs": 2, **settings}
+        prepare(of_lengths(*self.words), model, build(values), 128, folder)
+        return Prepared(folder)
+
+    def test_switched_off_the_order_is_the_drawn_one(self, model: Path, tmp_path: Path) -> None:
+        data = self.prepared(model, tmp_path, longest_first=False)
+        assert data.order.tolist() == [*self.DRAWN[0], *self.DRAWN[1]]
+
+    def test_the_first_step_has_the_longest_rows_and_the_others_change_places(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        order = self.prepared(model, tmp_path).order.tolist()
+        assert [self.words[row] for row in order[:4]] == [12, 11, 10, 9]
+        assert order[:12] == [10, 11, 8, 1, 0, 4, 9, 3, 7, 6, 5, 2]
+        assert order[12:] == self.DRAWN[1]
+
+    def test_packed_rows_stay_in_their_order(self, model: Path, tmp_path: Path) -> None:
+        orders = [
+            self.prepared(
+                model, tmp_path / str(on), longest_first=on, packing=True, global_batch_size=1
+            ).order.tolist()
+            for on in (True, False)
+        ]
+        assert orders[0] == orders[1]
+
+    def test_fewer_steps_are_the_beginning_of_more_steps(self, model: Path, tmp_path: Path) -> None:
+        few = self.prepared(model, tmp_path / "few", max_steps=2).order.tolist()
+        assert few == self.prepared(model, tmp_path / "many").order.tolist()[:8]
+
+    @given(data=st.data())
+    @hypothesis_settings(max_examples=100, deadline=None)
+    def test_no_rank_meets_a_wider_micro_batch_later_in_the_epoch(self, data: st.DataObject) -> None:
+        world, micro, accumulation = (data.draw(st.integers(1, 4)) for _ in range(3))
+        batch = world * micro * accumulation
+        lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=batch, max_size=100)))
+        drawn = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(len(lengths))
+        order = longest_first(drawn, lengths, batch)
+        assert sorted(order.tolist()) == list(range(len(lengths)))
+        moved = set(np.flatnonzero(order != drawn).tolist())
+        assert len(moved) <= 2 * batch
+        for rank in range(world):
+            mine = [
+                lengths[row]
+                for step in range(len(order) // batch)
+                for row in order[step * batch : (step + 1) * batch][rank::world]
+            ]
+            widths = [max(mine[at : at + micro]) for at in range(0, len(mine), micro)]
+            assert widths[0] == max(widths)
+
+    def test_rows_of_one_length_stay_in_their_order(self) -> None:
+        drawn = np.random.default_rng(0).permutation(20)
+        assert longest_first(drawn, np.full(20, 7), 8).tolist() == drawn.tolist()
 
 
 class TestPacking:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from estimator.models import resolve
-from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
+from estimator.plan import Device, Layout, MemoryEstimate, Plan, Prediction, Request
 from launchers.gang.job import TrainJob
 from launchers.settings import build
 
@@ -29,7 +29,7 @@ RUN = "run/train/0"
 SECRET = "of this test's gangs"
 
 
-def make_plan(nodes: int, processes: int) -> Plan:
+def make_plan(nodes: int, processes: int, device: Device = "cpu") -> Plan:
     return Plan(
         model="tiny-llama",
         parameters=1,
@@ -40,7 +40,7 @@ def make_plan(nodes: int, processes: int) -> Plan:
             nodes=nodes, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
         ),
         layout=Layout(
-            device="cpu",
+            device=device,
             nodes=nodes,
             processes_per_node=processes,
             sharding="none",
@@ -72,10 +72,12 @@ def make_plan(nodes: int, processes: int) -> Plan:
     )
 
 
-def make_job(work_dir: Path, *, nodes: int = 1, processes: int = 1, **orders: Any) -> TrainJob:
+def make_job(
+    work_dir: Path, *, nodes: int = 1, processes: int = 1, device: Device = "cpu", **orders: Any
+) -> TrainJob:
     hang = orders.pop("hang_timeout_s", 300)
     return TrainJob(
-        plan=make_plan(nodes, processes),
+        plan=make_plan(nodes, processes, device),
         settings=build(
             {
                 "engine_options": orders,
@@ -106,6 +108,7 @@ class Gang:
     folder: Path
     nodes: int = 1
     processes: int = 1
+    device: Device = "cpu"
     orders: dict[str, Any] = field(default_factory=dict)
     timeouts: dict[str, float] = field(default_factory=dict)
     engine: str = "Stepper"
@@ -118,7 +121,9 @@ class Gang:
 
     def start(self, node: int, run: str = RUN, through: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         work_dir = self.folder / f"node-{node}"
-        job = make_job(work_dir, nodes=self.nodes, processes=self.processes, **self.orders)
+        job = make_job(
+            work_dir, nodes=self.nodes, processes=self.processes, device=self.device, **self.orders
+        )
         job = dataclasses.replace(job, start_step=self.start_steps.get(node, 0))
         order = self.folder / f"order-{node}.json"
         order.write_text(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -93,6 +94,9 @@ def misbehave(do: str, job: TrainJob) -> None:
         folder.mkdir(parents=True)
         (folder / "half").write_bytes(b"x")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "half"))
+    if do == "tell_environment":
+        job.output_dir.mkdir(parents=True)
+        (job.output_dir / "environment.json").write_text(json.dumps(dict(os.environ)))
     if do == "nap":
         time.sleep(job.settings.engine_options["nap_s"])
     if do == "hang":
