@@ -1,12 +1,28 @@
-"""Engines run the families that they were made for, and refuse every other model in one clear clause."""
+"""Engines run the families that they were made for, and refuse every other model in one clear clause.
 
+The slow ones show that both train on the same rows, in the order that was written down.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import hf_config
 from launchers import engines
-from launchers.settings import Settings
+from launchers.dataset import prepare, prepared
+from launchers.dataset.prepared import Prepared
+from launchers.dataset.rows import Conversation
+from launchers.gang.job import TrainJob
+from launchers.models import tiny_llama
+from launchers.report.telemetry import Step
+from launchers.settings import Settings, build
+from tests.launchers.engines.deepspeed import runs as deepspeed_runs
+from tests.launchers.engines.torchtune import runs as torchtune_runs
 
 RUN = {
     "torchtune": {"llama", "mistral", "qwen2"},
@@ -52,3 +68,85 @@ def test_a_diffusion_model_is_refused_before_anything_starts(name: str) -> None:
         models.resolve(name, online=True)
     assert "language models only" in caught.value.problem
     assert "finetune estimate --model stable-diffusion-xl" in caught.value.advice
+
+
+BATCH, STEPS, WORLD = 4, 4, 2
+RUNS: dict[str, Any] = {"torchtune": torchtune_runs, "deepspeed": deepspeed_runs}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def varied(folder: Path, model: Path, **settings: Any) -> Path:
+    """Rows of 4 to 55 words, in the order of a run of two epochs."""
+    texts = [Conversation(text=f"Row {n}: " + "la " * (n * 17 % 52)) for n in range(10)]
+    made = build({"global_batch_size": BATCH, "epochs": 2, "max_steps": STEPS, **settings})
+    prepare.prepare(texts, model, made, 60, folder)
+    return folder
+
+
+def job_of(engine: str, work: Path, model: Path, data: Path, **values: Any) -> TrainJob:
+    if engine == "torchtune":
+        values["layout"] = {"micro_batch_size": 1, "accumulation": BATCH // WORLD}
+        return torchtune_runs.make_job(work, model, data, steps=STEPS, world=WORLD, **values)
+    lr = {"settings": {"optimizer": {"lr": 3e-3}}}
+    shape = {"world": WORLD, "micro": 1, "accumulation": BATCH // WORLD}
+    return deepspeed_runs.make_job(work, model, data, steps=STEPS, **shape, **lr, **values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
+    engine: str, tmp_path: Path, model: Path
+) -> None:
+    runs, data = RUNS[engine], varied(tmp_path / "data", model)
+    lengths = Prepared(data).row_lengths[Prepared(data).order]
+    assert lengths[:BATCH].tolist() == sorted(Prepared(data).row_lengths, reverse=True)[:BATCH]
+    job = job_of(engine, tmp_path / "whole", model, data, checkpoint_every=2)
+    whole = runs.run(job)
+    for rank in range(WORLD):
+        # the rows of each step and rank, told apart by their lengths
+        tokens = [step.tokens for step in runs.steps(job, rank)]
+        assert tokens == [lengths[at : at + BATCH][rank::WORLD].sum() for at in range(0, len(lengths), BATCH)]
+    rest = runs.run(runs.resumed(job, tmp_path / "rest", 2))
+    assert [told(step) for step in rest] == [told(step) for step in whole[2:]]
+
+
+@pytest.mark.slow
+def test_with_the_longest_rows_first_both_engines_report_the_same_losses(tmp_path: Path, model: Path) -> None:
+    data = varied(tmp_path / "data", model)
+    found = {
+        engine: RUNS[engine].run(job_of(engine, tmp_path / engine, model, data)) for engine in engines.ENGINES
+    }
+    losses = {engine: RUNS[engine].losses(steps) for engine, steps in found.items()}
+    assert len(losses["torchtune"]) == STEPS
+    assert losses["deepspeed"] == pytest.approx(losses["torchtune"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_switched_off_a_run_is_the_one_over_the_drawn_order(engine: str, tmp_path: Path, model: Path) -> None:
+    off = {"longest_first": False, "expandable_segments": False}
+    data = Prepared(varied(tmp_path / "data", model, **off))
+    streams = [[0, int.from_bytes(b"epoch", "big"), epoch] for epoch in range(2)]
+    drawn = [np.random.Generator(np.random.PCG64(stream)).permutation(len(data)) for stream in streams]
+    order = np.concatenate(drawn)[: STEPS * BATCH].astype(np.int32)
+    by_hand = tmp_path / "by_hand"
+    prepared.write(by_hand, [data.row(index) for index in range(len(data))], order, data.info)
+    steps = {
+        folder: RUNS[engine].run(job_of(engine, tmp_path / f"{folder.name}-run", model, folder))
+        for folder in (data.folder, by_hand)
+    }
+    assert data.order.tolist() == order.tolist()
+    assert [told(step) for step in steps[data.folder]] == [told(step) for step in steps[by_hand]]
+
+
+def told(step: Step) -> dict[str, Any]:
+    """What a step reports, without what differs from run to run."""
+    return {
+        name: value
+        for name, value in dataclasses.asdict(step).items()
+        if name in ("step", "loss", "lr", "grad_norm", "samples", "tokens")
+    }
