@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from launchers.engines import _hf_layout
+from launchers.engines import _hf_layout, _merge
 from launchers.engines.deepspeed.config import zero_stage
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -38,26 +37,20 @@ def save(engine: Any, job: TrainJob, env: RankEnv) -> None:
 
 
 def merge(base: Path, adapter: Path, destination: Path) -> None:
-    """Base weights plus adapter, file by file on the CPU, in the base's own files, names and types.
+    """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32."""
+    products = _low_rank_products(adapter)
 
-    Holds one file of weights at a time, so that it works for models that are larger than memory.
-    """
-    changes = _low_rank_products(adapter)
-    destination.mkdir(parents=True)
-    applied: set[str] = set()
-    for path in _weight_files(base):
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-        weights = load_file(path)
-        for name in weights.keys() & changes.keys():
-            down, up, scale = changes[name]
-            change = (up.float() @ down.float()) * scale
-            weights[name] = (weights[name].float() + change).to(weights[name].dtype).contiguous()
-            applied.add(name)
-        save_file(weights, destination / path.name, metadata=metadata)
-    if missing := changes.keys() - applied:
+    def change(name: str, weight: torch.Tensor) -> torch.Tensor:
+        if name not in products:
+            return weight
+        down, up, scale = products.pop(name)
+        product = up.float() @ down.float()
+        return product.mul_(scale).add_(weight).to(weight.dtype)
+
+    _merge.merge(_weight_files(base), destination, change)
+    if products:
         raise RuntimeError(
-            f"the base model has no weights called {', '.join(sorted(missing)[:3])} to merge into"
+            f"the base model has no weights called {', '.join(sorted(products)[:3])} to merge into"
         )
 
 

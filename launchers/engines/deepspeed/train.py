@@ -6,7 +6,6 @@ import os
 import random
 import time
 import warnings
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from launchers.dataset.batches import counted_labels, micro_batches, summed_cross_entropy
 from launchers.dataset.prepared import Prepared
+from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint as deepspeed_checkpoint
 from launchers.engines.deepspeed import config as deepspeed_config
 from launchers.engines.deepspeed import export as deepspeed_export
@@ -22,10 +22,6 @@ from launchers.engines.deepspeed import model as deepspeed_model
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
 from launchers.imports import collector_paused
-
-# Others wait this long for the rank that merges an adapter or converts a checkpoint. It is not what finds
-# hangs: whoever started the gang watches the telemetry.
-COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 def train(job: TrainJob) -> None:
@@ -73,7 +69,9 @@ def _start_distributed(job: TrainJob, env: RankEnv) -> torch.device:
     if cuda:
         torch.cuda.set_device(device)
     deepspeed.init_distributed(
-        dist_backend="nccl" if cuda else "gloo", auto_mpi_discovery=False, timeout=COLLECTIVE_TIMEOUT
+        dist_backend="nccl" if cuda else "gloo",
+        auto_mpi_discovery=False,
+        timeout=_merge.LIMIT,  # for a rank that merges an adapter or converts a checkpoint
     )
     return device
 

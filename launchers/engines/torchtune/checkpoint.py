@@ -96,10 +96,16 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
+        name = plain_name(name)
         tensors[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 tensors[f"optimizer.{name}.{key}"] = value
     return tensors
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what activation checkpointing and torch.compile put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name

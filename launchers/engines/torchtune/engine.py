@@ -49,10 +49,11 @@ class Torchtune:
         reporter.close()
 
     def collect(self, job: TrainJob, destination: Path) -> None:
-        saved = job.output_dir / _FINAL
-        weights = sorted(path for path in saved.glob("model*.safetensors"))
+        saved, adapters = job.output_dir / _FINAL, job.settings.method != "full"
+        merged = job.output_dir / "model" if adapters else saved
+        weights = sorted(path for path in merged.glob("*.safetensors"))
         _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
-        if job.settings.method != "full":
+        if adapters:
             _hf_layout.lay_out_adapter(
                 saved / "adapter_model.safetensors",
                 json.loads((saved / "adapter_config.json").read_text()),

@@ -11,9 +11,10 @@ little as gives a run what it needs:
 ``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, is where
                          telemetry and checkpoints are written
 ``train``                phases; the clock starts
+``save_checkpoint``      adapters are merged shard by shard (``export``)
 ``cleanup``              the process group ends also where the recipe has none of its own
 
-The training loop, the model, the loss, the data loader and the final save are the recipe's.
+The training loop, the model, the loss, the data loader and the final save of a whole model are the recipe's.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 
 with deferred_datasets():
     import torchtune.training
+    from torchtune.modules.peft import get_lora_module_names
+
+    from launchers.engines.torchtune import export as torchtune_export
 
 RECIPES = {
     "full_finetune_single_device": "FullFinetuneRecipeSingleDevice",
@@ -61,12 +65,20 @@ if TYPE_CHECKING:
         _optimizer: torch.optim.Optimizer
         _dataloader: Any
         _metric_logger: Any
+        _checkpointer: Any
+        _dtype: torch.dtype
+        _lora_rank: int
+        _lora_alpha: float
+        _lora_attn_modules: list[str]
+        _apply_lora_to_mlp: bool
+        _apply_lora_to_output: bool
 
         def __init__(self, cfg: Any) -> None: ...
         def setup(self, cfg: Any) -> None: ...
         def _setup_lr_scheduler(self, **arguments: Any) -> Any: ...
         def _setup_profiler(self, cfg_profiler: Any = None) -> Any: ...
         def train(self) -> None: ...
+        def save_checkpoint(self, epoch: int) -> None: ...
         def cleanup(self) -> None: ...
 
 else:
@@ -155,6 +167,25 @@ class Steps(_Recipe):
             torchtune_checkpoint.load_generators(folder)
 
         handle = self._model.register_forward_pre_hook(restore)
+
+    def save_checkpoint(self, epoch: int) -> None:
+        if self._job.settings.method == "full":
+            super().save_checkpoint(epoch)
+            return
+        modules = get_lora_module_names(
+            self._lora_attn_modules, self._apply_lora_to_mlp, self._apply_lora_to_output
+        )
+        rank, alpha = self._lora_rank, self._lora_alpha
+        config = {"r": rank, "lora_alpha": alpha, "target_modules": modules, "peft_type": "LORA"}
+        torchtune_export.save(
+            self._model,
+            torchtune_export.Adapters(rank=rank, alpha=alpha, config=config),
+            self._checkpointer,
+            model_dir=self._job.model_dir,
+            output_dir=self._job.output_dir,
+            dtype=self._dtype,
+            device=self._device,
+        )
 
     def cleanup(self) -> None:
         super().cleanup()

@@ -1,0 +1,147 @@
+"""What training adapters leaves: the adapter, and the base with it merged in, shard by shard.
+
+torchtune's recipes gather the whole model on the host and convert it there, QLoRA's with every 4-bit matrix
+made whole. Here only the adapter is gathered; the base is read from its files again. Each sum is the recipe's
+own, so that the merged weights are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
+from torchtune import training
+from torchtune.models import convert_weights
+from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune, qwen2_tune_to_hf
+
+from launchers.engines import _merge
+from launchers.engines.torchtune.checkpoint import plain_name
+from launchers.engines.torchtune.config import weight_files
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapters:
+    """What the recipe knows of its adapters; ``config`` as torchtune's checkpointer takes it."""
+
+    rank: int
+    alpha: float
+    config: dict[str, Any]
+
+
+def save(
+    model: torch.nn.Module,
+    adapters: Adapters,
+    checkpointer: Any,
+    *,
+    model_dir: Path,
+    output_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Called by every rank; the first writes ``output_dir``/epoch_0 (the adapter) and ``output_dir``/model.
+
+    ``dtype`` is what the model was trained in and is written in, ``device`` where it was.
+    """
+    waiting = dist.new_group(backend="gloo", timeout=_merge.LIMIT) if dist.is_initialized() else None
+    trained = _gather_trained(model)
+    if waiting is None or dist.get_rank() == 0:
+        shutil.rmtree(output_dir, ignore_errors=True)
+        parts = {training.ADAPTER_KEY: dict(trained), training.ADAPTER_CONFIG: adapters.config}
+        checkpointer.save_checkpoint(parts, epoch=0, intermediate_checkpoint=False, adapter_only=True)
+        change = _Change(model, trained, adapters, model_dir, dtype, device)
+        _merge.merge([model_dir / name for name in weight_files(model_dir)], output_dir / "model", change)
+        change.check_complete()
+    if waiting is not None:
+        dist.barrier(group=waiting)
+
+
+def _gather_trained(model: torch.nn.Module) -> Tensors:
+    """The trained weights, whole and on the CPU, by torchtune's names; every rank takes part."""
+    trained = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            tensor = parameter.detach()
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            trained[plain_name(name)] = whole.cpu()
+    return trained
+
+
+class _Change:
+    """What becomes of each of the base's tensors."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        trained: Tensors,
+        adapters: Adapters,
+        model_dir: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+        self._scale = adapters.alpha / adapters.rank
+        self._dtype, self._device = dtype, device
+        self._to_tune, self._to_hf = _conversions(model_dir)
+        self._left = dict(trained)
+
+    def __call__(self, name: str, weight: torch.Tensor) -> torch.Tensor | None:
+        converted = self._to_tune({name: weight})
+        if not converted:  # what torchtune computes itself, or ties to another
+            return None
+        ((tune_name, weight),) = converted.items()
+        weight = self._as_trained_on(tune_name, weight)
+        module = tune_name.removesuffix(".weight")
+        down = self._left.pop(f"{module}.lora_a.weight", None)
+        if down is not None:
+            product = self._scale * self._left.pop(f"{module}.lora_b.weight") @ down
+            weight = (weight + product).to(weight.dtype)
+        ((_, weight),) = self._to_hf({tune_name: weight}).items()
+        return weight
+
+    def check_complete(self) -> None:
+        if self._left:
+            names = ", ".join(sorted(self._left)[:3])
+            raise RuntimeError(f"the base model has no weights that {names} could be merged into")
+
+    def _as_trained_on(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """The weight of the base that the adapter was trained beside: of 4-bit ones, what the 4 bits say."""
+        held = getattr(self._parameters[name], "_local_tensor", self._parameters[name].detach())
+        if not isinstance(held, NF4Tensor):
+            return weight.to(self._dtype)
+        if not isinstance(self._parameters[name], DTensor):
+            state: dict[str, Any] = {name: held}
+            for hook in self._model._state_dict_hooks.values():  # torchtune's own, which makes them whole
+                hook(self._model, state, "", {})
+            return cast("torch.Tensor", state[name])
+        # Here it holds a shard of what each rank made of the whole tensor on loading: made again.
+        sizes = {"block_size": held.block_size, "scaler_block_size": held.scaler_block_size}
+        quantised: torch.Tensor = to_nf4(weight.to(self._dtype).to(self._device), **sizes)
+        return quantised.to(self._dtype).cpu()
+
+
+def _conversions(model_dir: Path) -> tuple[Callable[[Tensors], Tensors], Callable[[Tensors], Tensors]]:
+    """torchtune's conversions from Hugging Face's names and order of rows to its own, and back."""
+    config = json.loads((model_dir / "config.json").read_text())
+    shape: dict[str, Any] = {
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
+        "dim": config["hidden_size"],
+    }
+    to_tune, to_hf = convert_weights.hf_to_tune, convert_weights.tune_to_hf
+    if config["model_type"] == "qwen2":
+        to_tune, to_hf = qwen2_hf_to_tune, qwen2_tune_to_hf
+        shape["tie_word_embeddings"] = config["tie_word_embeddings"]
+    else:
+        shape["head_dim"] = config.get("head_dim")
+    return (lambda tensors: to_tune(tensors, **shape)), (lambda tensors: to_hf(tensors, **shape))
