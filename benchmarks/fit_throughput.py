@@ -91,20 +91,15 @@ def table_of(values: Array) -> Efficiency:
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
     """The table as it would be had the fit known these runs alone: no row of what none of them shows."""
-    seen = {("products", point.gpu.architecture) for point in train}
-    seen |= {("products", point.gpu.name) for point in train}
+    seen = {point.gpu.architecture for point in train} | {point.gpu.name for point in train}
     recipes = {f"{point.gpu.architecture} {point.setup.fp8}" for point in train}
     kept = {
         (name, scope): value
         for (name, scope), value in table.table.items()
-        if not (name == "products" and ("products", scope) not in seen and _fitted(name, scope))
+        if not (name == "products of" and scope not in seen)
         and not (name == "gain" and not any(scope.startswith(recipe) for recipe in recipes))
     }
     return Efficiency(kept)
-
-
-def _fitted(name: str, scope: str) -> bool:
-    return any(spec.fitted and (spec.name, spec.scope) == (name, scope) for spec in SPECS)
 
 
 # ---------------------------------------------------------------------------------------------------------

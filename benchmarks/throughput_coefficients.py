@@ -5,10 +5,15 @@ To add one, add a line here, use it in estimator/throughput/, and fit again.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
+from estimator import hardware
+
 MEANINGS = {
-    "products": "share of the dense bf16 peak that matrix products reach",
+    "products": "rate of matrix products in training over the best one measured on the GPU (gpus.csv)",
+    "products of": "that share on this architecture or GPU over the common one",
+    "best product": "best measured matrix product over the peak, where the GPU's own was not measured",
     "attention": "rate of attention over that of matrix products, causal half counted",
     "moved": "time for bytes between products, over that of eager kernels at the full memory bandwidth",
     "dequantised": "time to unpack frozen 4-bit weights, over that of reading and writing them once",
@@ -45,19 +50,39 @@ def _fixed(name: str, scope: str, value: float, source: str) -> Spec:
     return Spec(name, scope, value, 1.0, fitted=False, source=source)
 
 
+def usual_best_products() -> dict[str, float]:
+    """By architecture: the median of best measured product over peak, in the dtype that the GPU trains in."""
+    shares: dict[str, list[float]] = {}
+    for gpu in hardware.catalogue().gpus:
+        peak = gpu.peak_flops("bf16" if gpu.bf16 else "fp32")
+        if gpu.measured_tflops is not None and peak is not None and gpu.architecture is not None:
+            shares.setdefault(gpu.architecture, []).append(gpu.measured_tflops * 1e12 / peak)
+    return {name: round(statistics.median(values), 3) for name, values in shares.items()}
+
+
+# How far GPUs of one architecture, or a GPU of its own runs, lie from the common share of the best product
+GPU_WIDTH = 0.15
+
 SPECS = (
-    Spec("products", "Ampere", 0.80, 0.3),
-    Spec("products", "Hopper", 0.70, 0.3),
-    Spec("products", "H100 SXM 96GB HBM2e 500W", 0.55, 0.3),
-    Spec("products", "Blackwell", 0.70, 0.3),
-    Spec("products", "GB200 (per GPU)", 0.70, 0.3),
-    Spec("products", "Blackwell Ultra", 0.70, 0.3),
-    Spec("products", "GB300 (per GPU)", 0.70, 0.3),
-    # Narrow: only RTX 4090s were published, some of them doubtful, and it stands for L4 and L40S too
-    Spec("products", "Ada Lovelace", 0.80, 0.08),
-    # No shape reaches more than 0.51 (MAMF, stas00/ml-engineering@744d01e); fits elsewhere lie 10 to 20 %
-    # below that figure
-    Spec("products", "CDNA3", 0.42, 0.15),
+    Spec("products", "*", 0.80, 0.3),
+    *(
+        Spec("products of", scope, 1.0, GPU_WIDTH)
+        for scope in (
+            "Ampere",
+            "Hopper",
+            "H100 SXM 96GB HBM2e 500W",
+            "Blackwell",
+            "GB200 (per GPU)",
+            "Blackwell Ultra",
+            "GB300 (per GPU)",
+            "Ada Lovelace",
+            "CDNA3",
+        )
+    ),
+    *(
+        _fixed("best product", name, share, "median over the GPUs of gpus.csv with both figures")
+        for name, share in usual_best_products().items()
+    ),
     Spec("attention", "*", 0.60, 0.3),
     Spec("attention", "Ampere", 0.60, 0.3),
     Spec("attention", "Hopper", 0.45, 0.3),
@@ -66,12 +91,7 @@ SPECS = (
     Spec("moved", "compiled", 0.6, 0.3),
     Spec("moved", "fused", 0.6, 0.3),
     Spec("dequantised", "compiled", 2.0, 0.7),
-    _fixed(
-        "dequantised",
-        "*",
-        8.0,
-        "QwenLM/Qwen@2df8e8a README: Q-LoRA against LoRA of Qwen-7B at 256 tokens, 0.375 against 0.15 s",
-    ),
+    Spec("dequantised", "*", 2.0, 0.7),
     Spec("grouped products", "*", 0.7, 0.4),
     Spec("exposed tensor", "*", 1.0, 0.4),
     Spec("exposed tensor", "fused", 0.4, 0.4),

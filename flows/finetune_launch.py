@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from decorators._metaflow import command, compiles_only, main
 from decorators.backends import cluster_name
+from estimator import hardware
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError, check_names, spelled_as
 from estimator.hardware import local_machine
@@ -130,6 +131,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             )
         except CannotFit as error:
             raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
+        if run.plan.prediction.price_source and run.plan.request.instance_type:
+            sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
         if params.get("plan_only"):
             sys.stdout.write(render(run.plan) + "\n")
             raise SystemExit(0)

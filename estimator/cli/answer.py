@@ -154,7 +154,7 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
 def estimate_setup(setup: Setup, site: Site) -> Answer:
     """Estimate memory, disk, speed and price of one training step at a site; no option is read here."""
     gpu, machine = site.gpu, site.instance
-    capacity = gpu.vram_bytes if gpu and setup.device == "cuda" else None
+    capacity = gpu.usable_bytes if gpu and setup.device == "cuda" else None
     estimate = memory.estimate(setup, capacity_bytes=capacity)
     name = gpu.name if gpu else None
     correction = site.calibration.of(setup, name) if site.calibration else None
@@ -192,9 +192,9 @@ def site_of(place: PlaceOptions, setup: Setup, instance: Instance | None) -> Sit
     hardware_name = place.gpu or place.instance_type
     if hardware_name and setup.device == "cpu":
         raise UserError(f"--device cpu and {hardware_name} contradict each other.", "Leave one of them out.")
-    gpu = hardware.gpu(place.gpu) if place.gpu else None
+    gpu = hardware.gpu(place.gpu) if place.gpu and instance is None else None
     if instance is not None:
-        if gpu is not None and gpu.name != instance.gpu:
+        if place.gpu and instance.gpu not in {item.name for item in hardware.gpus_called(place.gpu)}:
             raise UserError(
                 f"--gpu {place.gpu} is not the GPU of --instance-type {instance.name}, "
                 f"which has {instance.gpu}.",

@@ -35,7 +35,7 @@ def show(
     gpu = hardware.gpu(place.gpu) if place.gpu else None
     parts, unknown = memory_of(model, options, image_size)
     known_bytes = sum(size for size in parts.values() if size is not None)
-    capacity = gpu.vram_bytes if gpu else None
+    capacity = gpu.usable_bytes if gpu else None
     values: dict[str, Any] = {
         "model": {
             "name": model.name,

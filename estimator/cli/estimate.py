@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from estimator import calibration, memory, models
+from estimator import calibration, hardware, memory, models
 from estimator.cli import diffusion_answer, output
 from estimator.cli.answer import Answer, catalogue, estimate_configuration
 from estimator.cli.defaults import defaults
@@ -52,6 +52,10 @@ def estimate(
         answer = estimate_configuration(options, place)
         for problem in answer.site.problems:
             output.note(problem)
+        if answer.usd_per_hour is not None and answer.site.instance is not None:
+            old = hardware.old_prices([answer.site.instance.name])
+            if old:
+                output.note(old)
         traced = _trace(answer) if exact else None
         if as_json:
             values = answer.to_dict()

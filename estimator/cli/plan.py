@@ -156,6 +156,11 @@ def plan(
             output.note(problem)
         job, target, goals = _job(wanted), _target(limits), _goals(limits)
         ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(limits))
+        old = hardware.old_prices(
+            item.request.instance_type or "" for item in ranked.plans if item.prediction.price_source
+        )
+    if old:
+        output.note(old)
     rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
     if as_json:
         output.print_json(ranked.to_dict() | {"summary": rows})

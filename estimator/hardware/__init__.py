@@ -7,9 +7,10 @@ oneself, a CSV named by FINETUNE_HARDWARE or ``--hardware`` (docs/hardware.md). 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,12 +28,15 @@ __all__ = [
     "forget",
     "gpu",
     "gpus",
+    "gpus_called",
     "instance",
     "instances",
+    "old_prices",
     "using",
 ]
 
 DATA = Path(__file__).parents[1] / "data"
+OLD_DAYS = 60  # clouds change spot prices within days, on-demand ones within months
 VARIABLE = "FINETUNE_HARDWARE"  # files of one's own, separated as in PATH
 
 _chosen: ContextVar[Catalogue | None] = ContextVar("catalogue", default=None)
@@ -71,8 +75,13 @@ def forget() -> None:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that table name, alias or NVML product name; raises UserError with the nearest names."""
+    """The one GPU of that name; raises UserError for a name of several or none, with the possible ones."""
     return current().gpu(name)
+
+
+def gpus_called(name: str) -> tuple[Gpu, ...]:
+    """All GPUs that a name stands for ("A100": four); raises UserError with the nearest names for none."""
+    return current().gpus_called(name)
 
 
 def find_gpu_by_nvml_name(name: str) -> Gpu | None:
@@ -98,6 +107,19 @@ def instance(name: str) -> Instance:
 def clouds() -> tuple[str, ...]:
     """The clouds that have a machine in the catalogue in use."""
     return current().clouds()
+
+
+def old_prices(names: Iterable[str], today: date | None = None) -> str:
+    """One line where the prices of these machine types are older than 60 days, by the oldest; else "".
+
+    Prices without a day, such as those of a table of one's own, are taken as they are.
+    """
+    found = filter(None, map(current().find_instance, dict.fromkeys(names)))
+    ages = [(age, item) for item in found if (age := item.price_age_days(today or date.today())) is not None]
+    age, item = max(ages, key=lambda each: each[0], default=(0, None))
+    if item is None or age <= OLD_DAYS:
+        return ""
+    return f"Prices of {item.price_date} are {age} days old: `finetune gpus --refresh` asks for today's."
 
 
 def _files(text: str) -> tuple[Path, ...]:

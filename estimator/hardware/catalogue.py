@@ -12,6 +12,7 @@ from estimator.plan import GIB, MIB
 
 # Drivers, clouds and labels give one card sizes that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
 SIZE_TOLERANCE = 0.1
+VENDORS = frozenset({"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"})  # words that are no GPU's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +21,7 @@ class Gpu:
 
     name: str
     vendor: str
-    vram_bytes: int  # as clouds report it; where none does, the label's GB taken as 10^9 bytes
+    vram_bytes: int  # as drivers or clouds report it; where none does, the label's GB taken as 10^9 bytes
     vram_reported: bool
     bandwidth_gbps: float | None  # memory, GB/s
     interconnect: str
@@ -36,6 +37,9 @@ class Gpu:
     label_gb: float | None = (
         None  # the size that the card is sold as; None where only the reported one is known
     )
+    driver_bytes: int = 0  # of them, what the driver keeps from CUDA; 0 where no log says it
+    # The best matrix product that was measured, in the dtype that it trains in: bf16, else fp32
+    measured_tflops: float | None = None
 
     def __post_init__(self) -> None:
         if self.vram_bytes <= 0:
@@ -45,6 +49,11 @@ class Gpu:
         """Dense FLOP/s in that dtype ("bf16", "fp32"...), None where it is not sourced."""
         value = dict(self.peak_tflops).get(dtype)
         return None if value is None else value * 1e12
+
+    @property
+    def usable_bytes(self) -> int:
+        """What one process can have, its CUDA context included: what a fit is decided on."""
+        return self.vram_bytes - self.driver_bytes
 
     @property
     def bf16(self) -> bool:
@@ -129,6 +138,28 @@ class Catalogue:
         """The GPU that a user, a driver or a node's label calls ``name``, or None."""
         return self._gpu_index.get(normal(name))
 
+    def gpus_called(self, name: str) -> tuple[Gpu, ...]:
+        """All GPUs that a name stands for, that of this very name first: "A100" those of both sizes and forms.
+
+        A table name, or a product name of a driver or cloud, stands for its GPU alone; fewer words stand for
+        every GPU that has them. Raises UserError with the nearest names where there is none.
+        """
+        exact, words = self.find_gpu(name), _words(name)
+        if exact is not None:
+            if normal(exact.name) == normal(name):
+                return (exact,)
+            if not words & VENDORS:  # else it is a driver's name, of this GPU alone
+                aliases = [_words(alias) for alias in exact.aliases if normal(alias) == normal(name)]
+                words = next((alias for alias in aliases if not alias & VENDORS), words)  # of "a10080gb"
+        else:
+            words -= VENDORS
+        called = tuple(gpu for gpu in self.gpus if words and words <= _words_of(gpu))
+        if exact is not None:
+            return (exact, *(gpu for gpu in called if gpu is not exact)) if exact in called else (exact,)
+        if not called:
+            raise self._no_gpu(name)
+        return called
+
     def find_gpu_of_size(self, name: str, mib: int) -> Gpu | None:
         """The GPU that a cloud calls ``name`` beside a size of its own ("A100", 40960); None if none fits."""
         for spelling in (f"{name}-{round(mib / 1024)}GB", name):
@@ -138,20 +169,32 @@ class Catalogue:
         return None
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU of that table name, alias or NVML product name; raises UserError with the nearest names."""
+        """The one GPU of that name: a table name, an alias, a product name, or words that one GPU alone has.
+
+        Raises UserError with the GPUs that an ambiguous name stands for, else with the nearest names.
+        """
         gpu = self.find_gpu(name)
-        if gpu is None:
-            key = normal(name)
-            near = [other for other in self._gpu_index if key and other.startswith(key)]
-            near += difflib.get_close_matches(key, self._gpu_index, n=4, cutoff=0.5)
-            suggestions = list(dict.fromkeys(self._gpu_index[other].name for other in near))[:4]
+        if gpu is not None:
+            return gpu
+        called = self.gpus_called(name)
+        if len(called) > 1:
             raise UserError(
-                f"There is no GPU {name!r} in the GPU table.",
-                f"Did you mean {', '.join(suggestions)}?"
-                if suggestions
-                else "`finetune gpus` lists them; --hardware FILE adds one.",
+                f"{name!r} stands for {len(called)} GPUs.",
+                f"Name one of them: {', '.join(gpu.name for gpu in called)}.",
             )
-        return gpu
+        return called[0]
+
+    def _no_gpu(self, name: str) -> UserError:
+        key = normal(name)
+        near = [other for other in self._gpu_index if key and other.startswith(key)]
+        near += difflib.get_close_matches(key, self._gpu_index, n=4, cutoff=0.5)
+        suggestions = list(dict.fromkeys(self._gpu_index[other].name for other in near))[:4]
+        return UserError(
+            f"There is no GPU {name!r} in the GPU table.",
+            f"Did you mean {', '.join(suggestions)}?"
+            if suggestions
+            else "`finetune gpus` lists them; --hardware FILE adds one.",
+        )
 
     def find_instance(self, name: str) -> Instance | None:
         """The machine type of that name, in any case of letters; None where there is none."""
@@ -203,6 +246,16 @@ def fits(architecture: str, name: str) -> bool:
 def normal(name: str) -> str:
     """A product's name as a key: letters and digits only, lower case, without the vendor."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
+
+
+def _words(name: str) -> frozenset[str]:
+    """A name's words and figures, lower case; "RTX4090" is two."""
+    return frozenset(re.findall(r"[a-z0-9]+", re.sub(r"(?<=rtx)(?=\d)", " ", name.lower())))
+
+
+def _words_of(gpu: Gpu) -> frozenset[str]:
+    """The words that people call a GPU by: its table name's, and its size."""
+    return _words(gpu.name) if gpu.label_gb is None else _words(f"{gpu.name} {gpu.label_gb:g}GB")
 
 
 def day_of(text: str | None) -> date | None:

@@ -143,6 +143,13 @@ GPU: Mapping[str, Column] = {
         if_low="It looks like GB or GiB: put the label's GB under vram_GB, or multiply GiB by 1024.",
         if_high="It looks like KiB or bytes: give MiB.",
     ),
+    "vram_cuda_GiB": Number(
+        unit="GiB",
+        low=1,
+        high=2000,
+        if_low="It looks like TiB: give GiB.",
+        if_high="It looks like MiB: divide it by 1024.",
+    ),
     "mem_bw_GBps": Number(
         unit="GB/s",
         low=50,
@@ -163,6 +170,7 @@ GPU: Mapping[str, Column] = {
     "fp8_TFLOPS_dense": rate(),
     "tf32_TFLOPS_dense": rate(),
     "fp32_TFLOPS": rate(),
+    "matmul_TFLOPS_measured": rate(),
     "architecture": TEXT,
     "compute_capability": Pattern(
         pattern=r"\d+\.\d",

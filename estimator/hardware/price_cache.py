@@ -6,6 +6,7 @@ import contextlib
 import csv
 import os
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,12 +58,17 @@ def rows(file: Path) -> dict[str, Cells]:
 def write(file: Path, machines: dict[str, Cells]) -> None:
     """Replace the cache in one step, so that readers see the old file or the new one. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    write_table(file, COLUMNS, (machines[name] for name in sorted(machines)))
+
+
+def write_table(file: Path, columns: Sequence[str], lines: Iterable[Cells]) -> None:
+    """Replace a CSV file in one step; a cell that a row lacks is blank. Raises OSError."""
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
     try:
         with os.fdopen(handle, "w", newline="", encoding="utf-8") as out:
-            writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(out, columns, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(machines[name] for name in sorted(machines))
+            writer.writerows(lines)
         Path(temporary).replace(file)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -84,13 +90,18 @@ def overlay(tables: Tables, file: Path) -> tuple[str, ...]:
         shipped = tables.instances.get(name.lower())
         if shipped is None or shipped["cloud"].lower() != cells["cloud"].lower():
             continue
-        missing = {column: cells[column] for column in FACTS if column in cells and column not in shipped}
-        if missing:
-            missing["spec_source"] = "; ".join(
-                row["spec_source"] for row in (shipped, cells) if "spec_source" in row
-            )
-        tables.instances[name.lower()] = shipped | missing | _prices(shipped, cells)
+        tables.instances[name.lower()] = merged(shipped, cells)
     return ()
+
+
+def merged(shipped: Cells, cached: Cells) -> Cells:
+    """A machine's row with what was learned of it: prices that are not older, facts that the row lacks."""
+    missing = {column: cached[column] for column in FACTS if column in cached and column not in shipped}
+    if missing:
+        missing["spec_source"] = "; ".join(
+            row["spec_source"] for row in (shipped, cached) if "spec_source" in row
+        )
+    return shipped | missing | _prices(shipped, cached)
 
 
 def _prices(shipped: Cells, cached: Cells) -> Cells:

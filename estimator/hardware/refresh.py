@@ -53,7 +53,17 @@ def refresh(
     Returns one line for each provider, and one where the result could not be kept. Raises nothing; takes
     ``limit_s`` seconds at most. Later catalogues have the prices.
     """
-    day, catalogue = today or date.today(), catalogue or hardware.catalogue()
+    lines, learned = ask(catalogue or hardware.catalogue(), limit_s=limit_s, today=today)
+    if learned:
+        lines += _keep(learned)
+    return tuple(lines)
+
+
+def ask(
+    catalogue: Catalogue, *, limit_s: float = LIMIT_S, today: date | None = None
+) -> tuple[list[str], dict[str, Cells]]:
+    """Ask every provider at once: a line for each, and what they say by machine name. Raises nothing."""
+    day = today or date.today()
     end = time.monotonic() + limit_s
     questions = [_Question(name=name, provider=provider) for name, provider in PROVIDERS]
     for question in questions:
@@ -65,9 +75,7 @@ def refresh(
         lines.append(f"{question.name}: {' '.join(answer.line.split())}")
         for name, cells in answer.machines.items():
             learned[name] = learned.get(name, {}) | cells  # AWS itself comes last and wins
-    if learned:
-        lines += _keep(learned)
-    return tuple(lines)
+    return lines, learned
 
 
 def _keep(learned: dict[str, Cells]) -> list[str]:

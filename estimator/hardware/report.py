@@ -83,13 +83,15 @@ def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Ins
 
 
 def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
-    """The GPU of that name, or all whose name begins so ("a100")."""
-    gpu_of_that_name = catalogue.find_gpu(name)
-    if gpu_of_that_name is not None:
-        return (gpu_of_that_name,)
-    key = normal(name)
-    alike = tuple(gpu for gpu in catalogue.gpus if key and normal(gpu.name).startswith(key))
-    return alike or (catalogue.gpu(name),)
+    """The GPUs of that name ("a100": four), or else all whose name begins so ("rtx4")."""
+    try:
+        return catalogue.gpus_called(name)
+    except UserError:
+        key = normal(name)
+        alike = tuple(gpu for gpu in catalogue.gpus if key and normal(gpu.name).startswith(key))
+        if not alike:
+            raise
+        return alike
 
 
 def gpu_record(gpu: Gpu) -> dict[str, Any]:
@@ -101,11 +103,13 @@ def gpu_record(gpu: Gpu) -> dict[str, Any]:
         "vram_bytes": gpu.vram_bytes,
         "vram_gib": round(gpu.vram_gib, 3),
         "vram_reported": gpu.vram_reported,
+        "usable_bytes": gpu.usable_bytes,
         "label_gb": gpu.label_gb,
         "memory_bandwidth_gigabytes_per_s": gpu.bandwidth_gbps,
         "interconnect": gpu.interconnect or None,
         "interconnect_gigabytes_per_s_both_ways": gpu.interconnect_gbps,
         **{f"{dtype}_tflops_dense": dict(gpu.peak_tflops).get(dtype) for dtype in RATES},
+        "matmul_tflops_measured": gpu.measured_tflops,
         "compute_capability": gpu.compute_capability,
         "tensor_dtypes": list(gpu.dtypes),
         "form_factor": gpu.form_factor or None,
@@ -183,11 +187,13 @@ def _gpu_cells(gpu: Gpu) -> dict[str, str]:
         "vendor": gpu.vendor,
         "vram_GB": _cell(gpu.label_gb),
         "vram_reported_MiB": _cell(gpu.vram_bytes / MIB) if gpu.vram_reported else "",
+        "vram_cuda_GiB": _cell(gpu.usable_bytes / GIB) if gpu.driver_bytes else "",
         "mem_bw_GBps": _cell(gpu.bandwidth_gbps),
         "interconnect": gpu.interconnect,
         "interconnect_GBps_bidir": _cell(gpu.interconnect_gbps),
         **{f"{dtype}_TFLOPS_dense": _cell(rates.get(dtype)) for dtype in RATES if dtype != "fp32"},
         "fp32_TFLOPS": _cell(rates.get("fp32")),
+        "matmul_TFLOPS_measured": _cell(gpu.measured_tflops),
         "architecture": gpu.architecture or "",
         "compute_capability": gpu.compute_capability or "",
         "tensor_dtypes": " ".join(gpu.dtypes),

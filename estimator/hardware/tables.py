@@ -13,6 +13,7 @@ from estimator.hardware.csv_files import Cells, HardwareRow, aliases_of, check_s
 from estimator.plan import GIB, MIB
 
 PRICES = {"on_demand_usd_h", "spot_usd_h"}
+SIZES = {"vram_GB", "vram_reported_MiB"}
 PRICED = ("price_date", "price_source")  # that a new price makes untrue
 
 
@@ -77,7 +78,10 @@ def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
         cells["gpu"] = base["gpu"]
         cells["aliases"] = ";".join(dict.fromkeys([*aliases_of(base), *aliases_of(row.cells)]))
         cells.setdefault("source", f"{base.get('source', '')}; {row.file}")
-        cells = base | cells
+        inherited = dict(base)
+        if SIZES & row.cells.keys():
+            inherited.pop("vram_cuda_GiB", None)  # of the size that the table has
+        cells = inherited | cells
         check_sizes(HardwareRow(file=row.file, line=row.line, kind="gpu", cells=cells))
     else:
         near = _nearest(name, _gpu_names(tables))
@@ -143,6 +147,12 @@ def _nearest(name: str, names: Mapping[str, str]) -> str:
 
 def _gpu(cells: Cells) -> Gpu:
     reported, label = number(cells, "vram_reported_MiB"), number(cells, "vram_GB")
+    offered = number(cells, "vram_cuda_GiB")
+    memory = int(reported * MIB) if reported is not None else int((label or 0) * 10**9)
+    driver = 0
+    if offered is not None:
+        driver = max(memory - int(offered * GIB), 0) if reported is not None else 0
+        memory = memory if reported is not None else int(offered * GIB)
     rates = {
         dtype: number(cells, f"{dtype}_TFLOPS" + ("" if dtype == "fp32" else "_dense"))
         for dtype in ("bf16", "fp16", "fp8", "tf32", "fp32")
@@ -153,9 +163,11 @@ def _gpu(cells: Cells) -> Gpu:
     return Gpu(
         name=cells["gpu"],
         vendor=cells["vendor"].lower(),
-        vram_bytes=int(reported * MIB) if reported is not None else int((label or 0) * 10**9),
-        vram_reported=reported is not None,
+        vram_bytes=memory,
+        vram_reported=reported is not None or offered is not None,
         label_gb=label,
+        driver_bytes=driver,
+        measured_tflops=number(cells, "matmul_TFLOPS_measured"),
         bandwidth_gbps=number(cells, "mem_bw_GBps"),
         interconnect=cells.get("interconnect", ""),
         interconnect_gbps=number(cells, "interconnect_GBps_bidir"),

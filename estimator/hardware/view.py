@@ -30,7 +30,9 @@ def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
 
 
 def _memory(gpu: Gpu) -> str:
-    """A GPU's memory as text: what the cloud reports where that is known, else the label's, marked so."""
+    """A GPU's memory as text: what is reported and what of it processes get, else the label's, marked so."""
+    if gpu.driver_bytes:
+        return f"{gpu.usable_bytes / GIB:.2f} GiB of {gpu.vram_bytes // MIB:,} MiB"
     if gpu.vram_reported:
         return f"{gpu.vram_gib:.2f} GiB ({gpu.vram_bytes // MIB:,} MiB)"
     return f"{gpu.vram_gib:.2f} GiB (label: {gpu.label_gb:g} GB)"

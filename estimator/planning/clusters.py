@@ -60,7 +60,7 @@ class Survey:
     def _look_at(self, place: Place) -> None:
         """All shapes of one machine type, until larger ones can only be worse."""
         search = self.search(place)
-        capacity = place.gpu.vram_bytes
+        capacity = place.gpu.usable_bytes
         cheapest = math.inf
         for nodes, count in place.shapes(self.target, self.goals):
             if not search.reaches(nodes, count):

@@ -124,6 +124,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     gpus = machine.gpus[: target.sharers * counts[0]]
     name, capacity = gpus[0][0], min(size for _, size in gpus)
     gpu = hardware.find_gpu_by_nvml_name(name)
+    capacity -= gpu.driver_bytes if gpu else 0
     search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence)
     candidate = search.best(nodes, counts[0], capacity, gpu)
     if candidate is None:
@@ -210,6 +211,7 @@ def _fits(job: Job, target: Target) -> bool:
         return False
     gpu = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
     capacity = min(size for _, size in machine.gpus[: target.sharers * count])
+    capacity -= gpu.driver_bytes if gpu else 0
     search = Search(job, precision_of(job, "cuda", gpu), "cuda")
     return search.best(nodes, count, capacity, gpu) is not None
 

@@ -141,7 +141,7 @@ def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPl
         return None
     failed_gpu = hardware.gpu(request.gpu)
     for place in _larger(plan, job, failed_gpu):
-        memory = replace(search.estimate(plan.layout, place.gpu), capacity_bytes=place.gpu.vram_bytes)
+        memory = replace(search.estimate(plan.layout, place.gpu), capacity_bytes=place.gpu.usable_bytes)
         speed = search.speed(plan.layout, place.gpu, place)
         candidate = Candidate(layout=plan.layout, memory=memory, gpu=place.gpu, place=place, speed=speed)
         target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node)
@@ -168,11 +168,11 @@ def _larger(plan: Plan, job: Job, failed_gpu: Gpu) -> list[Place]:
     larger = [
         place
         for place in candidates
-        if place.gpu.vram_bytes > failed_gpu.vram_bytes and place.gpus >= request.gpus_per_node
+        if place.gpu.usable_bytes > failed_gpu.usable_bytes and place.gpus >= request.gpus_per_node
     ]
     unpriced = float("inf")
     return sorted(
-        larger, key=lambda place: (place.gpu.vram_bytes, place.usd_per_hour or unpriced, place.name)
+        larger, key=lambda place: (place.gpu.usable_bytes, place.usd_per_hour or unpriced, place.name)
     )
 
 

@@ -55,18 +55,19 @@ class Place:
 
 def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     """The machines that the user's choices leave; raises UserError where they leave none."""
-    gpu = hardware.gpu(target.gpu) if target.gpu else None
+    # A name of several GPUs ("A100") stands for those that there are
+    gpus = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else set()
     if goals.cluster_nodes:
         candidates = [_of_cluster(nodes, goals.spot) for nodes in goals.cluster_nodes]
         any_gpu = True
     else:
         names = (*goals.instance_types, *((target.instance_type,) if target.instance_type else ()))
-        any_gpu = bool(names) or gpu is not None or job.precision == "fp32"
+        any_gpu = bool(names) or bool(gpus) or job.precision == "fp32"
         candidates = [_of_catalogue(item, goals.spot) for item in _instances(target, goals, names)]
     usable = [
         place
         for place in candidates
-        if (gpu is None or place.gpu.name == gpu.name)
+        if (not gpus or place.gpu.name in gpus)
         and place.gpu.vendor == "nvidia"
         and place.gpus > 0
         and (place.gpu.bf16 or any_gpu)

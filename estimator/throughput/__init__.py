@@ -20,7 +20,7 @@ from estimator.throughput.efficiency import (
     basis_of,
     kernels,
     low_precision_gain,
-    products_share,
+    products_rate,
     published,
 )
 from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
@@ -174,10 +174,8 @@ def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) ->
 def compute_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
     """Seconds of one micro batch's kernels on the GPU: products, attention, and the memory between them."""
     kind = kernels(setup)
-    peak = gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") or 0.0
     bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
-    share = products_share(gpu, table) or 0.0
-    products = peak * share
+    products = products_rate(gpu, setup.precision, table) or 0.0
     gain = low_precision_gain(setup, gpu, table) or 1.0
     seconds = (load.linear / gain + load.head) / products
     seconds += load.expert / gain / (products * table.of("grouped products"))
@@ -186,7 +184,7 @@ def compute_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> fl
     )
     seconds += load.moved * table.of("moved", kind) / bandwidth
     seconds += load.weights / bandwidth
-    seconds += load.dequantised * table.of("dequantised", kind) / bandwidth
+    seconds += load.dequantised * table.of("dequantised", setup.quantization, kind) / bandwidth
     return seconds
 
 
@@ -223,7 +221,7 @@ def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
     size = 4 if setup.precision == "fp32" else 2
     states = 2 * parameters * (1 if "8bit" in setup.optimizer else size)
     resident = weights_of(setup.model).all * size + (0 if setup.optimizer_in_backward else parameters * size)
-    return 2 * min(states, max(resident + states - gpu.vram_bytes, 0.0))
+    return 2 * min(states, max(resident + states - gpu.usable_bytes, 0.0))
 
 
 def _copied_bytes(setup: Setup, load: Work) -> float:
@@ -251,12 +249,10 @@ def _together(one: float, other: float, power: float) -> float:
 
 def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
     """Why there is no predicted speed, in one clause; "" where there is one."""
-    if gpu.peak_flops("fp32" if setup.precision == "fp32" else "bf16") is None:
-        return f"no sourced peak for the {gpu.name} in the precision of its products"
+    if products_rate(gpu, setup.precision, table) is None:
+        return f"neither peak nor measured rate for the {gpu.name} in the precision of its products"
     if gpu.bandwidth_gbps is None:
         return f"no sourced memory bandwidth for the {gpu.name}"
-    if products_share(gpu, table) is None:
-        return f"no published run on the {gpu.name} or another {gpu.architecture or 'such'} GPU"
     if low_precision_gain(setup, gpu, table) is None:
         return f"no published run in {setup.fp8} on a {gpu.architecture} GPU"
     return ""

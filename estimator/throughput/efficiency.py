@@ -62,14 +62,35 @@ def kernels(setup: Setup) -> Kernels:
     return "compiled" if setup.compile else "eager"
 
 
-def products_share(gpu: Gpu, table: Efficiency) -> float | None:
-    """Share of the dense peak that matrix products reach; None without a published run on such a GPU."""
-    if gpu.architecture is None:
+def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
+    """FLOP/s that matrix products reach in training; None where neither rate nor peak of such a GPU is known.
+
+    A share of the best product that was measured on the GPU, as power and clocks keep cards of one
+    architecture apart by a factor of two. The share is common; runs on a GPU or architecture correct it.
+    """
+    best = _best_product(gpu, precision, table)
+    if best is None:
         return None
-    share = table.get("products", gpu.name)
-    if share is None and ("products", gpu.architecture) in table.table:
-        share = table.of("products", gpu.architecture)
-    return share
+    factor = 1.0
+    for scope in (gpu.name, gpu.architecture or ""):
+        if ("products of", scope) in table.table:
+            factor = table.of("products of", scope)
+            break
+    return best * table.of("products") * factor
+
+
+def _best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
+    """FLOP/s of the best product: as measured on the GPU, else the share of the peak usual on such GPUs."""
+    dtype, own = "fp32" if precision == "fp32" else "bf16", "bf16" if gpu.bf16 else "fp32"
+    if gpu.measured_tflops is not None and dtype == own:
+        return gpu.measured_tflops * 1e12
+    peak, own_peak = gpu.peak_flops(dtype), gpu.peak_flops(own)
+    if peak is None:
+        return None
+    if gpu.measured_tflops is not None and own_peak is not None:
+        return peak * gpu.measured_tflops * 1e12 / own_peak
+    usual = table.table.get(("best product", gpu.architecture or ""))
+    return None if usual is None else peak * usual.value
 
 
 def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | None:
@@ -97,19 +118,22 @@ def published() -> Efficiency:
 
 def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
     """What a speed rests on, and how far it lies from what was published, in one clause."""
-    share = products_share(gpu, table) or 0.0
+    rate, peak = products_rate(gpu, setup.precision, table) or 0.0, gpu.peak_flops("bf16")
     kind, method = kernels(setup), "adapters" if setup.adapters else "full training"
-    text = f"products at {share:.0%} of the peak"
+    text = f"products at {rate / 1e12:,.3g} TFLOPS"
+    if peak is not None and setup.precision != "fp32":
+        text += f", {rate / peak:.0%} of the peak"
     exact = table.table.get(("runs", f"{gpu.architecture} {kind} {method}"))
     if exact is not None:
         runs = f"{exact.rows} published runs of {method} with {kind} kernels"
         text += f", after {runs} on {gpu.architecture} ({exact.source})"
     else:
         of_architecture = table.table.get(("runs", gpu.architecture or ""))
-        count = of_architecture.rows if of_architecture is not None else 0
         text += (
-            f", after {count} published runs on {gpu.architecture}; "
+            f", after {of_architecture.rows} published runs on {gpu.architecture}; "
             f"interpolated, as none of them is {method} with {kind} kernels"
+            if of_architecture is not None
+            else f"; interpolated, as no run on {gpu.architecture} was published: after its best product"
         )
     if setup.model.experts and kind != "fused":
         text += "; experts at the rate of Megatron's kernels, as no others are published"
