@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,17 @@ from estimator.hardware.catalogue import Gpu
 from estimator.published import rows
 from estimator.published.compare import usual_network
 from estimator.setup import Setup
-from estimator.throughput.efficiency import TABLE, Coefficient, Efficiency, kernels, published
+from estimator.throughput.communication import Links, links
+from estimator.throughput.efficiency import (
+    TABLE,
+    Coefficient,
+    Efficiency,
+    chips,
+    kernels,
+    published,
+    recipes,
+)
+from estimator.throughput.flops import Work, work
 
 MEASURED = TABLE.with_name("measured.csv")
 RESULTS = Path(__file__).parent / "results"
@@ -55,6 +66,14 @@ class Point:
     @property
     def project(self) -> str:
         return self.row.source.split("@")[0]
+
+    @cached_property
+    def load(self) -> Work:
+        return work(self.setup)
+
+    @cached_property
+    def wires(self) -> Links:
+        return links(self.setup, self.gpu, network_gbps=self.network_gbps, rdma=self.rdma)
 
 
 def points() -> list[Point]:
@@ -80,6 +99,16 @@ def log_error(point: Point, table: Efficiency) -> float | None:
     return math.log(found.tokens_per_second / point.setup.world_size / point.row.tps_per_gpu)
 
 
+def residual(point: Point, table: Efficiency) -> float:
+    """As :func:`log_error`, for a table that has every coefficient; 0 where a link is unknown."""
+    parts = throughput.step(point.setup, point.load, point.gpu, point.wires, table)
+    setup, measured = point.setup, point.row.tps_per_gpu
+    if parts is None or not measured:
+        return 0.0
+    tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
+    return math.log(tokens / parts.total / setup.world_size / measured)
+
+
 def table_of(values: Array) -> Efficiency:
     return Efficiency(
         {
@@ -91,13 +120,13 @@ def table_of(values: Array) -> Efficiency:
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
     """The table as it would be had the fit known these runs alone: no row of what none of them shows."""
-    seen = {point.gpu.architecture for point in train} | {point.gpu.name for point in train}
-    recipes = {f"{point.gpu.architecture} {point.setup.fp8}" for point in train}
+    seen = {scope for point in train for scope in chips(point.gpu)}
+    known = {scope for point in train for scope in recipes(point.setup, point.gpu)}
     kept = {
         (name, scope): value
         for (name, scope), value in table.table.items()
         if not (name == "products of" and scope not in seen)
-        and not (name == "gain" and not any(scope.startswith(recipe) for recipe in recipes))
+        and not (name == "gain" and scope not in known)
     }
     return Efficiency(kept)
 
@@ -115,9 +144,10 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
     sizes = Counter(point.row.source for point in train)
     weights = np.array([QUALITY[p.row.quality] / math.sqrt(sizes[p.row.source]) for p in train])
     damping = 1.0
+    touched = _touched(train, theta, free)
     now = _residuals(train, theta)
     for _ in range(steps):
-        slopes = _slopes(train, theta, now, free)
+        slopes = _slopes(train, theta, now, free, touched)
         pull = weights / np.maximum(np.abs(now), ROBUST) / ROBUST
         normal = slopes.T @ (slopes * pull[:, None])
         right = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
@@ -143,16 +173,31 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
 
 def _residuals(train: Sequence[Point], theta: Array) -> Array:
     table = table_of(np.exp(theta))
-    return np.array([log_error(point, table) or 0.0 for point in train])
+    return np.array([residual(point, table) for point in train])
 
 
-def _slopes(train: Sequence[Point], theta: Array, now: Array, free: Iterable[int]) -> Array:
-    columns = []
+def _touched(train: Sequence[Point], theta: Array, free: Sequence[int]) -> dict[int, list[int]]:
+    """By coefficient, the rows that it has a part in; the others need not be looked at again."""
+    now = _residuals(train, theta)
+    touched = {}
     for index in free:
         moved = theta.copy()
+        moved[index] += 1.0
+        touched[index] = [int(row) for row in np.flatnonzero(_residuals(train, moved) != now)]
+    return touched
+
+
+def _slopes(
+    train: Sequence[Point], theta: Array, now: Array, free: Sequence[int], touched: dict[int, list[int]]
+) -> Array:
+    slopes = np.zeros((len(train), len(free)))
+    for column, index in enumerate(free):
+        moved = theta.copy()
         moved[index] += 0.02
-        columns.append((_residuals(train, moved) - now) / 0.02)
-    return np.array(columns).T
+        table = table_of(np.exp(moved))
+        for row in touched[index]:
+            slopes[row, column] = (residual(train[row], table) - now[row]) / 0.02
+    return slopes
 
 
 def _loss(errors: Array, weights: Array, theta: Array, prior: Array, width: Array) -> float:
@@ -281,7 +326,7 @@ def write_table(data: Sequence[Point], values: Array, ranges: tuple[float, float
     """efficiency.csv, with the evidence behind each coefficient."""
     theta = np.log(values)
     every = list(range(len(SPECS)))
-    slopes = _slopes(data, theta, _residuals(data, theta), every)
+    slopes = _slopes(data, theta, _residuals(data, theta), every, _touched(data, theta, every))
     lines: list[list[str]] = []
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]

@@ -61,21 +61,21 @@ def usual_best_products() -> dict[str, float]:
 
 
 # How far GPUs of one architecture, or a GPU of its own runs, lie from the common share of the best product
-GPU_WIDTH = 0.15
+GPU_WIDTH = 0.3
 
 SPECS = (
     Spec("products", "*", 0.80, 0.3),
     *(
         Spec("products of", scope, 1.0, GPU_WIDTH)
         for scope in (
-            "Ampere",
-            "Hopper",
+            "Ampere 8.0",
+            "Hopper 9.0",
             "H100 SXM 96GB HBM2e 500W",
-            "Blackwell",
+            "Blackwell 10.0",
             "GB200 (per GPU)",
-            "Blackwell Ultra",
+            "Blackwell Ultra 10.3",
             "GB300 (per GPU)",
-            "Ada Lovelace",
+            "RTX 4090",
             "CDNA3",
         )
     ),
@@ -113,9 +113,12 @@ SPECS = (
     Spec("gain", "Hopper rowwise", 1.3, 0.2),
     Spec("gain", "Hopper te", 1.6, 0.2),
     Spec("gain", "Blackwell te", 1.7, 0.2),
-    Spec("gain", "Blackwell mxfp8", 1.6, 0.2),
-    Spec("gain", "Blackwell nvfp4", 2.0, 0.3),
+    # torchao's kernels and TransformerEngine's are different ones: a run with the one says little of the other
+    Spec("gain", "Blackwell mxfp8 fused", 1.6, 0.2),
+    Spec("gain", "Blackwell mxfp8 compiled", 1.4, 0.3),
+    Spec("gain", "Blackwell nvfp4 fused", 2.0, 0.3),
+    Spec("gain", "Blackwell nvfp4 compiled", 1.7, 0.3),
     Spec("gain", "Blackwell Ultra te", 1.7, 0.2),
-    Spec("gain", "Blackwell Ultra mxfp8", 1.6, 0.2),
-    Spec("gain", "Blackwell Ultra nvfp4", 2.5, 0.3),
+    Spec("gain", "Blackwell Ultra mxfp8 fused", 1.6, 0.2),
+    Spec("gain", "Blackwell Ultra nvfp4 fused", 2.5, 0.3),
 )

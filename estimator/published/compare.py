@@ -185,7 +185,7 @@ def _throughput(row: PublishedRow) -> Scored | str:
 def usual_network(gpu: Gpu, processes_per_node: int) -> tuple[float | None, bool]:
     """Gbit/s out of a node with that GPU and whether GPUs send past the CPU (RDMA).
 
-    That of the best connected of the clouds' largest machines with the GPU; where none is in the table, as
+    That of the clouds' best connected machine with the GPU; where none is in the table, as
     for GB200, of its architecture. In proportion where NVLink joins more GPUs than that machine has (NVL72).
     """
     connected = [item for item in hardware.instances() if item.network_gbps and item.gpu_count]
@@ -195,7 +195,7 @@ def usual_network(gpu: Gpu, processes_per_node: int) -> tuple[float | None, bool
         machines = [item for item in connected if architectures.get(item.gpu) == gpu.architecture]
     if not machines:
         return None, False
-    best = max(machines, key=lambda item: (item.gpu_count, item.network_gbps or 0))
+    best = max(machines, key=lambda item: (item.network_gbps or 0, item.gpu_count))
     scale = max(processes_per_node / best.gpu_count, 1)
     return (best.network_gbps or 0) * scale, bool(_RDMA.search(best.fabric))
 

@@ -71,12 +71,15 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     best = _best_product(gpu, precision, table)
     if best is None:
         return None
-    factor = 1.0
-    for scope in (gpu.name, gpu.architecture or ""):
-        if ("products of", scope) in table.table:
-            factor = table.of("products of", scope)
-            break
+    factor = next(
+        (table.of("products of", scope) for scope in chips(gpu) if ("products of", scope) in table.table), 1.0
+    )
     return best * table.of("products") * factor
+
+
+def chips(gpu: Gpu) -> tuple[str, str]:
+    """The GPU, and the family of chips that it is of: "Ampere 8.0" is A100's, "Ampere 8.6" A10's and RTX's."""
+    return gpu.name, f"{gpu.architecture} {gpu.compute_capability or ''}".strip()
 
 
 def _best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
@@ -97,8 +100,13 @@ def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | Non
     """How much faster products are in the setup's 8- or 4-bit recipe than in bf16; None without a run."""
     if setup.fp8 == "none":
         return 1.0
+    return table.get("gain", *recipes(setup, gpu))
+
+
+def recipes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
+    """The scopes of an 8- or 4-bit recipe's gain: in this kind of kernels, in any."""
     recipe = f"{gpu.architecture} {setup.fp8}"
-    return table.get("gain", f"{recipe} {kernels(setup)}", recipe)
+    return f"{recipe} {kernels(setup)}", recipe
 
 
 @lru_cache(maxsize=1)

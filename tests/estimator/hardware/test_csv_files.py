@@ -24,13 +24,21 @@ def refused(file: Path, text: str | bytes) -> UserError:
 
 
 def test_a_row_overrides_what_it_says_and_leaves_what_it_leaves_blank(own: Path) -> None:
-    own.write_text("gpu,mem_bw_GBps,bf16_TFLOPS_dense,notes\nA10G,,70,measured here\n")
-    made, table = hardware.catalogue(own).gpu("A10G"), hardware.gpu("A10G")
-    assert made.peak_flops("bf16") == 70e12
+    own.write_text("gpu,mem_bw_GBps,bf16_TFLOPS_dense,notes\nRTX A5000,,111,measured here\n")
+    made, table = hardware.catalogue(own).gpu("RTX A5000"), hardware.gpu("RTX A5000")
+    assert made.peak_flops("bf16") == 111e12
     assert table.peak_flops("bf16") is None
-    assert (made.bandwidth_gbps, made.vram_bytes, made.dtypes) == (600, 22888 * MIB, table.dtypes)
+    assert (made.bandwidth_gbps, made.usable_bytes, made.dtypes) == (768, table.usable_bytes, table.dtypes)
     assert made.notes == "measured here"
     assert str(own) in made.source
+
+
+def test_a_size_of_ones_own_does_not_keep_what_the_driver_leaves_of_the_tables(own: Path) -> None:
+    own.write_text("gpu,vram_reported_MiB\nRTX 6000 Ada,49140\n")  # without ECC
+    made = hardware.catalogue(own).gpu("RTX 6000 Ada")
+    assert (made.usable_bytes, made.driver_bytes) == (49140 * MIB, 0)
+    own.write_text("gpu,vram_reported_MiB,vram_cuda_GiB\nRTX 6000 Ada,49140,47.4\n")
+    assert hardware.catalogue(own).gpu("RTX 6000 Ada").usable_bytes == pytest.approx(47.4 * GIB, abs=1)
 
 
 def test_a_gpu_is_overridden_by_any_of_its_names(own: Path) -> None:

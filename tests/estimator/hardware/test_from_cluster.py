@@ -250,13 +250,12 @@ def test_karpenters_labels_tell_an_a100_of_40_gb_from_one_of_80(api: Api) -> Non
     assert large.instance.cloud == "aws"
 
 
-def test_gkes_labels_are_read_and_what_the_table_lacks_comes_from_the_node(api: Api) -> None:
+def test_gkes_labels_are_read_and_what_pods_can_have_comes_from_the_node(api: Api) -> None:
     api.nodes = [gke_l4(1), gke_l4(2, **{"cloud.google.com/gke-spot": "true"})]
     bought, spot = read_cluster().nodes
     assert (bought.instance.cloud, bought.instance.name, bought.gpu.name) == ("gcp", "g2-standard-8", "L4")
-    assert bought.gpu.vram_bytes == 22888 * MIB
-    assert hardware.instance("g2-standard-8").ram_bytes is None
-    assert bought.instance.ram_bytes == 28460 * MIB
+    assert bought.gpu.vram_bytes == 23034 * MIB
+    assert bought.memory_bytes == 28460 * MIB
     assert (bought.spot, spot.spot) == (None, True)
 
 
@@ -375,7 +374,7 @@ def test_the_clusters_machines_are_a_catalogue_to_plan_with(api: Api) -> None:
             "p5.48xlarge": 8,
         }
         assert hardware.gpu("H100").vram_bytes == 81559 * MIB
-        assert hardware.gpu("T4").vram_bytes == 16384 * MIB
+        assert hardware.gpu("T4").vram_bytes == 15360 * MIB
 
 
 def test_a_big_cluster_is_read_page_by_page(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

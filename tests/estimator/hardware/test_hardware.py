@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,45 @@ def test_a_gpu_that_nobody_lists_is_answered_with_the_nearest_names() -> None:
 def test_a_name_that_fits_several_gpus_offers_them() -> None:
     with pytest.raises(UserError, match="A100 SXM 80GB"):
         hardware.gpu("A100")
+    with pytest.raises(UserError, match="'rtx6000' stands for 3 GPUs"):
+        hardware.gpu("rtx6000")
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        ("A100", {"A100 SXM 80GB", "A100 SXM 40GB", "A100 PCIe 80GB", "A100 PCIe 40GB"}),
+        ("A100-80GB", {"A100 SXM 80GB", "A100 PCIe 80GB"}),
+        ("a10080gb", {"A100 SXM 80GB", "A100 PCIe 80GB"}),
+        ("a100-40gb", {"A100 SXM 40GB", "A100 PCIe 40GB"}),
+        ("a100 sxm", {"A100 SXM 80GB", "A100 SXM 40GB"}),
+        ("nvidia-a100", {"A100 SXM 80GB", "A100 SXM 40GB", "A100 PCIe 80GB", "A100 PCIe 40GB"}),
+        ("h100", {"H100 SXM", "H100 PCIe", "H100 NVL", "H100 SXM 96GB HBM2e 500W"}),
+        ("h100-80gb", {"H100 SXM", "H100 PCIe"}),
+        ("h200", {"H200 SXM", "H200 NVL"}),
+        ("l4", {"L4"}),
+        ("L40", {"L40"}),
+        ("A10", {"A10"}),
+        ("A10G", {"A10G"}),
+        ("T4", {"T4"}),
+        ("4090", {"RTX 4090"}),
+        ("RTX4090", {"RTX 4090"}),
+        ("mi300x", {"MI300X"}),
+        ("b200", {"B200 SXM"}),
+        ("nvidia-tesla-a100", {"A100 SXM 40GB"}),  # GKE's name of one of them
+        ("NVIDIA A100-SXM4-80GB", {"A100 SXM 80GB"}),
+        ("NVIDIA H200", {"H200 SXM"}),  # the driver's name of one of them
+    ],
+)
+def test_a_short_name_stands_for_all_of_its_kind_and_a_drivers_for_one(typed: str, names: set[str]) -> None:
+    assert {gpu.name for gpu in hardware.gpus_called(typed)} == names
+
+
+def test_every_gpu_is_called_by_its_own_name_and_by_what_drivers_call_it() -> None:
+    for gpu in hardware.gpus():
+        assert hardware.gpus_called(gpu.name) == (gpu,)
+        for alias in gpu.aliases:
+            assert hardware.gpus_called(alias)[0] is gpu
 
 
 def test_gpu_facts_are_in_range_and_sourced() -> None:
@@ -105,20 +145,47 @@ def test_gpu_facts_are_in_range_and_sourced() -> None:
             assert 1 < rate <= 5000, (gpu.name, dtype)
 
 
-def test_sizes_are_what_clouds_report_and_not_the_label() -> None:
-    assert hardware.gpu("L4").vram_bytes == 22888 * MIB
-    assert hardware.gpu("L40S").vram_bytes == 45776 * MIB
-    unreported = hardware.gpu("RTX 4090")
-    assert (unreported.vram_bytes, unreported.vram_reported) == (24 * 10**9, False)
+def test_sizes_are_what_drivers_report_and_not_the_label() -> None:
+    for name, mib in {"T4": 15360, "RTX 4090": 24564, "RTX A6000": 49140, "L4": 23034, "L40S": 46068}.items():
+        assert hardware.gpu(name).vram_bytes == mib * MIB, name
+    unreported = hardware.gpu("A40")
+    assert (unreported.vram_bytes, unreported.vram_reported) == (48 * 10**9, False)
+
+
+def test_a_process_gets_what_cuda_offers_which_is_less_than_the_driver_reports() -> None:
+    for name, gib in {"T4": 14.75, "RTX 4090": 23.52, "A100 SXM 80GB": 79.25, "L4": 22.05}.items():
+        gpu = hardware.gpu(name)
+        assert gpu.usable_bytes == pytest.approx(gib * GIB, abs=1), name
+        assert gpu.usable_bytes < gpu.vram_bytes
+    for gpu in hardware.gpus():
+        assert 0 <= gpu.driver_bytes < 0.05 * gpu.vram_bytes, gpu.name
+    assert hardware.gpu("RTX A6000").usable_bytes == 49140 * MIB  # no log says what CUDA offers
+
+
+def test_a_measured_product_is_about_what_the_peak_allows() -> None:
+    known = [gpu for gpu in hardware.gpus() if gpu.measured_tflops is not None]
+    assert len(known) >= 25
+    for gpu in known:
+        peak = gpu.peak_flops("bf16" if gpu.bf16 else "fp32")
+        # GeForce cards clock above the figures that they are sold with, an A10's power limit far below
+        assert peak is None or 0.4 < (gpu.measured_tflops or 0) * 1e12 / peak < 1.1, gpu.name
 
 
 def test_what_is_not_known_stays_unknown() -> None:
-    assert hardware.gpu("A10G").peak_flops("bf16") is None
+    assert hardware.gpu("RTX A5000").peak_flops("bf16") is None
     assert hardware.gpu("T4").peak_flops("fp8") is None
     assert hardware.instance("p5e.48xlarge").usd_per_hour is None
-    assert hardware.instance("a2-highgpu-1g").network_gbps is None
+    assert hardware.instance("p3.2xlarge").network_gbps is None
     assert hardware.instance("Standard_ND96asr_v4").network_gbps is None
-    assert hardware.instance("g2-standard-8").ram_bytes is None
+    assert hardware.instance("Standard_ND96amsr_A100_v4").ram_bytes is None
+
+
+def test_gcps_machines_all_have_their_memory_and_those_for_training_a_network() -> None:
+    of_gcp = [item for item in hardware.instances() if item.cloud == "gcp"]
+    assert len(of_gcp) >= 28
+    for item in of_gcp:
+        assert item.ram_bytes is not None, item.name
+        assert item.name.startswith(("n1-", "a3-ultra")) or item.network_gbps is not None, item.name
 
 
 def test_peaks_are_dense() -> None:
@@ -149,7 +216,7 @@ def test_a_card_counts_by_the_size_on_its_label() -> None:
     of_24 = [item.name for item in hardware.gpus() if item.is_at_least(24) and not item.is_at_least(25)]
     assert {"L4", "A10G", "RTX 4090", "A10", "RTX 3090"} <= set(of_24)
     assert not hardware.gpu("T4").is_at_least(24)
-    assert hardware.gpu("L4").vram_gib == pytest.approx(22.35, abs=0.01)
+    assert hardware.gpu("L4").vram_gib == pytest.approx(22.49, abs=0.01)
     assert hardware.gpu("RTX PRO 4500").is_at_least(32)
 
 
@@ -157,8 +224,25 @@ def test_a_price_has_an_age_where_its_day_is_known() -> None:
     item = hardware.instance("p5.48xlarge")
     assert item.price_date == "2026-07-20"
     assert item.price_age_days(date(2026, 8, 1)) == 12
-    assert hardware.instance("a2-highgpu-1g").price_age_days(date(2026, 8, 1)) is None
+    assert hardware.instance("gpu_1x_a6000").price_age_days(date(2026, 8, 1)) is None
     assert hardware.instance("p5e.48xlarge").price_age_days(date(2026, 8, 1)) is None
+
+
+def test_prices_older_than_sixty_days_are_told_once_by_the_oldest() -> None:
+    names = ["p5.48xlarge", "a2-highgpu-1g", "p5.48xlarge"]
+    assert hardware.old_prices(names, date(2026, 9, 18)) == ""
+    assert hardware.old_prices(names, date(2026, 9, 19)) == (
+        "Prices of 2026-07-20 are 61 days old: `finetune gpus --refresh` asks for today's."
+    )
+    assert hardware.old_prices(["a2-highgpu-1g"], date(2026, 9, 19)) == ""
+    assert hardware.old_prices(["", "rack-7", "p5e.48xlarge", "gpu_1x_a6000"], date(2030, 1, 1)) == ""
+
+
+def test_a_price_of_ones_own_without_a_day_is_not_called_old(tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text("instance_type,on_demand_usd_h\np5.48xlarge,31.46\n")
+    with hardware.using(hardware.catalogue(own)):
+        assert hardware.old_prices(["p5.48xlarge"], date(2030, 1, 1)) == ""
 
 
 def test_an_architecture_is_found_by_its_beginning_and_a_cloud_in_any_case() -> None:

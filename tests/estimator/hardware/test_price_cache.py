@@ -20,7 +20,7 @@ def test_a_refreshed_price_goes_in_when_it_is_not_older() -> None:
     made = cached(
         "aws,p5.48xlarge,50,20,eu-west-1,2026-08-01,API\n"
         "aws,g5.xlarge,1,0.4,us-east-1,2026-01-01,API\n"
-        "gcp,a2-highgpu-1g,3,,us-central1,2026-08-01,API\n"
+        "gcp,a2-highgpu-1g,3,,us-central1,2026-08-09,API\n"
     )
     new = made.instance("p5.48xlarge")
     assert (new.usd_per_hour, new.spot_usd_per_hour, new.region, new.price_source) == (
@@ -31,7 +31,7 @@ def test_a_refreshed_price_goes_in_when_it_is_not_older() -> None:
     )
     assert made.instance("g5.xlarge").usd_per_hour == 1.006
     assert made.instance("a2-highgpu-1g").usd_per_hour == 3
-    assert made.instance("a2-highgpu-1g").spot_usd_per_hour == 2.20401
+    assert made.instance("a2-highgpu-1g").spot_usd_per_hour == 1.92802
 
 
 def test_a_refreshed_spot_price_alone_does_not_make_the_other_price_younger() -> None:
