@@ -3,9 +3,9 @@
     python -m benchmarks.fit_throughput            # minutes; writes the table and benchmarks/results
     python -m benchmarks.fit_throughput --score    # scores the table as it is
 
-Two scores: on the rows that were fitted, and on each source's rows by a fit that never saw that source (in
-addition by a fit that never saw any source of that project). A row that such a fit knows no coefficient for
-(a GPU architecture or an 8-bit recipe that only the left-out source has) is unknown there, and counted.
+Scores: on the rows that were fitted, and on each source's rows by a fit that never saw that source (in
+addition by fits that never saw any source of that project, or a GPU of that architecture). A row whose 8- or
+4-bit recipe only the left-out rows have, in such kernels, is unknown there, and counted.
 
 Each coefficient has a physical prior and a width; the fit is Gauss-Newton on log errors, robust against
 outliers (absolute beyond 10 %), with sources weighted by the root of their number of rows.
@@ -19,20 +19,15 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.published_speeds import Point, points
 from benchmarks.throughput_coefficients import SPECS
+from benchmarks.throughput_scores import markdown, scores, spread, summary
 from estimator import throughput
-from estimator.hardware.catalogue import Gpu
-from estimator.published import rows
-from estimator.published.compare import usual_network
-from estimator.setup import Setup
-from estimator.throughput.communication import Links, links
 from estimator.throughput.efficiency import (
     TABLE,
     Coefficient,
@@ -42,51 +37,14 @@ from estimator.throughput.efficiency import (
     published,
     recipes,
 )
-from estimator.throughput.flops import Work, work
 
-MEASURED = TABLE.with_name("measured.csv")
 RESULTS = Path(__file__).parent / "results"
+PAGE = "throughput_fit.md"
 ROBUST = 0.10  # log error beyond which a row pulls no harder
 QUALITY = {"A": 1.0, "B": 0.7, "C": 0.2}  # weight of a row by its quality in the table
 TOUCHED = 0.02  # share of the time that a coefficient must move to count a row as its evidence
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One published run."""
-
-    row: rows.PublishedRow
-    setup: Setup
-    gpu: Gpu
-    network_gbps: float | None
-    rdma: bool
-
-    @property
-    def project(self) -> str:
-        return self.row.source.split("@")[0]
-
-    @cached_property
-    def load(self) -> Work:
-        return work(self.setup)
-
-    @cached_property
-    def wires(self) -> Links:
-        return links(self.setup, self.gpu, network_gbps=self.network_gbps, rdma=self.rdma)
-
-
-def points() -> list[Point]:
-    """The rows of the package's table that can be predicted."""
-    found = []
-    for row in rows.read(MEASURED):
-        if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
-            continue
-        gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)
-        if row.network_gbps is not None:
-            gbps, rdma = row.network_gbps, True
-        found.append(Point(row, row.setup, row.gpu, gbps, rdma))
-    return found
 
 
 def log_error(point: Point, table: Efficiency) -> float | None:
@@ -125,8 +83,7 @@ def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
     kept = {
         (name, scope): value
         for (name, scope), value in table.table.items()
-        if not (name == "products of" and scope not in seen)
-        and not (name == "gain" and scope not in known)
+        if not (name == "products of" and scope not in seen) and not (name == "gain" and scope not in known)
     }
     return Efficiency(kept)
 
@@ -207,10 +164,6 @@ def _loss(errors: Array, weights: Array, theta: Array, prior: Array, width: Arra
     return float(weights @ rows_loss + np.sum(((theta - prior) / width) ** 2) / 2)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Scores
-
-
 def held_out(data: Sequence[Point], fitted: Array, group: Callable[[Point], str]) -> list[float | None]:
     """Log error of each row by a fit that never saw its group."""
     errors: list[float | None] = [None] * len(data)
@@ -223,107 +176,18 @@ def held_out(data: Sequence[Point], fitted: Array, group: Callable[[Point], str]
     return errors
 
 
-def summary(errors: Iterable[float | None]) -> dict[str, float | int | None]:
-    errors = list(errors)
-    known = [math.expm1(error) for error in errors if error is not None]
-    if not known:
-        return {
-            "rows": 0,
-            "unknown": len(errors),
-            "median_abs_error": None,
-            "p95_abs_error": None,
-            "bias": None,
-        }
-    return {
-        "rows": len(known),
-        "unknown": len(errors) - len(known),
-        "median_abs_error": round(float(np.median(np.abs(known))), 4),
-        "p95_abs_error": round(float(np.percentile(np.abs(known), 95)), 4),
-        "bias": round(float(np.median(known)), 4),
-    }
-
-
-GROUPS: dict[str, Callable[[Point], str]] = {
-    "framework": lambda point: point.row.framework,
-    "GPU": lambda point: point.gpu.name,
-    "precision of products": lambda point: point.setup.fp8 if point.setup.fp8 != "none" else "bf16",
-    "method": lambda point: point.row.method,
-    "kernels": lambda point: kernels(point.setup),
-    "parallelism": lambda point: parallelism(point.setup),
-    "quality": lambda point: point.row.quality,
-    "source": lambda point: point.row.source,
-}
-
-
-def parallelism(setup: Setup) -> str:
-    """Kinds that are above 1, in words."""
-    kinds = {
-        "tensor": setup.tensor,
-        "pipeline": setup.pipeline,
-        "context": setup.context,
-        "expert": setup.expert,
-    }
-    named = [name for name, degree in kinds.items() if degree > 1]
-    if setup.world_size == 1:
-        return "one GPU"
-    return " + ".join(named) or ("data, several nodes" if setup.nodes > 1 else "data, one node")
-
-
-def scores(data: Sequence[Point], errors: dict[str, list[float | None]]) -> dict[str, object]:
-    found: dict[str, object] = {"all": {name: summary(values) for name, values in errors.items()}}
-    for title, by in GROUPS.items():
-        keys = [by(point) for point in data]
-        found[title] = {
-            key: {
-                name: summary(value for value, other in zip(values, keys, strict=True) if other == key)
-                for name, values in errors.items()
-            }
-            for key, _ in Counter(keys).most_common()
-        }
-    return found
-
-
-def markdown(found: dict[str, object]) -> str:
-    lines = [
-        "# Predicted tokens/s against published ones",
-        "",
-        "Median and 95th percentile of |predicted / measured - 1|, and the median of the signed error.",
-        "*Fitted*: the rows were fitted. *Source held out*: by a fit that never saw the row's source (one",
-        "commit of one project). *Project held out*: that never saw any source of the project. Rows whose",
-        "GPU architecture or 8-bit recipe nobody else has published are unknown to such a fit.",
-        "`python -m benchmarks.fit_throughput` writes this.",
-    ]
-    names = ("fitted", "source held out", "project held out")
-    for title, groups in found.items():
-        if title == "rows":
-            continue
-        table = {"all": groups} if title == "all" else groups
-        assert isinstance(table, dict)
-        lines += ["", f"## By {title}" if title != "all" else "## All", ""]
-        lines += [
-            f"| | rows | {' | '.join(f'{name}: median | p95 | bias' for name in names)} | unknown |",
-            f"|---|---|{'---|' * 10}",
-        ]
-        for key, score in table.items():
-            cells = [str(score["fitted"]["rows"])]
-            for name in names:
-                cells += [
-                    _percent(score[name][part]) for part in ("median_abs_error", "p95_abs_error", "bias")
-                ]
-            lines.append(f"| {key} | {' | '.join(cells)} | {score['project held out']['unknown']} |")
-    return "\n".join(lines) + "\n"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value * 100:.1f} %"
-
-
 # ---------------------------------------------------------------------------------------------------------
 # The table
 
 
-def write_table(data: Sequence[Point], values: Array, ranges: tuple[float, float]) -> None:
-    """efficiency.csv, with the evidence behind each coefficient."""
+def write_table(
+    data: Sequence[Point], values: Array, known: tuple[float, float], unseen: tuple[float, float]
+) -> None:
+    """efficiency.csv, with the evidence behind each coefficient.
+
+    ``known`` and ``unseen``: the 10th and 90th percentile of measured over predicted, of sources and of GPU
+    architectures that the fit never saw.
+    """
     theta = np.log(values)
     every = list(range(len(SPECS)))
     slopes = _slopes(data, theta, _residuals(data, theta), every, _touched(data, theta, every))
@@ -344,12 +208,11 @@ def write_table(data: Sequence[Point], values: Array, ranges: tuple[float, float
         lines.append(
             ["runs", scope, "1", str(len(evidence)), _sources(evidence), "published runs of this kind"]
         )
-    text = "tokens/s over predicted that a tenth of the runs lie below, their source left out of the fit"
-    for scope, value in zip(("p10", "p90"), ranges, strict=True):
-        lines.append(
-            ["range", scope, f"{value:.3f}", str(len(data)), "benchmarks/results/throughput_fit.md", text]
-        )
-        text = text.replace("below", "above")
+    for prefix, what, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
+        for scope, side, value in zip(("p10", "p90"), ("below", "above"), spans, strict=True):
+            text = f"tokens/s over predicted that a tenth of the runs lie {side}, their {what} left out"
+            page = f"benchmarks/{RESULTS.name}/{PAGE}"
+            lines.append(["range", prefix + scope, f"{value:.3f}", str(len(data)), page, text])
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["coefficient", "scope", "value", "rows", "source", "meaning"])
@@ -359,13 +222,6 @@ def write_table(data: Sequence[Point], values: Array, ranges: tuple[float, float
 def _sources(evidence: Iterable[Point]) -> str:
     """Projects, most rows first."""
     return "; ".join(name for name, _ in Counter(point.project for point in evidence).most_common(4))
-
-
-def spread(errors: Iterable[float | None]) -> tuple[float, float]:
-    """Measured over predicted at the 10th and 90th percentile."""
-    ratios = [math.exp(-error) for error in errors if error is not None]
-    low, high = np.percentile(ratios, [10, 90])
-    return float(low), float(high)
 
 
 def main() -> None:
@@ -383,7 +239,8 @@ def main() -> None:
     errors: dict[str, list[float | None]] = {"fitted": [log_error(point, table) for point in data]}
     errors["source held out"] = held_out(data, values, lambda point: point.row.source)
     errors["project held out"] = held_out(data, values, lambda point: point.project)
-    write_table(data, values, spread(errors["source held out"]))
+    errors["architecture held out"] = held_out(data, values, lambda point: point.gpu.architecture or "")
+    write_table(data, values, spread(errors["source held out"]), spread(errors["architecture held out"]))
     found = scores(data, errors)
     found["rows"] = {
         point.row.id: [
@@ -393,7 +250,7 @@ def main() -> None:
         for index, point in enumerate(data)
     }
     (RESULTS / "throughput_fit.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "throughput_fit.md").write_text(markdown(found), encoding="utf-8")
+    (RESULTS / PAGE).write_text(markdown(found), encoding="utf-8")
     print(json.dumps(found["all"], indent=1))
 
 

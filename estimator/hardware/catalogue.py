@@ -12,7 +12,7 @@ from estimator.plan import GIB, MIB
 
 # Drivers, clouds and labels give one card sizes that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
 SIZE_TOLERANCE = 0.1
-VENDORS = frozenset({"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"})  # words that are no GPU's own
+VENDORS = frozenset({"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"})  # no GPU's own words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ class Catalogue:
         return self._gpu_index.get(normal(name))
 
     def gpus_called(self, name: str) -> tuple[Gpu, ...]:
-        """All GPUs that a name stands for, that of this very name first: "A100" those of both sizes and forms.
+        """All GPUs that a name stands for, that of this very name first: "A100" both sizes and both forms.
 
         A table name, or a product name of a driver or cloud, stands for its GPU alone; fewer words stand for
         every GPU that has them. Raises UserError with the nearest names where there is none.

@@ -2,8 +2,8 @@
 
     AWS_REGION=us-east-1 python -m estimator.hardware.shipped_prices
 
-asks the providers of ``finetune gpus --refresh``, replaces prices in ``data/instances.csv`` that are older, on
-demand and spot, and fills cells that the table leaves blank. A price of another region than the row's is left.
+asks the providers of ``finetune gpus --refresh``, replaces older prices in ``data/instances.csv``, on demand
+and spot, and fills cells that the table leaves blank. A price of another region than the row's is left.
 """
 
 from __future__ import annotations

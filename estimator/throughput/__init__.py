@@ -2,8 +2,8 @@
 
 A step is computing, what of the communication it can't hide, the pipeline's bubble and the optimizer. The
 work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
-coefficients of ``efficiency``. A GPU without a sourced peak, an architecture without a published run, and a
-CPU have no predicted speed. docs/throughput.md has the formulas in full.
+coefficients of ``efficiency``. A GPU without a sourced peak or measured product, and a CPU, have no
+predicted speed. docs/throughput.md has the formulas in full.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Speed:
 
     ``mfu`` is model FLOPs (``flops_per_token``) over the dense bf16 peak, whatever the precision.
     ``tokens_per_second_range`` holds four fifths of the published runs when their source is left out of
-    the fit.
+    the fit; on an architecture without a published run, when their architecture is.
     """
 
     tokens_per_second: float | None
@@ -138,7 +138,8 @@ def speed(
     rate = tokens / parts.total
     peak = gpu.peak_flops("bf16") or 0.0
     mfu = rate * load.model_flops_per_token / (peak * setup.world_size) if peak else None
-    low, high = table.get("range", "p10"), table.get("range", "p90")
+    seen = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
+    low, high = table.get("range", f"{seen}p10"), table.get("range", f"{seen}p90")
     return Speed(
         tokens_per_second=rate,
         basis=_basis(setup, gpu, table, wires, parts),

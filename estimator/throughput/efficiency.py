@@ -1,7 +1,8 @@
 """What GPUs make of the work: a few coefficients by architecture and kind of kernels, from published runs.
 
 ``data/efficiency.csv`` holds one row for each, with the number of published runs behind it and their
-sources; ``python -m benchmarks.fit_throughput`` fits them again. An architecture without a row is unknown.
+sources; ``python -m benchmarks.fit_throughput`` fits them again. What a GPU makes of a
+matrix product at best is measured (``data/gpus.csv``); what training reaches of it is fitted.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:
-    """The GPU, and the family of chips that it is of: "Ampere 8.0" is A100's, "Ampere 8.6" A10's and RTX's."""
+    """The GPU, and the family of chips that it is of: "Ampere 8.0" is A100's, "Ampere 8.6" A10's."""
     return gpu.name, f"{gpu.architecture} {gpu.compute_capability or ''}".strip()
 
 
@@ -92,8 +93,8 @@ def _best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
         return None
     if gpu.measured_tflops is not None and own_peak is not None:
         return peak * gpu.measured_tflops * 1e12 / own_peak
-    usual = table.table.get(("best product", gpu.architecture or ""))
-    return None if usual is None else peak * usual.value
+    usual = table.get("best product", gpu.architecture or "")
+    return None if usual is None else peak * usual
 
 
 def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fit_throughput, throughput_coefficients
+from benchmarks import fit_throughput, published_speeds, throughput_coefficients
 from estimator import throughput
-from estimator.throughput.efficiency import TABLE, published
+from estimator.throughput.efficiency import TABLE, products_rate, published
 
 RESULTS = json.loads((fit_throughput.RESULTS / "throughput_fit.json").read_text(encoding="utf-8"))
 ROWS = list(csv.DictReader(TABLE.open(newline="", encoding="utf-8")))
@@ -22,7 +22,9 @@ ROWS = list(csv.DictReader(TABLE.open(newline="", encoding="utf-8")))
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Predicted / measured - 1 of each published run, by its id."""
-    found = {point.row.id: fit_throughput.log_error(point, published()) for point in fit_throughput.points()}
+    found = {
+        point.row.id: fit_throughput.log_error(point, published()) for point in published_speeds.points()
+    }
     return {name: math.expm1(error) for name, error in found.items() if error is not None}
 
 
@@ -34,10 +36,10 @@ def test_the_median_error_of_published_tokens_per_second_is_at_most_15_percent(
     assert abs(statistics.median(errors.values())) <= 0.05
 
 
-@pytest.mark.parametrize("fit", ["fitted", "source held out", "project held out"])
-def test_the_committed_scores_are_at_most_15_percent_also_on_sources_that_the_fit_never_saw(fit: str) -> None:
-    assert RESULTS["all"][fit]["rows"] >= 350
-    assert RESULTS["all"][fit]["median_abs_error"] <= 0.15
+@pytest.mark.parametrize("fit", ["fitted", "source held out", "project held out", "architecture held out"])
+def test_the_committed_scores_are_about_10_percent_also_on_what_the_fit_never_saw(fit: str) -> None:
+    assert RESULTS["all"][fit]["rows"] >= 280
+    assert RESULTS["all"][fit]["median_abs_error"] <= 0.11
 
 
 def test_the_committed_scores_are_those_of_the_committed_table(errors: dict[str, float]) -> None:
@@ -77,7 +79,9 @@ def test_every_coefficient_is_used_by_the_model() -> None:
 @pytest.mark.parametrize(
     ("coefficient", "low", "high"),
     [
-        ("products", 0.4, 1.0),
+        ("products", 0.6, 1.0),
+        ("products of", 0.75, 1.3),
+        ("best product", 0.5, 1.0),
         ("attention", 0.2, 1.0),
         ("moved", 0.2, 2.5),
         ("grouped products", 0.3, 1.0),
@@ -98,23 +102,39 @@ def test_fused_kernels_move_less_than_compiled_ones_and_those_less_than_eager_on
     assert fused <= compiled < eager
 
 
-def test_a_fit_that_saw_no_run_of_an_architecture_does_not_know_it() -> None:
-    data = fit_throughput.points()
+def test_a_fit_that_saw_no_run_of_an_architecture_takes_the_common_share() -> None:
+    data = published_speeds.points()
     others = [point for point in data if point.gpu.architecture != "Ampere"]
     table = fit_throughput.without_evidence(published(), others)
     ampere = next(point for point in data if point.gpu.architecture == "Ampere")
-    assert fit_throughput.log_error(ampere, table) is None
+    share = (ampere.gpu.measured_tflops or 0) * 1e12 * published().of("products")
+    assert products_rate(ampere.gpu, "bf16", table) == pytest.approx(share)
+    own = published().of("products of", "Ampere 8.0")
+    assert products_rate(ampere.gpu, "bf16", published()) == pytest.approx(share * own)
+
+
+def test_a_fit_that_saw_no_run_of_a_recipe_in_such_kernels_does_not_know_it() -> None:
+    data = published_speeds.points()
+    others = [point for point in data if "Megatron" not in point.project]
+    table = fit_throughput.without_evidence(published(), others)
+    recipe = next(point for point in data if "Megatron" in point.project and point.setup.fp8 == "mxfp8")
+    assert fit_throughput.log_error(recipe, table) is None
     assert fit_throughput.log_error(others[0], table) is not None
+
+
+def test_usual_shares_of_the_peak_are_those_of_the_gpu_table() -> None:
+    for name, share in throughput_coefficients.usual_best_products().items():
+        assert published().of("best product", name) == pytest.approx(share, abs=0.0005)
 
 
 def test_the_fit_finds_the_coefficient_that_made_the_data() -> None:
     """Speeds made with two thirds of the prior share of the peak, all else at its prior."""
     specs = throughput_coefficients.SPECS
     priors = np.array([spec.prior for spec in specs])
-    index = next(i for i, spec in enumerate(specs) if (spec.name, spec.scope) == ("products", "Ampere"))
+    index = next(i for i, spec in enumerate(specs) if (spec.name, spec.scope) == ("products", "*"))
     true = priors.copy()
     true[index] *= 2 / 3
-    found = [p for p in fit_throughput.points() if p.gpu.architecture == "Ampere"][:60]
+    found = [p for p in published_speeds.points() if p.gpu.architecture == "Ampere"][:60]
     table = fit_throughput.table_of(true)
     made = []
     for point in found:
@@ -124,4 +144,6 @@ def test_the_fit_finds_the_coefficient_that_made_the_data() -> None:
         row = replace(point.row, tps_per_gpu=point.row.tps_per_gpu * math.exp(error))
         made.append(replace(point, row=row))
     fitted = fit_throughput.fit(made)
-    assert fitted[index] == pytest.approx(true[index], rel=0.05)
+    own = next(i for i, spec in enumerate(specs) if (spec.name, spec.scope) == ("products of", "Ampere 8.0"))
+    # The runs are all of one kind of chips, so that the common share and theirs are found as a product
+    assert fitted[index] * fitted[own] == pytest.approx(true[index] * true[own], rel=0.05)

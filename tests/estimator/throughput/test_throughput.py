@@ -12,6 +12,7 @@ from estimator.errors import UserError
 from estimator.models import find
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
+from estimator.throughput.efficiency import products_rate, published
 
 H100, A100 = hardware.gpu("H100 SXM"), hardware.gpu("A100 SXM 80GB")
 LLAMA, MIXTRAL = find("llama-8b"), find("mixtral-8x7b")
@@ -33,17 +34,81 @@ def rate_of(setup: Setup, **links: Any) -> float:
 # What is unknown, and what a speed says of itself
 
 
-@pytest.mark.parametrize("gpu", ["A10G", "T4", "RTX PRO 4500"])
-def test_a_gpu_without_a_sourced_peak_gets_no_guess(gpu: str) -> None:
+@pytest.mark.parametrize("gpu", ["T4", "RTX PRO 4500", "Quadro RTX 8000"])
+def test_a_gpu_without_a_sourced_rate_in_the_precision_gets_no_guess(gpu: str) -> None:
     found = throughput.speed(Setup(model=LLAMA), hardware.gpu(gpu))
     assert found.tokens_per_second is None
     assert gpu in found.basis
 
 
-def test_an_architecture_without_a_published_run_gets_no_guess() -> None:
-    found = throughput.speed(Setup(model=LLAMA), hardware.gpu("MI355X"))
+def test_an_architecture_without_a_published_run_is_taken_by_its_best_product_and_a_range_of_its_own() -> (
+    None
+):
+    t4 = hardware.gpu("T4")
+    found = throughput.speed(Setup(model=find("llama-3.2-1b"), precision="fp32", method="lora"), t4)
+    assert found.tokens_per_second is not None
+    assert found.tokens_per_second_range is not None
+    assert "interpolated, as no run on Turing was published" in found.basis
+    low, high = (end / found.tokens_per_second for end in found.tokens_per_second_range)
+    assert low == pytest.approx(published().of("range", "unseen p10"))
+    assert high == pytest.approx(published().of("range", "unseen p90"))
+
+
+def test_an_architecture_of_which_no_product_was_measured_gets_no_guess() -> None:
+    found = throughput.speed(Setup(model=LLAMA), hardware.gpu("MI250"))
     assert found.tokens_per_second is None
-    assert "no published run" in found.basis
+    assert "MI250" in found.basis
+
+
+def test_cards_of_one_architecture_differ_as_their_measured_products_do() -> None:
+    rates = {}
+    for name in ("L40S", "L40", "A10", "A10G"):
+        rate = products_rate(hardware.gpu(name), "bf16", published())
+        assert rate is not None
+        rates[name] = rate
+    assert rates["L40S"] / rates["L40"] == pytest.approx(269.15 / 170.3)
+    assert rates["L40S"] / 362e12 < 0.7  # its power limit; an RTX 4090's 16-bit rate is limited by its chip
+    assert rates["A10"] < rates["A10G"]  # though an A10's peak is 1.8 times an A10G's
+
+
+def test_a_gpu_without_a_sourced_peak_has_a_speed_by_its_measured_product_but_no_mfu() -> None:
+    found = throughput.speed(Setup(model=LLAMA, method="lora"), hardware.gpu("RTX A5000"))
+    assert found.tokens_per_second is not None
+    assert found.mfu is None
+    assert "TFLOPS" in found.basis
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "micro_batch_size", "sharding", "quantization", "measured"),
+    [
+        ("RTX 3090", "llama-2-7b", 4, "ddp", "none", 1190),
+        ("RTX 3090", "llama-2-7b", 8, "ddp", "nf4", 1198),
+        ("RTX 4090", "llama-2-7b", 4, "ddp", "none", 2399),
+        ("RTX 4090", "llama-2-7b", 8, "ddp", "nf4", 2330),
+        ("RTX 4090", "llama-2-7b", 6, "fsdp", "none", 2180),
+        ("A100 SXM 40GB", "llama-2-70b", 1, "fsdp", "nf4", 320),
+    ],
+)
+def test_lora_and_qlora_of_a_source_that_was_never_fitted_are_predicted_on_cards_that_were_not(
+    gpu: str, model: str, micro_batch_size: int, sharding: str, quantization: str, measured: float
+) -> None:
+    """AnswerDotAI/fsdp_qlora @05ed9f2a6: tokens/s of one GPU of two, 2,048 tokens, bitsandbytes' NF4."""
+    spread = {"replicate": 2} if sharding == "ddp" else {"shard": 2}
+    setup = Setup(
+        model=find(model),
+        engine="transformers",
+        method="lora",
+        quantization=quantization,  # type: ignore[arg-type]
+        sharding=sharding,  # type: ignore[arg-type]
+        micro_batch_size=micro_batch_size,
+        seq_len=2048,
+        checkpointing="full",
+        processes_per_node=2,
+        **spread,
+    )
+    rate = throughput.speed(setup, hardware.gpu(gpu)).tokens_per_second
+    assert rate is not None
+    assert rate / 2 == pytest.approx(measured, rel=0.2)
 
 
 def test_an_8_bit_recipe_without_a_published_run_on_the_architecture_gets_no_guess() -> None:

@@ -1,0 +1,52 @@
+"""The published tokens/s of the package's table, as the speed model takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from estimator.hardware.catalogue import Gpu
+from estimator.published import rows
+from estimator.published.compare import usual_network
+from estimator.setup import Setup
+from estimator.throughput.communication import Links, links
+from estimator.throughput.efficiency import TABLE
+from estimator.throughput.flops import Work, work
+
+MEASURED = TABLE.with_name("measured.csv")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One published run."""
+
+    row: rows.PublishedRow
+    setup: Setup
+    gpu: Gpu
+    network_gbps: float | None
+    rdma: bool
+
+    @property
+    def project(self) -> str:
+        return self.row.source.split("@")[0]
+
+    @cached_property
+    def load(self) -> Work:
+        return work(self.setup)
+
+    @cached_property
+    def wires(self) -> Links:
+        return links(self.setup, self.gpu, network_gbps=self.network_gbps, rdma=self.rdma)
+
+
+def points() -> list[Point]:
+    """The rows of the package's table that can be predicted."""
+    found = []
+    for row in rows.read(MEASURED):
+        if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
+            continue
+        gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)
+        if row.network_gbps is not None:
+            gbps, rdma = row.network_gbps, True
+        found.append(Point(row, row.setup, row.gpu, gbps, rdma))
+    return found

@@ -1,0 +1,117 @@
+"""What a fit of published speeds is worth: errors by framework, GPU, recipe, method, kernels, source."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from benchmarks.published_speeds import Point
+from estimator.setup import Setup
+from estimator.throughput.efficiency import kernels
+
+FITS = ("fitted", "source held out", "project held out", "architecture held out")
+
+
+def summary(errors: Iterable[float | None]) -> dict[str, float | int | None]:
+    errors = list(errors)
+    known = [math.expm1(error) for error in errors if error is not None]
+    if not known:
+        return {
+            "rows": 0,
+            "unknown": len(errors),
+            "median_abs_error": None,
+            "p95_abs_error": None,
+            "bias": None,
+        }
+    return {
+        "rows": len(known),
+        "unknown": len(errors) - len(known),
+        "median_abs_error": round(float(np.median(np.abs(known))), 4),
+        "p95_abs_error": round(float(np.percentile(np.abs(known), 95)), 4),
+        "bias": round(float(np.median(known)), 4),
+    }
+
+
+GROUPS: dict[str, Callable[[Point], str]] = {
+    "framework": lambda point: point.row.framework,
+    "GPU": lambda point: point.gpu.name,
+    "precision of products": lambda point: point.setup.fp8 if point.setup.fp8 != "none" else "bf16",
+    "method": lambda point: point.row.method,
+    "kernels": lambda point: kernels(point.setup),
+    "parallelism": lambda point: parallelism(point.setup),
+    "quality": lambda point: point.row.quality,
+    "source": lambda point: point.row.source,
+}
+
+
+def parallelism(setup: Setup) -> str:
+    """Kinds that are above 1, in words."""
+    kinds = {
+        "tensor": setup.tensor,
+        "pipeline": setup.pipeline,
+        "context": setup.context,
+        "expert": setup.expert,
+    }
+    named = [name for name, degree in kinds.items() if degree > 1]
+    if setup.world_size == 1:
+        return "one GPU"
+    return " + ".join(named) or ("data, several nodes" if setup.nodes > 1 else "data, one node")
+
+
+def scores(data: Sequence[Point], errors: dict[str, list[float | None]]) -> dict[str, object]:
+    found: dict[str, object] = {"all": {name: summary(values) for name, values in errors.items()}}
+    for title, by in GROUPS.items():
+        keys = [by(point) for point in data]
+        found[title] = {
+            key: {
+                name: summary(value for value, other in zip(values, keys, strict=True) if other == key)
+                for name, values in errors.items()
+            }
+            for key, _ in Counter(keys).most_common()
+        }
+    return found
+
+
+def markdown(found: dict[str, object]) -> str:
+    lines = [
+        "# Predicted tokens/s against published ones",
+        "",
+        "Median and 95th percentile of |predicted / measured - 1|, and the median of the signed error.",
+        "*Fitted*: the rows were fitted. *Source held out*: by a fit that never saw the row's source (one",
+        "commit of one project). *Project held out*: that never saw any source of the project. *Architecture",
+        "held out*: that never saw a GPU of the row's architecture. *Unknown*: rows whose 8- or 4-bit",
+        "recipe no other source has published in such kernels: a fit without theirs has no speed for them.",
+        "`python -m benchmarks.fit_throughput` writes this.",
+    ]
+    for title, groups in found.items():
+        if title == "rows":
+            continue
+        table = {"all": groups} if title == "all" else groups
+        assert isinstance(table, dict)
+        lines += ["", f"## By {title}" if title != "all" else "## All", ""]
+        lines += [
+            f"| | rows | {' | '.join(f'{name}: median | p95 | bias' for name in FITS)} | unknown |",
+            f"|---|---|{'---|' * (3 * len(FITS) + 1)}",
+        ]
+        for key, score in table.items():
+            cells = [str(score["fitted"]["rows"])]
+            for name in FITS:
+                cells += [
+                    _percent(score[name][part]) for part in ("median_abs_error", "p95_abs_error", "bias")
+                ]
+            lines.append(f"| {key} | {' | '.join(cells)} | {score['source held out']['unknown']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value * 100:.1f} %"
+
+
+def spread(errors: Iterable[float | None]) -> tuple[float, float]:
+    """Measured over predicted at the 10th and 90th percentile."""
+    ratios = [math.exp(-error) for error in errors if error is not None]
+    low, high = np.percentile(ratios, [10, 90])
+    return float(low), float(high)
