@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,8 +10,6 @@ from estimator.errors import UserError
 
 State = Literal["ok", "unknown", "no"]
 _STYLE = {"ok": "green", "unknown": "yellow", "no": "bold red"}
-CALL_S = 5.0  # one question to the API
-OVERALL_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,18 +20,6 @@ class Finding:
     state: State
     found: str
     fix: str = ""  # a command, where there is one
-
-
-@dataclass(kw_only=True, slots=True)
-class Clock:
-    """The time that a preflight may take, in seconds."""
-
-    overall_s: float = OVERALL_S
-    started: float = field(default_factory=time.monotonic)
-
-    def left(self) -> float:
-        """Seconds for the next question, at most CALL_S; 0 where the time is over."""
-        return max(0.0, min(CALL_S, self.started + self.overall_s - time.monotonic()))
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,8 +12,9 @@ from typing import Any
 
 from decorators._metaflow import Backend, Given, WaitedJob
 from decorators.backends.options import Options
-from decorators.backends.tables import Room
 from estimator.errors import UserError
+from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import Override, Request
 
 
@@ -23,34 +24,6 @@ class MinimumRequest:
 
     cpu: float
     memory_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Toleration:
-    """A taint of nodes that a pod may stand on."""
-
-    key: str  # empty: any
-    effect: str  # "NoSchedule" or "NoExecute"; empty: any
-    value: str | None = None  # None: any
-
-    @classmethod
-    def of(cls, item: Mapping[str, str]) -> Toleration:
-        """Read a toleration as a pod's specification writes it."""
-        value = None if item.get("operator") == "Exists" else item.get("value") or ""
-        return cls(key=item.get("key") or "", effect=item.get("effect") or "", value=value)
-
-    def covers(self, key: str, value: str, effect: str) -> bool:
-        """Whether a pod with this toleration may stand on a node with that taint."""
-        return self.key in ("", key) and self.effect in ("", effect) and self.value in (None, value)
-
-    def to_dict(self) -> dict[str, str]:
-        """The toleration as a pod's specification has it."""
-        toleration = {
-            "key": self.key,
-            "operator": "Exists" if self.value is None else "Equal",
-            "effect": self.effect,
-        }
-        return toleration if self.value is None else {**toleration, "value": self.value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The tables beside this file: GPU labels, taints, fabrics, variables, quotas, releases, reserves."""
+"""The tables beside this file: fabrics, variables, quotas, releases."""
 
 from __future__ import annotations
 
@@ -9,21 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from estimator.hardware import Instance
-from estimator.plan import GIB
 
 DATA = Path(__file__).with_name("data")
 ANY = "any"  # of a variable: whatever the fabric, on every backend
-WHATEVER_SIZE = ""  # a reserve that doesn't grow with the machine
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuLabel:
-    """Node labels by which one way of running a cluster names a GPU type."""
-
-    scheme: str  # "gfd", "karpenter", "eks-auto", "gke"
-    gpu: str  # a name of the GPU table
-    labels: tuple[tuple[str, str], ...]
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,32 +55,6 @@ class Release:
     version: str
     manifest: str  # an address for kubectl apply
     source: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
-    """What pods may have of one machine."""
-
-    cpu: float  # cores
-    memory_bytes: int
-
-
-@lru_cache(maxsize=1)
-def gpu_labels() -> tuple[GpuLabel, ...]:
-    return tuple(
-        GpuLabel(
-            scheme=row["scheme"],
-            gpu=row["gpu"],
-            labels=((row["label"], row["value"]), *_pairs(row["also"])),
-            source=row["source"],
-        )
-        for row in _rows("gpu_labels.csv")
-    )
-
-
-def labels_of(gpu: str, scheme: str) -> list[GpuLabel]:
-    """The rows of one GPU in one scheme; empty where the table does not tell."""
-    return [row for row in gpu_labels() if row.gpu == gpu and row.scheme == scheme]
 
 
 @lru_cache(maxsize=1)
@@ -168,55 +130,6 @@ def efa_interfaces(instance: Instance | None) -> int:
     """EFA interfaces of a machine ("EFA x32" in the instance table); 0 where it has none."""
     match = re.search(r"\bEFA x(\d+)", instance.fabric if instance is not None else "")
     return int(match[1]) if match else 0
-
-
-@lru_cache(maxsize=1)
-def gpu_taints() -> tuple[tuple[str, str], ...]:
-    """(key, value) as patterns, of taints that keep other work off nodes with GPUs."""
-    return tuple((row["key"], row["value"]) for row in _rows("taints.csv"))
-
-
-def room_on(instance: Instance) -> Room | None:
-    """What pods can have of such a machine where no node can be asked; None where its size is not known."""
-    if instance.vcpu is None or instance.ram_bytes is None:
-        return None
-    memory = instance.ram_bytes / GIB - _reserved(
-        "machine", "memory_gib", instance.ram_bytes / GIB, instance.cloud == "aws"
-    )
-    return Room(
-        cpu=instance.vcpu - _reserved("kubelet", "cpu", instance.vcpu) - _reserved("daemons", "cpu", 0),
-        memory_bytes=int(
-            (memory - _reserved("kubelet", "memory_gib", memory) - _reserved("daemons", "memory_gib", 0))
-            * GIB
-        ),
-    )
-
-
-def daemons() -> Room:
-    """What the usual daemon pods of a node ask for, where they can't be asked."""
-    return Room(
-        cpu=_reserved("daemons", "cpu", 0), memory_bytes=int(_reserved("daemons", "memory_gib", 0) * GIB)
-    )
-
-
-def _reserved(who: str, resource: str, size: float, applies: bool = True) -> float:
-    """The sum of a table's tiers up to ``size``, and of its fixed parts."""
-    if not applies:
-        return 0.0
-    rows = [row for row in _rows("reserves.csv") if (row["who"], row["resource"]) == (who, resource)]
-    tiers = [(float(row["above"]), float(row["share"])) for row in rows if row["above"] != WHATEVER_SIZE]
-    bounds = [above for above, _ in tiers] + [float("inf")]
-    shares = sum(
-        max(0.0, min(size, end) - above) * share
-        for (above, share), end in zip(tiers, bounds[1:], strict=True)
-    )
-    return shares + sum(float(row["fixed"]) for row in rows if row["above"] == WHATEVER_SIZE)
-
-
-def _pairs(text: str) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (name, value) for name, _, value in (part.partition("=") for part in text.split(";") if part)
-    )
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +21,8 @@ from estimator.errors import UserError
 
 Json = dict[str, Any]
 IN_CLUSTER = "in-cluster"
+CALL_S = 5.0  # one question to the API
+OVERALL_S = 20.0
 
 
 class ApiRefusedError(Exception):
@@ -43,6 +47,18 @@ class NoKubernetesError(UnreachableError):
 
     def __init__(self) -> None:
         super().__init__("it doesn't answer as a Kubernetes API does")
+
+
+@dataclass(kw_only=True, slots=True)
+class Clock:
+    """The time that asking a cluster may take, in seconds."""
+
+    overall_s: float = OVERALL_S
+    started: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float:
+        """Seconds for the next question, at most CALL_S; 0 where the time is over."""
+        return max(0.0, min(CALL_S, self.started + self.overall_s - time.monotonic()))
 
 
 def found_at(get: Callable[..., Json], path: str) -> Json | None:

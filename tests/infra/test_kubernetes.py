@@ -20,6 +20,7 @@ from checklist.verdict import judge
 from decorators.backends import tables
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
+from estimator.hardware import cluster_tables
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
 
@@ -85,7 +86,7 @@ def test_a_queue_covers_all_that_a_pod_of_a_flow_may_ask_for(objects: tuple[Json
 def test_each_queue_gives_the_nodes_of_its_gpu(objects: tuple[Json, ...]) -> None:
     flavors = {item["metadata"]["name"]: item.get("spec", {}) for item in of_kind(objects, "ResourceFlavor")}
     queue_of = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "ClusterQueue")}
-    with (Path(tables.__file__).parent / "data" / "gpu_labels.csv").open() as file:
+    with (cluster_tables.DATA / "gpu_labels.csv").open() as file:
         labels = {row["gpu"]: row["value"] for row in csv.DictReader(file) if row["scheme"] == "gfd"}
     for local in of_kind(objects, "LocalQueue"):
         name = local["metadata"]["name"]

@@ -9,12 +9,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from decorators.backends import tables
-from decorators.backends.findings import CALL_S, Clock, Findings
+from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
 from decorators.backends.tables import Quota
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.hardware.cluster_api import CALL_S, Clock
 from estimator.plan import MIB, Request
 
 INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from decorators.backends import tables
-from decorators.backends.interface import ClusterFacts, MinimumRequest, Toleration
+from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from decorators.backends.options import Options
-from decorators.backends.tables import Room
 from estimator import hardware
+from estimator.hardware import cluster_tables
 from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_taints import BLOCKING, Toleration, parts, tolerated
 from estimator.hardware.from_cluster import ClusterNodes, group
 from estimator.plan import GIB, MIB, Request
-
-BLOCKING = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +68,7 @@ def fit(
         request=request,
         options=options,
         minimum=minimum or MinimumRequest(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
-        daemons=daemons or tables.daemons(),
+        daemons=daemons or cluster_tables.daemons(),
         own=own,
         own_only=own_only,
     )
@@ -97,27 +95,6 @@ def fit(
             if (scheme := node.provider_id.partition(":")[0]) in ("aws", "gce", "azure")
         ),
     )
-
-
-def tolerated(taint: str) -> Toleration | None:
-    """The toleration of a taint that marks nodes with GPUs, by the table; None for any other fence."""
-    key, value, effect = _parts(taint)
-    for key_pattern, value_pattern in tables.gpu_taints():
-        if re.fullmatch(key_pattern, key) and re.fullmatch(value_pattern, value):
-            return Toleration(key=key, effect=effect, value=value or None)
-    return None
-
-
-def is_of_table(toleration: Toleration) -> bool:
-    """Whether the table of taints would tolerate the same."""
-    return tolerated(f"{toleration.key}={toleration.value or ''}:{toleration.effect}") is not None
-
-
-def _parts(taint: str) -> tuple[str, str, str]:
-    """(key, value, effect) of key=value:effect; the value may be left out."""
-    pair, _, effect = taint.rpartition(":")
-    key, _, value = pair.partition("=")
-    return key, value, effect
 
 
 def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
@@ -156,7 +133,7 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
         return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
     allowed: list[Toleration] = []
     for taint in node.taints:
-        key, value, effect = _parts(taint)
+        key, value, effect = parts(taint)
         if effect not in BLOCKING or any(item.covers(key, value, effect) for item in criteria.own):
             continue
         toleration = tolerated(taint) if request.gpus_per_node and not criteria.own_only else None
@@ -197,13 +174,14 @@ def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     had = item.node.labels.items()
     known = [
         row.labels
-        for row in tables.gpu_labels()
+        for row in cluster_tables.gpu_labels()
         if item.group is not None and row.gpu == item.group.gpu.name and set(row.labels) <= set(had)
     ]
     if known:
         return known
     # A spelling that only the GPU table knows, or a machine type that is not the planned one
-    keys = {row.labels[0][0] for row in tables.gpu_labels() if len(row.labels) == 1} | {INSTANCE_TYPE_LABEL}
+    keys = {row.labels[0][0] for row in cluster_tables.gpu_labels() if len(row.labels) == 1}
+    keys.add(INSTANCE_TYPE_LABEL)
     return [((key, value),) for key, value in had if key in keys]
 
 

@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from decorators.backends.findings import Clock, Findings
+from decorators.backends.findings import Findings
+from estimator.hardware.cluster_api import Clock
 
 HUB = "registry-1.docker.io"
 TYPES = ", ".join(

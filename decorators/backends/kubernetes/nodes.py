@@ -7,16 +7,24 @@ from functools import partial
 
 from decorators._metaflow import deployer
 from decorators.backends import tables
-from decorators.backends.findings import Clock, Findings
-from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest, Toleration
-from decorators.backends.kubernetes import daemon_pods
-from decorators.backends.kubernetes.autoscalers import could_grow
-from decorators.backends.kubernetes.fit import Fit, fit, is_of_table
+from decorators.backends.findings import Findings
+from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
+from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.request import machine_of
 from decorators.backends.options import Options
-from decorators.backends.tables import Room
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
+from estimator.hardware import cluster_pods, cluster_tables
+from estimator.hardware.cluster_api import (
+    ApiRefusedError,
+    Clock,
+    ClusterApi,
+    Json,
+    UnreachableError,
+    found_at,
+)
 from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
+from estimator.hardware.cluster_pools import could_grow
+from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_taints import Toleration, is_of_table
 from estimator.plan import GIB, Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -122,11 +130,11 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     room, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
     try:
         if preflight.may("list", "pods"):
-            room = daemon_pods.most_of(preflight.get, fitting.names)
+            room = cluster_pods.most_of(preflight.get, fitting.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
-    reserved = room or tables.daemons()
+    reserved = room or cluster_tables.daemons()
     left = f"{reserved.cpu:g} CPUs and {reserved.memory_bytes / GIB:.1f} GiB are left to daemon pods"
     return room, left + ("" if room else assumed)
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from decorators.backends import tables
-from decorators.backends.findings import Clock, Findings
+from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_nodes
 from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, Json, UnreachableError
 from estimator.plan import GIB, MIB, Request
 
 GPUS = "nvidia.com/gpu"

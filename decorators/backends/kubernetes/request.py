@@ -12,10 +12,11 @@ import math
 from typing import Any
 
 from decorators.backends import tables
-from decorators.backends.interface import ClusterFacts, StepRequest, StepValues, Toleration
+from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
 from decorators.backends.options import Options
 from estimator import hardware
-from estimator.hardware import Instance
+from estimator.hardware import Instance, cluster_tables
+from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import MIB, Override, Request
 
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
@@ -77,7 +78,7 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
     """``@resources``: what the plan asks for, but no more than the node leaves for pods."""
     instance = machine_of(request)
     cpu, memory = request.cpu, math.ceil(request.memory_mib * MIB / MB)
-    room = facts.room or (tables.room_on(instance) if instance is not None else None)
+    room = facts.room or (cluster_tables.room_on(instance) if instance is not None else None)
     if room is not None:  # a byte more, and no node takes it
         cpu, memory = min(cpu, math.floor(room.cpu)), min(memory, room.memory_bytes // MB)
     return {

@@ -7,9 +7,10 @@ from typing import Any, get_args
 import pytest
 
 from decorators._metaflow import Backend, Given
-from decorators.backends.interface import StepRequest, Toleration
+from decorators.backends.interface import StepRequest
 from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
+from estimator.hardware.cluster_taints import Toleration
 from tests.decorators.backends.plans import planned
 
 REQUEST = planned("llama-8b", "lora", "L40S", 1).request

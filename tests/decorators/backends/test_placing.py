@@ -14,7 +14,7 @@ from decorators._metaflow import Backend, Given, StepView
 from decorators.backends import pending, placing
 from decorators.backends.batch.preflight import _clients
 from decorators.backends.findings import Findings
-from decorators.backends.interface import ClusterFacts, StepRequest, Toleration
+from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.kubernetes import preflight
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.options import Options
@@ -22,6 +22,7 @@ from decorators.backends.overrides import for_data
 from decorators.launch import build_step_request
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import ClusterApi
+from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import MIB, Request
 from tests.decorators.backends.plans import planned
 from tests.decorators.backends.steps import RecordedStep

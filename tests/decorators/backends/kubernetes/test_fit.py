@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.interface import MinimumRequest, Toleration
-from decorators.backends.kubernetes.fit import Fit, fit, tolerated
+from decorators.backends.interface import MinimumRequest
+from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
-from decorators.backends.tables import Room
+from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_taints import Toleration, tolerated
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node, planned
 

@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from decorators.backends.findings import Clock, Findings
+from decorators.backends.findings import Findings
 from decorators.backends.kubernetes import images
+from estimator.hardware.cluster_api import Clock
 from tests.http_server import serving
 
 

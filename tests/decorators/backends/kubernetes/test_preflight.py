@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.findings import Clock, Findings
+from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect, inspect_beside
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data
-from decorators.backends.tables import Room
 from estimator.errors import UserError
+from estimator.hardware.cluster_api import Clock
+from estimator.hardware.cluster_tables import Room
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node_object, planned
 from tests.lab.control_plane import ControlPlane, jobset_definition, wait_for

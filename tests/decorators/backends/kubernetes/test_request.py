@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.interface import ClusterFacts, StepRequest, StepValues, Toleration
+from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL, lowered, values_for
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data
-from decorators.backends.tables import Room
 from estimator import hardware
+from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import GIB, MIB, Override, Request
 from tests.decorators.backends.plans import CASES, planned
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from decorators.backends.tables import Room
 from estimator.hardware.cluster_api import Json
+from estimator.hardware.cluster_tables import Room
 
 ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one question each is enough
 _STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node

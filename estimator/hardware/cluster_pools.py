@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decorators.backends.kubernetes.request import machine_of
-from decorators.backends.tables import labels_of
+from estimator import hardware
 from estimator.hardware import Instance
 from estimator.hardware.cluster_api import Json, found_at
+from estimator.hardware.cluster_tables import labels_of
 from estimator.plan import Request
 
 KARPENTER = "karpenter.sh"
@@ -101,7 +101,7 @@ def _autoscaler_groups(get: Callable[..., Json]) -> list[tuple[str, int, int]]:
 def refusal(pool: Mapping[str, Any], request: Request) -> str | None:
     """Why a NodePool would not start a node for the request, in words; None: it could."""
     template = pool.get("spec", {}).get("template", {})
-    labels = _labels_of(machine_of(request), request)
+    labels = _labels_of(_machine_of(request), request)
     labels |= dict(template.get("metadata", {}).get("labels") or {})
     for name, value in request.node_labels:
         if name in labels and labels[name] != value:
@@ -116,6 +116,10 @@ def refusal(pool: Mapping[str, Any], request: Request) -> str | None:
     if limit is not None and gpus > int(limit):
         return f"its limit is {limit} GPUs, {gpus} are needed"
     return None
+
+
+def _machine_of(request: Request) -> Instance | None:
+    return hardware.current().find_instance(request.instance_type) if request.instance_type else None
 
 
 def _labels_of(instance: Instance | None, request: Request) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from decorators.backends.kubernetes.daemon_pods import ASKED_NODES, most_of
-from decorators.backends.tables import Room
+from estimator.hardware.cluster_pods import ASKED_NODES, most_of
+from estimator.hardware.cluster_tables import Room
 
 MIB = 2**20
 

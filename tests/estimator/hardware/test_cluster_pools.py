@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.kubernetes.autoscalers import could_grow, refusal
 from estimator.hardware.cluster_api import ApiRefusedError
+from estimator.hardware.cluster_pools import could_grow, refusal
 from tests.decorators.backends.plans import planned
 
 REQUEST = planned("llama-70b", "full", "H100", 2).request  # p5.48xlarge
