@@ -28,6 +28,7 @@ from metaflow import StepMutator, UserStepDecorator, current
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFailed
 from decorators.backends import cluster_name
+from decorators.backends.destination import going_to
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.options import Options
 from decorators.backends.overrides import for_data, with_given
@@ -36,6 +37,7 @@ from decorators.backends.retrying import Retrying
 from decorators.launch import (
     LaunchMixin,
     Once,
+    build_destination,
     build_step_request,
     check_deployable,
     check_nodes,
@@ -143,7 +145,8 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
             options = Options.from_values(step.flow_values())
             # What was measured on this cluster is looked up by its name
             cluster_name.settle(lead, options.queue if lead.backend() != "local" else None)
-            plan = _plan_with_given(self.resolver, lead, options)
+            with going_to(build_destination(lead, options)):
+                plan = _plan_with_given(self.resolver, lead, options)
             check_nodes(step, plan.request)
             largest = build_step_request(lead, plan.request, options, _minimum(plan))
             plan = note_room(plan, largest)

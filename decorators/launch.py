@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
-from decorators.backends.interface import MinimumRequest, StepRequest
+from decorators.backends.interface import Destination, MinimumRequest, StepRequest
 from decorators.backends.options import Options
 from decorators.backends.overrides import merge_given
 from decorators.backends.placing import add_variables, carry_on
@@ -82,6 +82,17 @@ def given_values(step: StepView) -> dict[str, Given]:
     backend = step.backend()
     compute = step.given(backend) if backend != "local" else {}
     return merge_given(step.given("resources"), compute, backend)
+
+
+def build_destination(step: StepView, options: Options) -> Destination:
+    """Where a step goes, with its decorators' values as they are now."""
+    backend = step.backend()
+    return Destination(
+        backend=backend,
+        options=options,
+        given=given_values(step),
+        configured=step.values(backend) if backend != "local" else {},
+    )
 
 
 def build_step_request(

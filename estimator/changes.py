@@ -46,6 +46,7 @@ class FinetuneOptions:
         "activation_checkpointing": "--checkpointing",
         "zero.offload": "--offload",
         "optimizer.name": "--optimizer",
+        "resources.from_catalogue": "no --from-cluster",
         "tensor_parallel": "--tp",
         "context_parallel": "--cp",
         "pipeline_parallel": "--pp",

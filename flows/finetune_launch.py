@@ -11,23 +11,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from decorators._metaflow import command, compiles_only, main
-from decorators.backends import cluster_name
+from decorators._metaflow import command, compiles_only, main, resumed_artifact
+from decorators.backends import cluster_name, destination
 from estimator import hardware
 from estimator.calibration import Calibration
 from estimator.errors import Change, UserError, check_names, spelled_as
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
-from estimator.planning import planner
+from estimator.planning import obstacles, planner
+from estimator.planning.goals import Goals
+from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
 from flows import finetune_artifacts
 from launchers import pipeline, settings, workdir
-from launchers.settings import Settings
+from launchers.settings import Resources, Settings
 from launchers.spelling import SetOptions
 
 if TYPE_CHECKING:
+    from estimator.hardware.cluster import Cluster
     from flows.checklist_gate import Checked
 
 Backend = Literal["local", "kubernetes", "batch"]
@@ -56,11 +59,13 @@ FLAGS = {
     "gpu": "resources.gpu",
     "instance_type": "resources.instance_type",
     "cloud": "resources.cloud",
+    "from_catalogue": "resources.from_catalogue",
     "device": "resources.device",
     "queue": "resources.queue",
     "zone": "resources.zone",
     "pending_timeout": "resources.pending_timeout",
 }
+SWITCHES = ("from_catalogue",)  # flags without a value: where one isn't given, the file's setting holds
 
 
 class FlowFlags(SetOptions):
@@ -77,6 +82,8 @@ class FlowFlags(SetOptions):
         flag = self._BY_SETTING.get(change.option)
         if flag is None:
             return super().words(change)
+        if flag.removeprefix("--").replace("-", "_") in SWITCHES:
+            return (flag,) if change.value else ()
         return () if change.value is None else (flag, str(change.value))
 
 
@@ -101,7 +108,7 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
     flags: dict[str, Any] = {}
     for flag, name in FLAGS.items():
         value = params.get(flag)
-        if value in (None, ""):
+        if value in (None, "") or (flag in SWITCHES and not value):
             continue
         if flag == "tracker" and isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
@@ -126,7 +133,10 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
                 Target(kind=backend, machine=machine),
                 calibrated=not params.get("no_calibration"),
                 choose=functools.partial(
-                    _choose_plan, backend=backend, ignored=bool(params.get("ignore_checklist"))
+                    _choose_plan,
+                    backend=backend,
+                    settings=settings,
+                    ignored=bool(params.get("ignore_checklist")),
                 ),
             )
         except CannotFit as error:
@@ -171,18 +181,24 @@ def _newest_checklist(backend: Backend, *, ignored: bool) -> Checked | None:
 
 
 def _choose_plan(
-    job: Job, target: Target, corrections: Calibration | None, *, backend: Backend, ignored: bool
+    job: Job,
+    target: Target,
+    corrections: Calibration | None,
+    *,
+    backend: Backend,
+    settings: Settings,
+    ignored: bool,
 ) -> Plan:
-    """The plan, with what the checklist has measured, and away from the nodes that failed it."""
+    """The plan for what is there, with what the checklist has measured, away from nodes that failed it."""
     checked = _newest_checklist(backend, ignored=ignored)
-    plan = pipeline.best_plan(job, target, corrections)
+    plan, goals = _plan_for_place(job, target, corrections, backend, settings.resources)
     if checked is None:
         return plan
     from flows import checklist_gate
 
     bandwidth = checked.bandwidth()
     if bandwidth is not None and checked.is_of(plan):
-        again = planner.plan(job, target, calibration=corrections, bandwidth=bandwidth)
+        again = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
         if checked.is_of(again):  # else it would be another machine's bandwidth
             reason = checklist_gate.explain_bandwidth(again, bandwidth)
             plan = replace(again, why=(*again.why, reason)) if reason else again
@@ -190,6 +206,55 @@ def _choose_plan(
     for line in exclusion.lines:
         sys.stderr.write(line + "\n")
     return replace(plan, request=replace(plan.request, node_labels=exclusion.labels))
+
+
+def _plan_for_place(
+    job: Job, target: Target, corrections: Calibration | None, backend: Backend, resources: Resources
+) -> tuple[Plan, Goals]:
+    """The plan, and what it was made with: what the run's cluster or queue has and could get.
+
+    A run that is resumed has its plan already: the steps that it goes on with train by that one. Raises
+    UserError, in the words of what stands in the way where that is all that is wrong.
+    """
+    if command() == "resume" and backend != "local":
+        earlier = resumed_artifact("start", "plan")
+        if isinstance(earlier, Plan):
+            return earlier, Goals()
+    cluster = _read_cluster(backend, resources)
+    if cluster is None:
+        return pipeline.best_plan(job, target, corrections), Goals()
+    goals = Goals(cluster=cluster.open)
+    try:
+        plan = planner.plan(job, target, goals, calibration=corrections)
+    except UserError as error:
+        raise obstacles.explain(error, job, target, cluster) from None
+    if plan.layout.device == "cpu":
+        sys.stderr.write(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.\n")
+    waits = [line for line in plan.why if line.startswith(WAITS)]
+    for line in waits:
+        sys.stderr.write(f"{line}; it gives up after {resources.pending_timeout:g} minutes.\n")
+    return plan, goals
+
+
+def _read_cluster(backend: Backend, resources: Resources) -> Cluster | None:
+    """What the cluster or queue offers; None where GPUs are planned for with the catalogue, which is said."""
+    if backend == "local" or resources.device == "cpu":
+        return None
+    if resources.from_catalogue:
+        why = "--from-catalogue"
+    elif compiles_only():
+        why = "--only-json asks no cluster"
+    else:
+        try:
+            cluster = destination.read_cluster(backend)
+        except UserError as error:
+            why = error.problem.removesuffix(".")
+        else:
+            for line in cluster.notes:
+                sys.stderr.write(line + "\n")
+            return cluster
+    sys.stderr.write(f"Planned with the catalogue's machines: {why}.\n")
+    return None
 
 
 def _work_disk() -> tuple[str, int]:

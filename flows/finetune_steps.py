@@ -88,6 +88,12 @@ class FinetuneSteps(FlowSpec):
     gpu = knob("gpu")
     instance_type = knob("instance_type")
     cloud = knob("cloud")
+    from_catalogue = Parameter(
+        "from-catalogue",
+        is_flag=True,
+        default=False,
+        help=help_of(finetune_launch.FLAGS["from_catalogue"]),
+    )
     device = knob("device")
     queue = knob("queue")
     zone = knob("zone")

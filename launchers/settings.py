@@ -93,6 +93,8 @@ class Resources(_Section):
     """Cloud machine, a name of the instance table. Empty: as planned."""
     cloud: str | None = None
     """Plan on this cloud's machines only (aws, gcp, azure, lambda)."""
+    from_catalogue: bool = False
+    """Plan a run on Kubernetes or AWS Batch with the tables' machines, without asking what is there."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
     queue: str | None = None

@@ -7,8 +7,8 @@ What is used, and why no public interface serves:
   this process runs. A mutator runs in all of them, and must plan in some and stay silent in the others.
 * ``metaflow._vendor.click.get_current_context``: the parsed flow parameters. A mutator is given the
   parameters' declarations, not the values of this run.
-* ``TaskDataStoreSet``/``FlowDataStore``/``get_latest_run_id``: the parameters of the run that ``resume``
-  starts from; its own command has none.
+* ``TaskDataStoreSet``/``FlowDataStore``/``get_latest_run_id``: the parameters and the plan of the run that
+  ``resume`` starts from; its own command has none.
 * ``parameters.deploy_time_eval``: the defaults that a deployed flow will run with.
 * ``MutableStep._my_step`` with ``.decorators``, ``.config_decorators``, and a decorator's ``attributes``,
   ``_user_defined_attributes``, ``statically_defined``: what the user gave explicitly, as against defaults;
@@ -68,7 +68,7 @@ from decorators._metaflow.jobs import (
     watch_waiting,
 )
 from decorators._metaflow.pods import shape_pods
-from decorators._metaflow.steps import Given, StepView
+from decorators._metaflow.steps import Given, StepView, resumed_artifact
 from decorators._metaflow.users import ensure_python, ensure_user, flow_name, origin_run_id, run_id
 
 __all__ = [
@@ -104,6 +104,7 @@ __all__ = [
     "push_card",
     "put_batch_in_words",
     "put_in_words",
+    "resumed_artifact",
     "run_id",
     "s3_client",
     "say",

@@ -112,22 +112,7 @@ class StepView:
         return values
 
     def _origin_parameters(self, declared: dict[str, Any]) -> dict[str, Any]:
-        context = click.get_current_context()
-        flow = system_context.flow
-        run_id = context.params.get("origin_run_id") or get_latest_run_id(context.obj.echo, flow.name)
-        if run_id is None:
-            raise FinetuneError(
-                "There is no run to resume: no earlier run of this flow is known here.",
-                "Name one: resume --origin-run-id RUN",
-            )
-        tasks = list(
-            TaskDataStoreSet(
-                FlowDataStore(flow.name),
-                run_id,
-                steps=["_parameters"],
-                prefetch_data_artifacts=list(declared),
-            )
-        )
+        run_id, tasks = _origin_tasks("_parameters", list(declared))
         if not tasks:
             raise FinetuneError(
                 f"Run {run_id} can't be resumed: its parameters are not in the datastore.",
@@ -144,6 +129,28 @@ class StepView:
                     setattr(decorator, _GIVEN, given)
                 return decorator
         return None
+
+
+def resumed_artifact(step: str, name: str) -> Any:
+    """An artifact of the run that ``resume`` starts from; None where that step has not left it."""
+    _, tasks = _origin_tasks(step, [name])
+    return next((task[name] for task in tasks if name in task), None)
+
+
+def _origin_tasks(step: str, artifacts: list[str]) -> tuple[str, list[Any]]:
+    """(the run that ``resume`` starts from, the tasks of one of its steps)."""
+    context = click.get_current_context()
+    flow = system_context.flow
+    run_id = context.params.get("origin_run_id") or get_latest_run_id(context.obj.echo, flow.name)
+    if run_id is None:
+        raise FinetuneError(
+            "There is no run to resume: no earlier run of this flow is known here.",
+            "Name one: resume --origin-run-id RUN",
+        )
+    found = TaskDataStoreSet(
+        FlowDataStore(flow.name), run_id, steps=[step], prefetch_data_artifacts=artifacts
+    )
+    return str(run_id), list(found)
 
 
 def _run_parameters() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from decorators._metaflow import Backend, Given, WaitedJob
 from decorators.backends.options import Options
 from estimator.errors import UserError
+from estimator.hardware.cluster import Cluster
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import Override, Request
@@ -36,6 +37,18 @@ class ClusterFacts:
     efa: int | None = None
     hugepages_bytes: int | None = None
     zone: str | None = None  # one that has all the nodes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Destination:
+    """Where a step goes, before it is known what it will ask for."""
+
+    backend: Backend
+    options: Options = field(default_factory=Options)
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """The user's own values, of ``@resources`` and the compute decorator."""
+    configured: Mapping[str, Any] = field(default_factory=dict)
+    """All values of the compute decorator, the user's and Metaflow's own configuration's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +140,8 @@ class ComputeBackend:
     """What a step's decorators get. Asks nobody."""
     preflight: Callable[[StepRequest], ClusterFacts]
     """Asks the cluster or queue whether it could ever take the run's largest step; raises if not."""
+    inventory: Callable[[Destination], Cluster]
+    """What it has and could get of GPUs, to plan with."""
     wait_state: Callable[[WaitedJob], WaitState]
     """Why a job has not started."""
     remove: Callable[[WaitedJob], None]

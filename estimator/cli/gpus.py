@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from estimator.hardware.catalogue import Gpu, Instance
-    from estimator.hardware.from_cluster import Cluster
+    from estimator.hardware.cluster import Cluster
 
 
 WIDEST = 1000  # characters; more than any row has
@@ -75,7 +75,7 @@ def gpus(
     for line in (*refreshed, *catalogue.warnings):
         typer.echo(line, err=True)
     if from_cluster:
-        from estimator.hardware.from_cluster import read_cluster
+        from estimator.hardware.inventory import read_cluster
 
         cluster = read_cluster(context, catalogue=catalogue)
         catalogue = cluster.catalogue(catalogue)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -13,8 +14,10 @@ from estimator.cli.options import DEFAULT_SEQ_LEN, expanded, tokens_of
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
+    from estimator.hardware.cluster import Cluster
     from estimator.job import Job, Target
     from estimator.models import ModelSpec
+    from estimator.plan import Plan
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
@@ -110,11 +113,17 @@ class GoalOptions:
     max_gpus: Annotated[int | None, Option(help="Of all machines.", rich_help_panel=_WHERE)] = None
     from_cluster: Annotated[
         bool,
-        Option("--from-cluster", help="The nodes of your Kubernetes cluster.", rich_help_panel=_WHERE),
-    ] = False
+        Option("--from-cluster", help="What your Kubernetes cluster has and could add.",
+               rich_help_panel=_WHERE),
+    ] = False  # fmt: skip
     context: Annotated[
         str | None, Option(help="With --from-cluster: the kubeconfig's context.", rich_help_panel=_WHERE)
     ] = None
+    namespace: Annotated[
+        str | None,
+        Option(help="With --from-cluster: whose quotas count; METAFLOW_KUBERNETES_NAMESPACE, else default.",
+               rich_help_panel=_WHERE),
+    ] = None  # fmt: skip
     hardware: Annotated[
         Path | None, Option(help="A CSV of your own GPUs and machines.", rich_help_panel=_WHERE)
     ] = None
@@ -144,6 +153,7 @@ def plan(
     """The best configurations for a model, from goals to a ranked list."""
     from estimator import calibration, hardware
     from estimator.cli.plan_answer import row_of, show
+    from estimator.planning.obstacles import explain
     from estimator.planning.planner import plans
 
     output.one_format(json=as_json, csv=as_csv)
@@ -155,19 +165,25 @@ def plan(
         for problem in problems:
             output.note(problem)
         job, target, goals = _job(wanted), _target(limits), _goals(limits)
-        ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(limits))
+        try:
+            ranked = plans(job, target, goals, top, calibration=known, bandwidth=_bandwidth(limits))
+        except UserError as error:
+            raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
             item.request.instance_type or "" for item in ranked.plans if item.prediction.price_source
         )
+        command = _command(ranked.best, job, wanted.model, limits, goals)
     if old:
         output.note(old)
     rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
     if as_json:
-        output.print_json(ranked.to_dict() | {"summary": rows})
+        output.print_json(ranked.to_dict() | {"summary": rows, "command": command})
     elif as_csv:
         output.print_csv(rows)
     else:
         show(ranked)
+        if command is not None:
+            output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
 
 def _job(wanted: JobOptions) -> Job:
@@ -225,30 +241,42 @@ def _goals(limits: GoalOptions) -> Goals:
         clouds=tuple(limits.cloud or ()),
         instance_types=tuple(limits.instance_type or ()),
         spot=limits.spot,
-        cluster_nodes=_cluster_nodes(limits),
+        cluster=_cluster(limits),
         max_nodes=limits.max_nodes,
         max_gpus=limits.max_gpus,
     )
 
 
-def _cluster_nodes(limits: GoalOptions) -> tuple[Any, ...]:
-    if not limits.from_cluster:
-        if limits.context is not None:
+def _cluster(limits: GoalOptions) -> Cluster | None:
+    for name in ("context", "namespace"):
+        if getattr(limits, name) is not None and not limits.from_cluster:
             raise UserError(
-                "--context goes with --from-cluster.", "Add --from-cluster, or leave --context out."
+                f"--{name} goes with --from-cluster.", f"Add --from-cluster, or leave --{name} out."
             )
-        return ()
-    from estimator.hardware.from_cluster import read_cluster
+    if not limits.from_cluster:
+        return None
+    from estimator.cli.run_command import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
+    from estimator.hardware.inventory import PodRules, read_cluster
 
-    cluster = read_cluster(limits.context)
-    for aside in cluster.aside:
-        output.note(f"Left aside, {aside.reason}: {', '.join(aside.names)}")
-    if not cluster.nodes:
-        raise UserError(
-            f"The cluster of context {cluster.context} has no GPU node that can be planned with.",
-            "Plan with the catalogue: leave --from-cluster out.",
-        )
-    return cluster.nodes
+    namespace = limits.namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
+    cluster = read_cluster(limits.context, rules=PodRules(namespace=namespace))
+    for line in cluster.notes:
+        output.note(line)
+    return cluster
+
+
+def _command(plan: Plan, job: Job, model: str, limits: GoalOptions, goals: Goals) -> str | None:
+    """What runs the plan where it is for a cluster; the job's method is decided by then."""
+    if goals.cluster is None:
+        return None
+    from estimator.cli.run_command import run_command
+
+    command = run_command(
+        plan, job, model, goals.cluster, namespace=limits.namespace, hardware_file=limits.hardware
+    )
+    if limits.context is None:
+        return command
+    return f"kubectl config use-context {limits.context} && {command}"
 
 
 def _count(text: str | None) -> int | None:

@@ -15,6 +15,7 @@ from estimator.hardware.cluster_api import (
     UnreachableError,
     UntrustedError,
 )
+from estimator.hardware.cluster_taints import taint_text
 
 TIMEOUT_S = 10
 PAGE = 500  # nodes in one answer, as kubectl asks for
@@ -40,23 +41,28 @@ class Node:
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
     """The context's name and the cluster's nodes; UserError where they can't be had, within about 10 s."""
     with ClusterApi(context, purpose="--from-cluster") as api:
-        try:
-            items = list_nodes(lambda path, **query: api.get(path, TIMEOUT_S, **query))
-            return api.context, [node_of(item) for item in items]
-        except ApiRefusedError as error:
-            raise _refused(api, error) from None
-        except NoKubernetesError:
-            raise UserError(
-                f"{api.host} (context {api.context!r}) doesn't answer as a Kubernetes API does.",
-                "Look at `server:` in the kubeconfig.",
-            ) from None
-        except UnreachableError as error:
-            raise UserError(
-                f"The Kubernetes API of context {api.context!r} ({api.host}) can't be reached: {error}.",
-                "Look at `server:` and `certificate-authority-data:` in the kubeconfig."
-                if isinstance(error, UntrustedError)
-                else "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
-            ) from None
+        return api.context, fetch_nodes(api, lambda: TIMEOUT_S)
+
+
+def fetch_nodes(api: ClusterApi, left_s: Callable[[], float]) -> list[Node]:
+    """The cluster's nodes; UserError where they can't be had. ``left_s``: seconds for the next question."""
+    try:
+        items = list_nodes(lambda path, **query: api.get(path, left_s(), **query))
+        return [node_of(item) for item in items]
+    except ApiRefusedError as error:
+        raise _refused(api, error) from None
+    except NoKubernetesError:
+        raise UserError(
+            f"{api.host} (context {api.context!r}) doesn't answer as a Kubernetes API does.",
+            "Look at `server:` in the kubeconfig.",
+        ) from None
+    except UnreachableError as error:
+        raise UserError(
+            f"The Kubernetes API of context {api.context!r} ({api.host}) can't be reached: {error}.",
+            "Look at `server:` and `certificate-authority-data:` in the kubeconfig."
+            if isinstance(error, UntrustedError)
+            else "Is the cluster up, and the VPN? `kubectl cluster-info` shows the same.",
+        ) from None
 
 
 def list_nodes(get: Callable[..., Json]) -> list[Json]:
@@ -105,14 +111,9 @@ def node_of(item: Any) -> Node:
             for condition in status.get("conditions") or []
         ),
         unschedulable=bool(spec.get("unschedulable")),
-        taints=tuple(_taint(taint) for taint in taints),
+        taints=tuple(taint_text(taint) for taint in taints),
         provider_id=spec.get("providerID") or "",
     )
-
-
-def _taint(taint: Mapping[str, str]) -> str:
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def _resources(table: Mapping[str, str] | None) -> dict[str, float]:

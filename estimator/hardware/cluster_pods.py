@@ -1,16 +1,63 @@
-"""What the pods that every node of a kind runs ask for: those of DaemonSets, and of the node itself."""
+"""What pods ask for: those that every node of a kind runs, and all that use a node now."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from estimator.hardware.cluster_api import Json
+from estimator.hardware.cluster_api import Json, NoKubernetesError
 from estimator.hardware.cluster_tables import Room
 
 ASKED_NODES = 4  # nodes that one selector finds are of one kind, and one question each is enough
 _STAYING = ("DaemonSet", "Node")  # who owns them; the kubelet's own static pods belong to the node
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
+PAGE = 500  # pods in one answer, as kubectl asks for
+GPUS = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What the pods on one node ask for together."""
+
+    gpus: int
+    cpu: float
+    memory_bytes: int
+    holders: tuple[str, ...]  # namespace/name of the pods that have GPUs
+
+
+def read_usage(get: Callable[..., Json], namespace: str | None = None) -> dict[str, Usage]:
+    """By node, what runs there, asked page by page; of one namespace only where one is named.
+
+    Raises what ``get`` raises.
+    """
+    path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+    pods: dict[str, list[Mapping[str, Any]]] = {}
+    page = {"limit": str(PAGE), "fieldSelector": _RUNNING}
+    while True:
+        answer = get(path, **page)
+        if answer.get("kind") != "PodList":
+            raise NoKubernetesError
+        for pod in answer.get("items") or []:
+            if node := (pod.get("spec") or {}).get("nodeName"):
+                pods.setdefault(node, []).append(pod)
+        token = (answer.get("metadata") or {}).get("continue")
+        if not token:
+            return {node: _usage(on_it) for node, on_it in pods.items()}
+        page["continue"] = token
+
+
+def _usage(pods: list[Mapping[str, Any]]) -> Usage:
+    return Usage(
+        gpus=int(sum(_request_of(pod, GPUS) for pod in pods)),
+        cpu=sum(_request_of(pod, "cpu") for pod in pods),
+        memory_bytes=int(sum(_request_of(pod, "memory") for pod in pods)),
+        holders=tuple(
+            f"{pod['metadata'].get('namespace', 'default')}/{pod['metadata']['name']}"
+            for pod in pods
+            if _request_of(pod, GPUS)
+        ),
+    )
 
 
 def most_of(get: Callable[..., Json], nodes: Iterable[str]) -> Room | None:

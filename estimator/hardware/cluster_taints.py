@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from estimator.hardware import cluster_tables
 
@@ -46,6 +49,43 @@ def tolerated(taint: str) -> Toleration | None:
         if re.fullmatch(key_pattern, key) and re.fullmatch(value_pattern, value):
             return Toleration(key=key, effect=effect, value=value or None)
     return None
+
+
+def fence(
+    taints: Iterable[str], own: Iterable[Toleration] = (), *, of_table: bool = True
+) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
+    """(what pods must be given to stand on nodes with these taints, the taints that still keep them away).
+
+    ``own``: tolerations that the pods have; ``of_table``: they get those of the table of GPU taints.
+    """
+    added: list[Toleration] = []
+    closed: list[str] = []
+    for taint in taints:
+        key, value, effect = parts(taint)
+        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in own):
+            continue
+        toleration = tolerated(taint) if of_table else None
+        if toleration is None:
+            closed.append(taint)
+        else:
+            added.append(toleration)
+    return tuple(dict.fromkeys(added)), tuple(closed)
+
+
+def opening(taints: Iterable[str]) -> str:
+    """The option of a flow by which its pods tolerate these taints, as a shell takes it."""
+    tolerations = []
+    for taint in taints:
+        key, value, effect = parts(taint)
+        tolerations.append(Toleration(key=key, effect=effect, value=value or None).to_dict())
+    listed = json.dumps(tolerations, separators=(",", ":"))
+    return f"--with {shlex.quote(f'kubernetes:tolerations={listed}')}"
+
+
+def taint_text(taint: Mapping[str, Any]) -> str:
+    """A taint as the API server tells it, as key=value:effect."""
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def is_of_table(toleration: Toleration) -> bool:

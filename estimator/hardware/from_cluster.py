@@ -1,4 +1,4 @@
-"""``--from-cluster``: the GPU nodes that a Kubernetes cluster has, as machines to plan with.
+"""The GPU nodes that a Kubernetes cluster has, as machines to plan with.
 
 Read from the nodes' labels and from what they can allocate. A label that no table knows is reported, never
 guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE, and Kubernetes' own.
@@ -6,12 +6,15 @@ guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE, and Kubernetes' o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from estimator import hardware
+from estimator.hardware import cluster_tables
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
-from estimator.hardware.cluster_nodes import Node, fetch
+from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
+from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.cluster_pods import Usage
+from estimator.hardware.cluster_taints import Toleration, fence
 from estimator.plan import MIB
 
 PRODUCT, PRODUCT_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -35,79 +38,25 @@ CLOUD_OF_PROVIDER = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # the scheme
 ON_PREMISES = "cluster"  # the cloud of a node that names none
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterNodes:
-    """Equal nodes of one cluster that pods can be placed on.
-
-    What can be allocated is the least of the group, before the pods that run there now.
-    """
-
-    instance: Instance  # its GPU count is what can be allocated
-    gpu: Gpu  # with the memory that the node's label gives, where that is less than the table's
-    count: int
-    cpu: float  # cores
-    memory_bytes: int
-    ephemeral_bytes: int | None
-    efa: int  # interfaces
-    spot: bool | None  # None: no label says so
-    zones: tuple[str, ...]
-    taints: tuple[str, ...]  # that a pod must tolerate, "key=value:effect"
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Aside:
-    """Nodes that can't be planned with, and why."""
-
-    reason: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
-    """The GPU nodes of one cluster, and the nodes that were left aside."""
-
-    context: str  # of the kubeconfig; "in-cluster" in a pod
-    nodes: tuple[ClusterNodes, ...]
-    aside: tuple[Aside, ...]
-    without_gpu: int  # nodes that have none and no label of one
-
-    @property
-    def instances(self) -> tuple[Instance, ...]:
-        return tuple(group.instance for group in self.nodes)
-
-    def catalogue(self, base: Catalogue | None = None) -> Catalogue:
-        """The tables' GPUs, with this cluster's own machines instead of the clouds'.
-
-        Where groups share a machine type, the one with most GPUs a node stands for it.
-        """
-        tables = base or hardware.current()
-        largest_first = sorted(self.nodes, key=lambda group: -group.gpu.vram_bytes)
-        sizes = {group.gpu.name: group.gpu for group in largest_first}  # of two sizes the smaller
-        machines: dict[str, Instance] = {}
-        for item in sorted(self.instances, key=lambda item: -item.gpu_count):
-            machines.setdefault(item.name.lower(), item)
-        return Catalogue(
-            gpus=tuple(sizes.get(gpu.name, gpu) for gpu in tables.gpus), instances=tuple(machines.values())
-        )
-
-
 class _LeftAsideError(Exception):
     """Why one node can't be planned with."""
 
 
-def read_cluster(context: str | None = None, *, catalogue: Catalogue | None = None) -> Cluster:
-    """Ask the cluster of that kubeconfig context (default: the current one; in a pod, its own cluster).
+def group(
+    context: str,
+    nodes: Iterable[Node],
+    catalogue: Catalogue,
+    *,
+    usage: Mapping[str, Usage] | None = None,
+    tolerations: tuple[Toleration, ...] = (),
+    of_table: bool = True,
+) -> Cluster:
+    """Equal nodes together; those that can't be used by reason.
 
-    Raises UserError where it can't be reached, found or read, within seconds.
+    ``usage``: what runs on the nodes, by name; None: not told. ``tolerations``: the pods' own; ``of_table``:
+    they get those of the table of GPU taints, too.
     """
-    name, nodes = fetch(context)
-    return group(name, nodes, catalogue or hardware.current())
-
-
-def group(context: str, nodes: Iterable[Node], catalogue: Catalogue) -> Cluster:
-    """Equal nodes together; those that can't be used by reason."""
-    usable: dict[tuple[object, ...], list[tuple[Node, ClusterNodes]]] = {}
+    usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
     aside: dict[str, list[str]] = {}
     without = 0
     for node in sorted(nodes, key=lambda node: node.name):
@@ -116,14 +65,18 @@ def group(context: str, nodes: Iterable[Node], catalogue: Catalogue) -> Cluster:
             continue
         try:
             one = _usable(node, catalogue)
+            if usage is not None:
+                one = _beside(one, usage.get(node.name))
         except _LeftAsideError as reason:
             aside.setdefault(str(reason), []).append(node.name)
             continue
-        key = (one.instance.name, one.gpu.name, one.instance.gpu_count, one.efa, one.spot, one.taints)
-        usable.setdefault(key, []).append((node, one))
+        one = replace(one, fences=fence(one.taints, tolerations, of_table=of_table)[1])
+        machine = (one.instance.name, one.gpu.name, one.instance.gpu_count, one.efa, one.spot)
+        key = (*machine, one.taints, one.free_gpus)
+        usable.setdefault(key, []).append(one)
     return Cluster(
         context=context,
-        nodes=tuple(_together([one for _, one in members]) for members in usable.values()),
+        nodes=tuple(_together(members) for members in usable.values()),
         aside=tuple(Aside(reason=reason, names=tuple(names)) for reason, names in aside.items()),
         without_gpu=without,
     )
@@ -148,6 +101,34 @@ def _together(members: list[ClusterNodes]) -> ClusterNodes:
         ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
         zones=tuple(sorted({zone for one in members for zone in one.zones})),
         names=tuple(name for one in members for name in one.names),
+        free=_least([one.free for one in members]),
+        holders=tuple(sorted({pod for one in members for pod in one.holders})),
+    )
+
+
+def _least(parts: list[Free | None]) -> Free | None:
+    told = [part for part in parts if part is not None]
+    if len(told) < len(parts):
+        return None
+    return Free(
+        gpus=min(part.gpus for part in told),
+        cpu=min(part.cpu for part in told),
+        memory_bytes=min(part.memory_bytes for part in told),
+    )
+
+
+def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
+    """One node with what runs there; a node that runs nothing yet will run the usual daemon pods."""
+    daemons = cluster_tables.daemons()
+    gpus, cpu, memory = (used.gpus, used.cpu, used.memory_bytes) if used else (0, 0.0, 0)
+    return replace(
+        one,
+        free=Free(
+            gpus=max(one.instance.gpu_count - gpus, 0),
+            cpu=max(one.cpu - max(cpu, daemons.cpu), 0.0),
+            memory_bytes=max(one.memory_bytes - max(memory, daemons.memory_bytes), 0),
+        ),
+        holders=used.holders if used else (),
     )
 
 
@@ -242,13 +223,15 @@ def _sized(node: Node, gpu: Gpu) -> Gpu:
 def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instance:
     """The table's machine where the node's type is there and has that GPU, else one from the labels alone."""
     kind = node.labels.get(INSTANCE_TYPE, "")
-    known = catalogue.find_instance(kind) if kind else None
+    cloud = CLOUD_OF_PROVIDER.get(node.provider_id.partition(":")[0], ON_PREMISES)
+    known = catalogue.find_instance(kind or f"{count}x {gpu.name}")
+    if known is not None and cloud != known.cloud in CLOUD_OF_PROVIDER.values():
+        known = None  # a name like a cloud's machine, but not that cloud: its price is of no use
     vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
     if known is not None and known.gpu == gpu.name:
         return replace(known, gpu_count=count, vcpu=known.vcpu or vcpu, ram_bytes=known.ram_bytes or ram)
-    scheme = node.provider_id.partition(":")[0]
     return Instance(
-        cloud=CLOUD_OF_PROVIDER.get(scheme, ON_PREMISES),
+        cloud=cloud,
         name=kind or f"{count}x {gpu.name}",
         gpu=gpu.name,
         gpu_count=count,

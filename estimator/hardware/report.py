@@ -14,7 +14,7 @@ from estimator.hardware.columns import GPU, INSTANCE
 from estimator.plan import GIB, MIB
 
 if TYPE_CHECKING:
-    from estimator.hardware.from_cluster import Cluster
+    from estimator.hardware.cluster import Cluster
 
 RATES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
@@ -160,12 +160,17 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
                 "spot": group.spot,
                 "zones": list(group.zones),
                 "taints": list(group.taints),
+                "free_gpus": None if group.free is None else group.free_gpus,
+                "may_come": group.may_come,
+                "added_by": group.added_by or None,
+                "guessed": group.guessed,
                 "names": list(group.names),
             }
             for group in cluster.nodes
         ],
         "left_aside": [{"reason": aside.reason, "names": list(aside.names)} for aside in cluster.aside],
         "nodes_without_gpu": cluster.without_gpu,
+        "not_told": list(cluster.untold),
     }
 
 

@@ -11,7 +11,7 @@ from estimator.plan import GIB, MIB
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from estimator.hardware.from_cluster import Cluster
+    from estimator.hardware.cluster import Cluster
 
 
 def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
@@ -78,7 +78,7 @@ def cluster_table(cluster: Cluster) -> Table:
     """A cluster's GPU nodes as a table for a terminal, a line for each kind of node."""
     table = _table(
         *(">nodes", "type", "GPUs of each", "memory of each GPU", ">cores", ">memory GiB", ">disk GiB"),
-        *(">EFA", "spot", "zones", "taints"),
+        *(">EFA", "spot", "zones", "taints", ">free GPUs of each", ">may come", "added by"),
     )
     for group in cluster.nodes:
         table.add_row(
@@ -93,6 +93,9 @@ def cluster_table(cluster: Cluster) -> Table:
             "?" if group.spot is None else "yes" if group.spot else "no",
             " ".join(group.zones) or "?",
             " ".join(group.taints),
+            "?" if group.free is None else str(group.free_gpus),
+            "any number" if group.may_come is None else str(group.may_come),
+            group.added_by + (" (a guess)" if group.guessed else ""),
         )
     return table
 

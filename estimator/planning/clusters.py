@@ -52,8 +52,12 @@ class Survey:
 
     def run(self) -> Survey:
         """Search all machines; candidates then come in the order of the goals."""
-        for place in self.places:
-            self._look_at(place)
+        for tier in sorted({place.tier for place in self.places}):
+            for place in self.places:
+                if place.tier == tier:
+                    self._look_at(place)
+            if self.candidates:
+                break
         self.candidates.sort(key=lambda candidate: sort_key(candidate, self.goals))
         return self
 

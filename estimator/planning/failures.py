@@ -112,8 +112,8 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     job, target, goals = seen.job, seen.target, seen.goals
     free = Target(kind=target.kind)
-    unlimited = Goals()
-    example_plan = best_or_none(job, free) if (free, unlimited) != (target, goals) else None
+    unlimited = Goals(cluster=goals.cluster)
+    example_plan = best_or_none(job, free, unlimited) if (free, unlimited) != (target, goals) else None
     suggestions: list[Suggestion] = []
     if example_plan is not None:
         machine = Change("resources.instance_type", example_plan.request.instance_type)
@@ -136,7 +136,7 @@ def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggesti
         more = best_or_none(
             job, replace(target, gpus=None, nodes=None), replace(goals, max_nodes=None, max_gpus=None)
         )
-        if more is not None and not goals.cluster_nodes:
+        if more is not None and goals.cluster is None:
             yield _numbers(more)
     if target.gpu and limited:
         other = best_or_none(job, replace(target, gpu=None), goals)

@@ -10,7 +10,7 @@ from estimator.errors import Change, UserError
 from estimator.job import Job
 
 if TYPE_CHECKING:
-    from estimator.hardware.from_cluster import ClusterNodes
+    from estimator.hardware.cluster import Cluster
 
 PREFERENCES = ("price", "speed")
 
@@ -31,7 +31,7 @@ class Goals:
     clouds: tuple[str, ...] = ()
     instance_types: tuple[str, ...] = ()
     spot: bool = False  # spot prices; a machine without one has no price
-    cluster_nodes: tuple[ClusterNodes, ...] = ()  # plan for these instead of a catalogue
+    cluster: Cluster | None = None  # plan for what it has and could get, instead of a catalogue
     max_nodes: int | None = None
     max_gpus: int | None = None  # of all nodes
 

@@ -14,6 +14,7 @@ from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller
 from estimator.planning.goals import Goals
+from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
     Evidence,
     Search,
@@ -24,10 +25,6 @@ from estimator.planning.search import (
     precision_of,
     title,
 )
-
-# Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model does some
-# 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.
-LARGEST_MODEL_ON_CPU = 500_000_000
 
 # What a process without a GPU may ask of a cluster at most: nearly every one has machines with room for that.
 # 4 GiB for each core is what general-purpose machines have (AWS's M family, 2025).
@@ -153,6 +150,8 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
         miss = search.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
         raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the memory at hand: {miss}.")
     reason = "as asked" if target.device == "cpu" else "no GPU here, and the model is small"
+    if goals.cluster is not None:
+        reason = f"{goals.cluster.where} has no GPU, and the model is small"
     limit = f"the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters"
     why = [f"on {describe_place(target)}'s CPU: {reason} ({limit})"]
     return assemble(

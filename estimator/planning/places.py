@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
 from estimator.errors import Change, UserError
 from estimator.hardware import Gpu, Instance
+from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
 from estimator.planning.goals import Goals
 
 if TYPE_CHECKING:
-    from estimator.hardware.from_cluster import ClusterNodes
+    from estimator.hardware.cluster import Cluster, ClusterNodes
+    from estimator.hardware.cluster_quotas import Quota
 
+# Without a GPU, training a larger model than this takes days for a first result: a 0.5 B model does some
+# 10 to 50 tokens/s on a laptop's cores. --device cpu overrides it.
+LARGEST_MODEL_ON_CPU = 500_000_000
 ALLOCATABLE = 0.9  # of a node's CPU and memory; the system and the cluster's own pods have the rest
 NODE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 MORE_NODES = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # where the user allows so many
 CLUSTER_CLOUDS = ("aws", "gcp", "azure")  # with a managed Kubernetes
+FREE = 0.9  # of what is left of a node that is there: other pods come until the run's are placed
+WAITS = "the run waits"  # how a note on what a place needs first begins
+MOST_NAMED = 3  # pods and node groups in a sentence
 RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
 
 
@@ -39,6 +47,9 @@ class Place:
     spot: bool = False  # what kind of price it is
     price: str = ""  # where the price comes from, in words
     most_nodes: int | None = None
+    there: int = 0  # of the machines, those that are there and free
+    tier: int = 0  # places of a higher one are looked at only where none of a lower one will do
+    notes: tuple[str, ...] = ()  # on the machines of a cluster, for the plan's reasons
 
     def shapes(self, target: Target, goals: Goals) -> Iterator[tuple[int, int]]:
         """The numbers of machines to try, as (nodes, GPUs for each node), fewest GPUs first."""
@@ -57,8 +68,8 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     """The machines that the user's choices leave; raises UserError where they leave none."""
     # A name of several GPUs ("A100") stands for those that there are
     gpus = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else set()
-    if goals.cluster_nodes:
-        candidates = [_of_cluster(nodes, goals.spot) for nodes in goals.cluster_nodes]
+    if goals.cluster is not None:
+        candidates = _of_cluster(goals.cluster, target, goals)
         any_gpu = True
     else:
         names = (*goals.instance_types, *((target.instance_type,) if target.instance_type else ()))
@@ -74,7 +85,7 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
         and (target.gpus or 1) <= place.gpus
     ]
     if not usable:
-        raise _none_left(target, goals)
+        raise _none_left(job, target, goals)
     return usable
 
 
@@ -111,7 +122,10 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
 def _of_catalogue(item: Instance, spot: bool) -> Place:
     price = item.spot_usd_per_hour if spot else item.usd_per_hour
     kind = "spot" if spot else "on demand"
-    source = f"{kind}, {item.cloud} {item.region}, prices of {item.price_date}"
+    region = f"{item.cloud} {item.region}" if item.region else item.cloud
+    source = f"{kind}, {region}, " + (
+        f"prices of {item.price_date}" if item.price_date else item.price_source
+    )
     return Place(
         name=item.name,
         gpu=hardware.gpu(item.gpu),
@@ -128,21 +142,171 @@ def _of_catalogue(item: Instance, spot: bool) -> Place:
     )
 
 
-def _of_cluster(nodes: ClusterNodes, spot: bool) -> Place:
-    """Nodes that exist: what pods can have of them, and no more of them than there are."""
-    place = _of_catalogue(nodes.instance, spot or bool(nodes.spot))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Limits:
+    """What a namespace's quotas let a run ask for, all nodes together; None: no limit."""
+
+    gpus: float | None = None
+    cpu: float | None = None
+    memory_bytes: float | None = None
+    in_use: tuple[Quota, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, cluster: Cluster, *, now: bool) -> _Limits:
+        """``now``: beside what is in use; else once others have ended."""
+
+        def least(resource: str) -> float | None:
+            lines = [quota for quota in cluster.quotas if quota.resource == resource]
+            return min((quota.left if now else quota.most for quota in lines), default=None)
+
+        in_use = tuple(quota for quota in cluster.quotas if quota.used and quota.resource == "nvidia.com/gpu")
+        return cls(
+            gpus=least("nvidia.com/gpu"), cpu=least("cpu"), memory_bytes=least("memory"), in_use=in_use
+        )
+
+    def within(self, place: Place) -> Place | None:
+        """As much of the machines as the limits allow; None: not one GPU."""
+        nodes = place.most_nodes
+        if self.gpus is not None and self.gpus < 1:
+            return None
+        if self.gpus is not None and self.gpus < place.gpus:
+            place, nodes = _part_of(place, _power_of_two(int(self.gpus))), 1
+        elif self.gpus is not None:
+            nodes = min(nodes or 2**30, int(self.gpus) // place.gpus)
+        for limit, has in ((self.cpu, place.vcpu), (self.memory_bytes, place.ram_bytes)):
+            if limit is not None and has:
+                nodes = max(min(nodes or 2**30, int(limit // has)), 1)
+        cpu, memory = place.vcpu, place.ram_bytes
+        return replace(
+            place,
+            most_nodes=nodes,
+            vcpu=cpu if cpu is None or self.cpu is None else min(cpu, int(self.cpu)),
+            ram_bytes=memory
+            if memory is None or self.memory_bytes is None
+            else min(memory, int(self.memory_bytes)),
+        )
+
+
+def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
+    """What it has and could get, of the machines that the user has named."""
+    kinds: dict[tuple[object, ...], list[ClusterNodes]] = {}
+    names = {name.lower() for name in (*goals.instance_types, target.instance_type) if name}
+    for nodes in cluster.nodes:
+        if nodes.guessed and not names:  # it takes a user to say that these are the machines
+            continue
+        item = nodes.instance
+        kind = (item.name, nodes.gpu.name, item.gpu_count, nodes.spot, nodes.fences, nodes.guessed)
+        kinds.setdefault(kind, []).append(nodes)
+    clouds = {cloud.lower() for cloud in (*goals.clouds, target.cloud) if cloud}
+    return [
+        place
+        for same in kinds.values()
+        for place in _of_kind(same, cluster, goals.spot)
+        if (not names or place.name.lower() in names) and (not clouds or place.cloud in clouds)
+    ]
+
+
+def _of_kind(same: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterator[Place]:
+    """Equal machines: whole ones and parts that can be had now, and all of them for a run that waits."""
+    total = same[0].instance.gpu_count
+    idle = [nodes for nodes in same if nodes.free_gpus >= total]
+    tier = 3 if same[0].fences else 2 if same[0].guessed else 0
+    now, later = _Limits.of(cluster, now=True), _Limits.of(cluster, now=False)
+    found: list[Place | None] = []
+    if idle:
+        found.append(now.within(_of_nodes(idle, same, spot, tier)))
+    for nodes in same:
+        if 0 < nodes.free_gpus < total:
+            free = replace(_of_nodes([nodes], same, spot, tier), gpus=nodes.free_gpus)
+            part = _part_of(free, _power_of_two(nodes.free_gpus))
+            note = f"{nodes.free_gpus} of {total} GPUs are free on {', '.join(nodes.names[:MOST_NAMED])}"
+            found.append(now.within(replace(part, notes=(*part.notes, note))))
+    if len(idle) < len(same) or now != later:
+        whole = later.within(_of_nodes(same, same, spot, max(tier, 1), waits=True))
+        reasons = _waits_for(same, later)
+        found.append(replace(whole, notes=(*whole.notes, *reasons)) if whole is not None else None)
+    yield from (place for place in found if place is not None)
+
+
+def _of_nodes(
+    members: list[ClusterNodes], same: list[ClusterNodes], spot: bool, tier: int, *, waits: bool = False
+) -> Place:
+    """``members`` of the equal machines ``same``; ``waits``: with all of them that pods can have."""
+    first = members[0]
+    place = _of_catalogue(first.instance, spot or bool(first.spot))
+    rooms = [
+        (nodes.cpu, nodes.memory_bytes)
+        if waits or nodes.free is None
+        else (nodes.free.cpu, nodes.free.memory_bytes)
+        for nodes in members
+    ]
+    may_come = [nodes.may_come for nodes in members]
+    count = sum(nodes.count for nodes in members)
     return replace(
         place,
-        gpu=nodes.gpu,
-        vcpu=int(nodes.cpu),
-        ram_bytes=nodes.memory_bytes,
+        gpu=min((nodes.gpu for nodes in members), key=lambda gpu: gpu.vram_bytes),
+        vcpu=int(min(cpu for cpu, _ in rooms) * FREE),
+        ram_bytes=int(min(memory for _, memory in rooms) * FREE),
         allocatable=1.0,  # the node has taken its own part off already
-        rdma=place.rdma and (nodes.efa > 0 or "EFA" not in nodes.instance.fabric),
-        most_nodes=nodes.count,
+        rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
+        most_nodes=None if None in may_come else count + sum(number or 0 for number in may_come),
+        there=0 if waits else count,
+        tier=tier,
+        notes=_notes(first, same),
     )
 
 
-def _none_left(target: Target, goals: Goals) -> UserError:
+def _part_of(place: Place, gpus: int) -> Place:
+    """So many of a machine's GPUs, with their share of the rest and of its price."""
+    share = gpus / place.gpus
+    return replace(
+        place,
+        gpus=gpus,
+        vcpu=None if place.vcpu is None else max(int(place.vcpu * share), 1),
+        ram_bytes=None if place.ram_bytes is None else int(place.ram_bytes * share),
+        usd_per_hour=None if place.usd_per_hour is None else place.usd_per_hour * share,
+    )
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that is no larger: other numbers of GPUs rarely make up a batch."""
+    return int(2 ** (number.bit_length() - 1))
+
+
+def _notes(first: ClusterNodes, same: list[ClusterNodes]) -> tuple[str, ...]:
+    name = first.instance.name
+    there = sum(nodes.count for nodes in same)
+    idle = sum(nodes.count for nodes in same if nodes.free_gpus >= nodes.instance.gpu_count)
+    lines = [f"the cluster has {there} of {name}" + (f", {idle} of them idle" if idle < there else "")]
+    lines = lines if there else []
+    for nodes in same:
+        if nodes.added_by:
+            most = "as many as are asked for" if nodes.may_come is None else f"{nodes.may_come}"
+            lines.append(f"{nodes.added_by} may add {most} of {name}")
+    if first.guessed:
+        lines.append("which machines a node group without nodes has is not told: as named by you")
+    if first.fences:
+        lines.append(f"fenced off by the taint {', '.join(first.fences)}; {opening(first.taints)} opens it")
+    return tuple(lines)
+
+
+def _waits_for(same: list[ClusterNodes], limits: _Limits) -> list[str]:
+    """What a run on all of the equal machines waits for, in lines."""
+    total = sum(nodes.count * nodes.instance.gpu_count for nodes in same)
+    used = total - sum(nodes.count * nodes.free_gpus for nodes in same)
+    lines = []
+    if used:
+        holders = sorted({pod for nodes in same for pod in nodes.holders})
+        more = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
+        by = f", by {', '.join(holders[:MOST_NAMED])}{more}" if holders else ""
+        lines.append(f"{WAITS}: {used} of these {total} {same[0].gpu.name} are in use now{by}")
+    for quota in limits.in_use:
+        used_of = f"{quota.amount(quota.used)} of {quota.amount(quota.most)} {quota.what}"
+        lines.append(f"{WAITS}: of ResourceQuota {quota.name} {used_of} are in use now")
+    return lines
+
+
+def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
     choices = [("cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
     choices += [("instance_type", name) for name in (*goals.instance_types, target.instance_type)]
     choices += [("gpu", target.gpu), ("gpus", str(target.gpus) if target.gpus else None)]
@@ -151,10 +315,18 @@ def _none_left(target: Target, goals: Goals) -> UserError:
         if value:
             wishes += [" and "] if wishes else []
             wishes.append(Change(f"resources.{name}", value))
-    if goals.cluster_nodes:
+    if goals.cluster is not None:
+        has = goals.cluster.in_words or "no NVIDIA GPU that can be planned with"
+        what, small = goals.cluster.where, job.model.parameters <= LARGEST_MODEL_ON_CPU
         return UserError(
-            ("No NVIDIA GPU node of the cluster goes with ", *(wishes or ["the job"]), "."),
-            "Leave one of them out, or see what the cluster has with finetune gpus --from-cluster.",
+            (f"No machine of {what} goes with ", *(wishes or ["the job"]), f": it has {has}."),
+            (
+                "Leave one of them out, or plan" if wishes else "Plan",
+                " with machines that it doesn't have: ",
+                Change("resources.from_catalogue"),
+                *((", or on CPUs: ", Change("resources.device", "cpu")) if small else ()),
+                ".",
+            ),
         )
     return UserError(
         ("No machine of the instance table goes with ", *(wishes or [target.kind]), "."),

@@ -21,12 +21,12 @@ from estimator.planning.clusters import rank_plans, survey_places
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
 from estimator.planning.local_plan import (
-    LARGEST_MODEL_ON_CPU,
     describe,
     describe_place,
     plan_local,
     pod_of_cpus,
 )
+from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
 
@@ -109,6 +109,8 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
                     "Give one of them.",
                 )
         target = replace(target, machine=pod_of_cpus(target.gpus or 1))
+    elif _is_for_cpus(job, target, goals):
+        target = replace(target, machine=pod_of_cpus(1))
     rejections: list[Rejection] = []
     failures: list[Failure] = []
     for concrete in _jobs(job, rejections):
@@ -118,6 +120,18 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
         failures.append(outcome)
         rejections.append(outcome.rejection)
     raise min(failures, key=lambda failure: failure.distance).error()
+
+
+def _is_for_cpus(job: Job, target: Target, goals: Goals) -> bool:
+    """Whether a small model goes to the CPUs of a cluster without GPUs, as it does on a machine without."""
+    named = target.gpu or target.gpus or target.instance_type or goals.instance_types
+    return (
+        goals.cluster is not None
+        and not goals.cluster.has_gpus
+        and target.device == "auto"
+        and not named
+        and job.model.parameters <= LARGEST_MODEL_ON_CPU
+    )
 
 
 def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking | Failure:

@@ -166,6 +166,4 @@ def _source(candidate: Candidate) -> list[str]:
     if place.ram_bytes is None:
         needs = gib(candidate.memory.host_bytes)
         lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")
-    if place.most_nodes is not None:
-        lines.append(f"the cluster has {place.most_nodes} of {place.name}")
-    return lines
+    return [*lines, *place.notes]

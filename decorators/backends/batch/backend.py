@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from decorators.backends.batch import preflight, request, waiting, workarounds
+from decorators.backends.batch import inventory, preflight, request, waiting, workarounds
 from decorators.backends.interface import ComputeBackend
 
 BATCH = ComputeBackend(
     values_for=request.values_for,
     preflight=preflight.check_queue,
+    inventory=inventory.read,
     wait_state=waiting.wait_state,
     remove=waiting.terminate_job,
     install=workarounds.install,

@@ -9,13 +9,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from decorators.backends import tables
+from decorators.backends.batch import aws
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
 from decorators.backends.tables import Quota
 from estimator import hardware
-from estimator.errors import UserError
-from estimator.hardware.cluster_api import CALL_S, Clock
+from estimator.hardware.cluster_api import Clock
 from estimator.plan import MIB, Request
 
 INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"
@@ -73,7 +73,7 @@ def inspect(
 ) -> Findings:
     """All rows of the preflight. Raises UserError where AWS can't be asked at all, or no queue is named."""
     preflight = _Preflight(
-        client=_clients(),
+        client=aws.clients(),
         request=request,
         minimum=minimum or MinimumRequest(cpu=request.cpu, memory_bytes=request.memory_mib * MIB),
         findings=Findings(where=f"AWS Batch queue {job.queue or '(none named)'}"),
@@ -98,62 +98,13 @@ def inspect(
     return preflight.findings
 
 
-def _clients() -> Callable[[str], Any]:
-    try:
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-    except ImportError:
-        raise UserError(
-            "Running on AWS Batch needs boto3, which is not installed.",
-            "pip install 'metaflow-finetune[aws]'",
-        ) from None
-    patience = Config(connect_timeout=CALL_S, read_timeout=CALL_S, retries={"total_max_attempts": 1})
-
-    def client(service: str) -> Any:
-        try:
-            return boto3.client(service, config=patience)
-        except (BotoCoreError, ValueError) as error:
-            raise UserError(
-                f"AWS can't be asked: {error}", "Set AWS_DEFAULT_REGION, or AWS_PROFILE."
-            ) from None
-
-    return client
-
-
 def _call(preflight: _Preflight, ask: Callable[[], Any]) -> Any:
     """One question that everything hangs on; UserError in one line where there is no answer."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
-
     try:
-        return ask()
-    except NoCredentialsError:
-        raise UserError(
-            "There are no AWS credentials here.", "Log in: aws configure, or aws sso login."
-        ) from None
-    except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
-        if "Expired" in code:
-            raise UserError("The AWS credentials have expired.", "Log in again: aws sso login.") from None
-        if code in (
-            "UnrecognizedClientException",
-            "InvalidClientTokenId",
-            "InvalidSignatureException",
-            "AuthFailure",
-        ):
-            raise UserError(
-                f"AWS doesn't accept the credentials ({code}).", "aws sts get-caller-identity"
-            ) from None
-        preflight.findings.unknown(
-            "queue", f"not told: {error.response.get('Error', {}).get('Message', code)}"
-        )
+        return aws.ask(ask)
+    except aws.NotToldError as error:
+        preflight.findings.unknown("queue", f"not told: {error}")
         return None
-    except BotoCoreError as error:
-        if "Token" in type(error).__name__ or "SSO" in type(error).__name__:
-            raise UserError(f"The AWS login is over: {error}", "Log in again: aws sso login.") from None
-        raise UserError(
-            f"AWS Batch can't be reached: {error}", "Is the region right (AWS_DEFAULT_REGION)?"
-        ) from None
 
 
 def _ask(preflight: _Preflight, check: str, ask: Callable[[], None]) -> None:
@@ -271,33 +222,24 @@ def _none_able(preflight: _Preflight) -> None:
 
 def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
     """Machine types of the instance table that the environment may start, and that are large enough."""
-    allowed = _allowed(resources)
+    allowed = aws.allowed(resources)
     gpu = hardware.current().gpu(request.gpu).name if request.gpu else None
     return [
         item.name
         for item in hardware.current().instances
         if item.cloud == "aws"
-        and any(_matches(item.name, pattern) for pattern in allowed)
+        and any(aws.matches(item.name, pattern) for pattern in allowed)
         and (not request.gpus_per_node or (item.gpu == gpu and item.gpu_count >= request.gpus_per_node))
         and (item.vcpu or 0) >= minimum.cpu
         and (item.ram_bytes or 0) >= minimum.memory_bytes
     ]
 
 
-def _allowed(resources: Mapping[str, Any]) -> list[str]:
-    return [str(item) for item in resources.get("instanceTypes") or []]
-
-
 def _untold(resources: Mapping[str, Any], request: Request) -> bool:
     """Whether it may start machines of which the table, that is of GPUs, says nothing."""
     known = [item.name for item in hardware.current().instances if item.cloud == "aws"]
-    others = [name for name in _allowed(resources) if not any(_matches(item, name) for item in known)]
+    others = [name for name in aws.allowed(resources) if not any(aws.matches(item, name) for item in known)]
     return any(not request.gpus_per_node or re.match(r"[pg]\d", name) for name in others)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """An exact type, or a family ("p5")."""
-    return name == pattern or name.partition(".")[0] == pattern
 
 
 def _vcpus(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from decorators.backends.interface import ComputeBackend
-from decorators.backends.kubernetes import errors, preflight, request, waiting
+from decorators.backends.kubernetes import errors, inventory, preflight, request, waiting
 
 KUBERNETES = ComputeBackend(
     values_for=request.values_for,
     lowered=request.lowered,
     preflight=preflight.check_cluster,
     preflight_beside=preflight.check_cluster_beside,
+    inventory=inventory.read,
     wait_state=waiting.wait_state,
     remove=waiting.remove_job,
     install=errors.install,

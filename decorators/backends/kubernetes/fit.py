@@ -11,11 +11,14 @@ from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LAB
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.hardware import cluster_tables
+from estimator.hardware.cluster import ClusterNodes
 from estimator.hardware.cluster_nodes import Node
 from estimator.hardware.cluster_tables import Room
-from estimator.hardware.cluster_taints import BLOCKING, Toleration, parts, tolerated
-from estimator.hardware.from_cluster import ClusterNodes, group
+from estimator.hardware.cluster_taints import Toleration, fence
+from estimator.hardware.from_cluster import group
 from estimator.plan import GIB, MIB, Request
+
+FENCED = "fenced off by the taint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +29,8 @@ class Fit:
     facts: ClusterFacts
     lacks: tuple[tuple[str, int], ...]  # (what is wrong, nodes), the most frequent first
     zones: tuple[tuple[str, int], ...]  # (zone, fitting nodes)
-    clouds: frozenset[str]  # whose nodes there are; empty: on premises, where nothing grows by itself
+    clouds: frozenset[str]  # whose nodes there are; empty: on premises
+    fences: tuple[str, ...] = ()  # all taints of the nodes that only taints keep out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +78,14 @@ def fit(
     )
     candidates: list[_Candidate] = []
     lacks: Counter[str] = Counter()
+    fences: list[str] = []
     for node in all_nodes:
         judged = _judge(node, criteria)
         if isinstance(judged, _Candidate):
             candidates.append(judged)
         else:
             lacks[judged] += 1
+            fences += [taint for taint in node.taints if judged.startswith(FENCED)]
     kept, labels = _found_by(candidates, request)
     zones = Counter(item.node.labels[ZONE_LABEL] for item in kept if ZONE_LABEL in item.node.labels)
     together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
@@ -89,6 +95,7 @@ def fit(
         facts=_facts(inside, labels, together, criteria.daemons) if inside else ClusterFacts(),
         lacks=tuple(lacks.most_common()),
         zones=tuple(zones.most_common()),
+        fences=tuple(dict.fromkeys(fences)),
         clouds=frozenset(
             scheme
             for node in all_nodes
@@ -131,16 +138,12 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
     disk = node.allocatable.get("ephemeral-storage")
     if disk is not None and disk < request.disk_mib * MIB:
         return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
-    allowed: list[Toleration] = []
-    for taint in node.taints:
-        key, value, effect = parts(taint)
-        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in criteria.own):
-            continue
-        toleration = tolerated(taint) if request.gpus_per_node and not criteria.own_only else None
-        if toleration is None:
-            return f"fenced off by the taint {taint}"
-        allowed.append(toleration)
-    return _Candidate(node=node, group=one, tolerations=tuple(allowed))
+    needed, closed = fence(
+        node.taints, criteria.own, of_table=bool(request.gpus_per_node) and not criteria.own_only
+    )
+    if closed:
+        return f"{FENCED} {closed[0]}"
+    return _Candidate(node=node, group=one, tolerations=needed)
 
 
 def _room(node: Node, daemons: Room) -> Room:

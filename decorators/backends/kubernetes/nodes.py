@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from decorators._metaflow import deployer
@@ -22,9 +22,9 @@ from estimator.hardware.cluster_api import (
     found_at,
 )
 from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
-from estimator.hardware.cluster_pools import could_grow
+from estimator.hardware.cluster_pools import could_grow, read_autoscalers
 from estimator.hardware.cluster_tables import Room
-from estimator.hardware.cluster_taints import Toleration, is_of_table
+from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
 from estimator.plan import GIB, Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -119,10 +119,12 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
             "nodes", f"{len(fitting.names)} could take it, {preflight.request.nodes} needed; {beside}"
         )
         _zones(preflight, fitting)
+        coming: tuple[Toleration, ...] = ()
     else:
-        _too_few(preflight, fitting)
+        coming = _too_few(preflight, fitting)
     _fabric(preflight, fitting)
-    return fitting.facts
+    known = fitting.facts.tolerations
+    return replace(fitting.facts, tolerations=tuple(dict.fromkeys((*known, *coming))))
 
 
 def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
@@ -143,22 +145,32 @@ def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
     return all(node.labels.get(name) == value for name, value in selector)
 
 
-def _too_few(preflight: Preflight, fitting: Fit) -> None:
+def _too_few(preflight: Preflight, fitting: Fit) -> tuple[Toleration, ...]:
+    """Add the row; what pods must tolerate of the nodes that may come."""
     request = preflight.request
     lacks = ", ".join(f"{count} {what}" for what, count in fitting.lacks[:4]) or "there are none"
     has = f"{len(fitting.names)} of {request.nodes} nodes could take it; the others: {lacks}"
     try:
-        growth = could_grow(preflight.get, preflight.may, request, fitting.clouds)
+        growth = could_grow(
+            read_autoscalers(preflight.get, preflight.may),
+            request,
+            fitting.clouds,
+            tolerations=preflight.pods.tolerations,
+            of_table=not preflight.pods.own_tolerations,
+        )
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
-        return
+        return ()
     if growth.possible:
         preflight.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
     elif any("device plugin" in what for what, _ in fitting.lacks):
         preflight.findings.no("device plugin", has, DEVICE_PLUGIN)
     else:
-        others = f"; {growth.why}" if growth.why else ""
-        preflight.findings.no("nodes", has + others, OTHER_GPUS if request.gpus_per_node else LESS)
+        fix = LESS
+        if request.gpus_per_node:
+            fix = opening(fitting.fences) if fitting.fences else OTHER_GPUS
+        preflight.findings.no("nodes", f"{has}; {growth.why}", fix)
+    return growth.tolerations
 
 
 def _zones(preflight: Preflight, fitting: Fit) -> None:

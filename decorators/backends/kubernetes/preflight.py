@@ -20,7 +20,8 @@ from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, Json, UnreachableError
-from estimator.plan import GIB, MIB, Request
+from estimator.hardware.cluster_quotas import read_quotas
+from estimator.plan import MIB, Request
 
 GPUS = "nvidia.com/gpu"
 JOBSET, KUEUE = "jobset.x-k8s.io", "kueue.x-k8s.io"
@@ -278,9 +279,7 @@ def _queue_state(preflight: Preflight, queue: str, local_queue: Json) -> None:
 
 
 def _quota(preflight: Preflight) -> None:
-    from kubernetes.utils import parse_quantity
-
-    request = preflight.request
+    request, namespace = preflight.request, preflight.pods.namespace
     needed = {
         f"requests.{GPUS}": request.nodes * request.gpus_per_node,
         "requests.cpu": request.nodes * request.cpu,
@@ -288,23 +287,15 @@ def _quota(preflight: Preflight) -> None:
         "pods": request.nodes,
     }
     needed |= {"cpu": needed["requests.cpu"], "memory": needed["requests.memory"]}  # other names of the same
-    for quota in preflight.get(preflight.namespaced("resourcequotas")).get("items") or []:
-        status, name = quota.get("status") or {}, quota["metadata"]["name"]
-        for what, hard in ((status.get("hard") or {}) or (quota.get("spec", {}).get("hard") or {})).items():
-            most, used = (
-                float(parse_quantity(hard)),
-                float(parse_quantity((status.get("used") or {}).get(what, "0"))),
+    for quota in read_quotas(preflight.get, namespace):
+        fix = f"kubectl describe resourcequota {quota.name} -n {namespace}"
+        asked = needed.get(quota.what, 0)
+        if asked > quota.most:
+            allowed, asks = quota.amount(quota.most), quota.amount(asked)
+            preflight.findings.no(
+                "quota", f"{quota.name} allows {allowed} {quota.what}; {asks} are needed", fix
             )
-            fix = f"kubectl describe resourcequota {name} -n {preflight.pods.namespace}"
-            if needed.get(what, 0) > most:
-                preflight.findings.no(
-                    "quota", f"{name} allows {hard} {what}; {_plain(what, needed[what])} are needed", fix
-                )
-            elif needed.get(what) and needed[what] + used > most:
-                preflight.findings.unknown(
-                    "quota", f"{name}: {what} is in use; this waits until others end", fix
-                )
-
-
-def _plain(what: str, value: float) -> str:
-    return f"{value / GIB:.0f}Gi" if what.endswith("memory") else f"{value:g}"
+        elif asked > quota.left:
+            preflight.findings.unknown(
+                "quota", f"{quota.name}: {quota.what} is in use; this waits until others end", fix
+            )

@@ -12,7 +12,7 @@ import pytest
 
 from decorators._metaflow import Backend, Given, StepView
 from decorators.backends import pending, placing
-from decorators.backends.batch.preflight import _clients
+from decorators.backends.batch import aws
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.kubernetes import preflight
@@ -166,7 +166,7 @@ def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
     ("module", "needs", "words"),
     [
         ("kubernetes", ClusterApi, "kubernetes library"),
-        ("boto3", _clients, "needs boto3"),
+        ("boto3", aws.clients, "needs boto3"),
     ],
 )
 def test_a_library_that_is_missing_is_one_line_with_its_command(

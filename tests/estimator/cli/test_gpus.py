@@ -14,9 +14,10 @@ from typer.testing import CliRunner, Result
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import from_cluster, price_cache, report
+from estimator.hardware import inventory, price_cache, report
 from estimator.hardware import refresh as refreshing
 from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.inventory import ClusterState
 from estimator.hardware.price_cache import ProviderAnswer
 
 APP = typer.Typer()
@@ -215,7 +216,9 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
         )
 
     nodes = [node("a"), node("b"), node("c", **{"nvidia.com_gpu.replicas": "4"})]
-    monkeypatch.setattr(from_cluster, "fetch", lambda context: (context or "current", nodes))
+    monkeypatch.setattr(
+        inventory, "fetch", lambda context, _: ClusterState(context=context or "current", nodes=tuple(nodes))
+    )
     record = answer("--from-cluster", "--context", "training")
     assert names(record["gpus"]) == ["H100 SXM"]
     assert names(record["instances"]) == ["p5.48xlarge"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes, from_cluster
+from estimator.hardware import cluster_nodes, from_cluster, inventory
 from estimator.hardware import refresh as refreshing
 
 PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"
@@ -36,7 +36,9 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
     monkeypatch.setattr(refreshing, "PROVIDERS", ())
-    monkeypatch.setattr(from_cluster, "fetch", lambda context: (context or "current", []))
+    monkeypatch.setattr(
+        inventory, "fetch", lambda context, _: inventory.ClusterState(context=context or "current", nodes=())
+    )
     hardware.forget()
 
 

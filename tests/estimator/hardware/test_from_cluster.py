@@ -17,8 +17,9 @@ import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware import cluster_nodes
-from estimator.hardware.from_cluster import Cluster, read_cluster
+from estimator.hardware import cluster_nodes, inventory
+from estimator.hardware.cluster import Cluster
+from estimator.hardware.inventory import read_cluster
 from estimator.plan import GIB, MIB
 from tests.http_server import serving
 
@@ -161,12 +162,23 @@ class Api:
     """An API server that has nodes and nothing else."""
 
     nodes: list[dict[str, Any]] = field(default_factory=list)
+    pods: list[dict[str, Any]] = field(default_factory=list)
+    quotas: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
     body: bytes | None = None
     delay_s: float = 0
     requests: list[str] = field(default_factory=list)
 
-    def answer(self, path: str) -> dict[str, Any]:
+    def answer(self, path: str) -> dict[str, Any] | None:
+        """None: there is nothing there."""
+        if urlsplit(path).path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews":
+            return {"status": {"allowed": True}}
+        if urlsplit(path).path.endswith("/pods"):
+            return {"kind": "PodList", "metadata": {}, "items": self.pods}
+        if urlsplit(path).path.endswith("/resourcequotas"):
+            return {"kind": "ResourceQuotaList", "items": self.quotas}
+        if urlsplit(path).path != "/api/v1/nodes":
+            return None
         asked = {key: values[0] for key, values in parse_qs(urlsplit(path).query).items()}
         start, limit = int(asked.get("continue", 0)), int(asked["limit"])
         metadata: dict[str, str] = {"resourceVersion": "1"}
@@ -182,12 +194,17 @@ def serving_api(api: Api) -> Iterator[str]:
         def do_GET(self) -> None:
             api.requests.append(self.path)
             time.sleep(api.delay_s)
-            body = api.body if api.body is not None else json.dumps(api.answer(self.path)).encode()
-            self.send_response(api.status)
+            answer = api.answer(self.path) if api.body is None else {}
+            body = api.body if api.body is not None else json.dumps(answer or {}).encode()
+            self.send_response(404 if answer is None else api.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass
@@ -381,7 +398,7 @@ def test_a_big_cluster_is_read_page_by_page(api: Api, monkeypatch: pytest.Monkey
     monkeypatch.setattr(cluster_nodes, "PAGE", 2)
     api.nodes = [eks_p5(number) for number in range(5)]
     assert [group.count for group in read_cluster().nodes] == [5]
-    assert len(api.requests) == 3
+    assert len([path for path in api.requests if path.startswith("/api/v1/nodes")]) == 3
 
 
 def refused(context: str | None = None) -> UserError:
@@ -463,8 +480,8 @@ def test_an_api_that_is_down_is_told_at_once(api: Api) -> None:
 
 
 def test_an_api_that_hangs_is_left_after_the_time_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cluster_nodes.TIMEOUT_S == 10
-    monkeypatch.setattr(cluster_nodes, "TIMEOUT_S", 0.5)
+    assert inventory.PLANNING_S == cluster_nodes.TIMEOUT_S == 10
+    monkeypatch.setattr(inventory, "PLANNING_S", 0.5)
     api.delay_s = 3
     start = time.monotonic()
     assert "can't be reached" in refused().problem

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Job, Target, UserError, hardware
-from estimator.hardware.from_cluster import ClusterNodes
+from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.goals import Goals
@@ -35,53 +35,59 @@ def nodes_of(name: str, count: int, *, gpus: int | None = None, memory_gib: int 
     )
 
 
+def cluster_of(*nodes: ClusterNodes) -> Cluster:
+    return Cluster(context="training", nodes=nodes)
+
+
 def test_a_plan_takes_no_more_nodes_than_there_are() -> None:
-    made = plan(FULL, KUBERNETES, Goals(cluster_nodes=(nodes_of("p4d.24xlarge", 8),)))
+    made = plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 8))))
     assert made.request.instance_type == "p4d.24xlarge"
     with pytest.raises(CannotFit, match="fits on none of the machines asked for"):
-        plan(FULL, KUBERNETES, Goals(cluster_nodes=(nodes_of("p4d.24xlarge", 2),)))
+        plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 2))))
 
 
 def test_gpus_that_others_hold_are_not_planned_with() -> None:
     job = replace(FULL, model=find("llama-8b"), method="lora")
-    goals = Goals(cluster_nodes=(nodes_of("p5.48xlarge", 1, gpus=4),), prefer="speed")
+    goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 1, gpus=4)), prefer="speed")
     for made in plans(job, KUBERNETES, goals, top=10).plans:
         assert made.request.gpus_per_node <= 4
         assert made.request.cpu <= 90
 
 
 def test_the_request_is_within_what_can_be_allocated() -> None:
-    goals = Goals(cluster_nodes=(nodes_of("p5.48xlarge", 4, memory_gib=500),))
+    goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 4, memory_gib=500)))
     made = plan(FULL, KUBERNETES, goals)
     assert made.request.memory_mib * 2**20 <= 500 * GIB
     assert any("4 of p5.48xlarge" in line for line in made.why)
 
 
 def test_host_memory_that_is_short_is_named() -> None:
-    goals = Goals(cluster_nodes=(nodes_of("p5.48xlarge", 4, memory_gib=210),))
-    with pytest.raises(CannotFit, match=r"of host memory, has 210\.0 GiB"):
+    goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 4, memory_gib=210)))
+    with pytest.raises(CannotFit, match=r"of host memory, has 189\.0 GiB"):
         plan(FULL, replace(KUBERNETES, nodes=2), goals)
 
 
 def test_nodes_without_a_price_go_by_speed() -> None:
     here = nodes_of("p5.48xlarge", 4)
     unpriced = replace(here, instance=replace(here.instance, usd_per_hour=None, name="own-h100"))
-    ranked = plans(FULL, KUBERNETES, Goals(cluster_nodes=(unpriced,)), top=10)
+    ranked = plans(FULL, KUBERNETES, Goals(cluster=cluster_of(unpriced)), top=10)
     speeds = [made.prediction.tokens_per_second or 0 for made in ranked.plans]
     assert speeds == sorted(speeds, reverse=True)
     assert ranked.best.prediction.usd_per_hour is None
 
 
 def test_a_gpu_that_the_cluster_lacks_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="No NVIDIA GPU node of the cluster goes with --gpu L4"):
-        plan(FULL, replace(KUBERNETES, gpu="L4"), Goals(cluster_nodes=(nodes_of("p5.48xlarge", 1),)))
+    with pytest.raises(UserError, match="No machine of the cluster of context training goes with --gpu L4"):
+        plan(FULL, replace(KUBERNETES, gpu="L4"), Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 1))))
 
 
 def test_nodes_whose_efa_others_hold_talk_over_tcp() -> None:
     fast = nodes_of("p5.48xlarge", 4)
     slow = replace(fast, efa=0)
     speeds = [
-        plan(FULL, replace(KUBERNETES, nodes=4), Goals(cluster_nodes=(nodes,))).prediction.tokens_per_second
+        plan(
+            FULL, replace(KUBERNETES, nodes=4), Goals(cluster=cluster_of(nodes))
+        ).prediction.tokens_per_second
         for nodes in (fast, slow)
     ]
     assert (speeds[0] or 0) > (speeds[1] or 0) > 0

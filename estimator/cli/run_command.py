@@ -1,0 +1,89 @@
+"""The command that runs a plan for a cluster, as ``flows/finetune_flow.py`` takes its options."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from estimator.hardware import VARIABLE
+from estimator.hardware.cluster_taints import opening
+from estimator.planning.obstacles import taints_of
+
+if TYPE_CHECKING:
+    from estimator.hardware.cluster import Cluster
+    from estimator.job import Job
+    from estimator.plan import Plan
+
+FLOW = ("python", "flows/finetune_flow.py", "run")
+NAMESPACE_VARIABLE = "METAFLOW_KUBERNETES_NAMESPACE"  # of Metaflow's configuration
+DEFAULT_NAMESPACE = "default"  # Metaflow's
+DEFAULT_BATCH = 16  # of the flow's setting global_batch_size
+
+
+def run_command(
+    plan: Plan,
+    job: Job,
+    model: str,
+    cluster: Cluster,
+    *,
+    namespace: str | None = None,
+    hardware_file: Path | None = None,
+) -> str:
+    """What takes this plan, as a shell does; a line without a command where the package can't run it.
+
+    ``model`` as the user has named it; ``namespace`` and ``hardware_file`` where the user has given them.
+    """
+    if plan.planned_only is not None:
+        return f"No command runs this plan: {plan.planned_only}."
+    taints = taints_of(plan, cluster)
+    words = [*FLOW, *(shlex.split(opening(taints)) if taints else ("--with", "kubernetes"))]
+    words += ["--model", model, "--method", plan.method, "--engine", plan.engine]
+    words += ["--nodes", str(plan.request.nodes)]
+    if plan.layout.device == "cpu":
+        words += ["--device", "cpu"]
+    else:
+        words += ["--gpus", str(plan.request.gpus_per_node), *_machine(plan)]
+    words += [word for name, value in _flags(job) for word in (f"--{name}", value)]
+    words += [word for name, value in _settings(plan, job) for word in ("--set", f"{name}={value}")]
+    variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}
+    given = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
+    return "".join(given) + shlex.join(words)
+
+
+def _machine(plan: Plan) -> tuple[str, str]:
+    """By its type, or where nodes have no label of one, by its GPU."""
+    kind, gpu = plan.request.instance_type, plan.request.gpu or ""
+    return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
+
+
+def _flags(job: Job) -> Iterator[tuple[str, str]]:
+    yield "seq-len", str(job.seq_len)
+    if job.global_batch_size != DEFAULT_BATCH:
+        yield "global-batch-size", str(job.global_batch_size)
+    if job.micro_batch_size is not None:
+        yield "micro-batch-size", str(job.micro_batch_size)
+    if job.packing:
+        yield "packing", "true"
+    if job.precision != "auto":
+        yield "precision", job.precision
+
+
+def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
+    """What the flow takes by ``--set`` only, where it isn't its default."""
+    if job.optimizer != "adamw":
+        yield "optimizer.name", job.optimizer
+    if job.activation_checkpointing is not None:
+        yield "activation_checkpointing", json.dumps(job.activation_checkpointing)
+    if job.compile:
+        yield "compile", "true"
+    if plan.method != "full" and job.lora_rank != 8:
+        yield "lora.rank", str(job.lora_rank)
+    if plan.method != "full" and set(job.lora_targets) != set(job.model.projections):
+        yield "lora.targets", f"[{', '.join(job.lora_targets)}]"
+    if job.zero_stage is not None:
+        yield "zero.stage", str(job.zero_stage)
+    if job.offload != "none":
+        yield "zero.offload", job.offload

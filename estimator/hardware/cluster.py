@@ -1,0 +1,148 @@
+"""A cluster as machines to plan with: what is there and free, what may come, what quotas allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from estimator import hardware
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+from estimator.hardware.cluster_quotas import Quota
+
+MOST_NAMED = 4  # kinds of machines in a sentence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Free:
+    """What the pods that run on a node now leave of it."""
+
+    gpus: int
+    cpu: float  # cores
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterNodes:
+    """Equal machines of one cluster: nodes that are there, with as much free, or that may come.
+
+    What can be allocated is the least of the group, before the pods that run there now.
+    """
+
+    instance: Instance  # its GPU count is what can be allocated
+    gpu: Gpu  # with the memory that the node's label gives, where that is less than the table's
+    count: int  # of nodes that are there
+    cpu: float  # cores
+    memory_bytes: int
+    ephemeral_bytes: int | None
+    efa: int  # interfaces
+    spot: bool | None  # None: no label says so
+    zones: tuple[str, ...]
+    taints: tuple[str, ...]  # that a pod must tolerate, "key=value:effect"
+    names: tuple[str, ...]
+    free: Free | None = None  # of each; None: not told, taken as all of it
+    holders: tuple[str, ...] = ()  # pods that have GPUs of these nodes, "namespace/name"
+    fences: tuple[str, ...] = ()  # those of the taints that the run's pods don't tolerate
+    may_come: int | None = 0  # nodes that may be added; None: as many as are asked for
+    added_by: str = ""  # what would add them, in words
+    guessed: bool = False  # nothing says that these are the machines which would be added
+
+    @property
+    def free_gpus(self) -> int:
+        """GPUs of each node that a run could have now; each needs a core at least."""
+        if self.free is None:
+            return self.instance.gpu_count
+        return max(0, min(self.free.gpus, int(self.free.cpu)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aside:
+    """Nodes that can't be planned with, and why."""
+
+    reason: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """What one cluster or queue has of GPUs and could get, and the nodes that were left aside."""
+
+    context: str  # of the kubeconfig; "in-cluster" in a pod; of AWS Batch the queue
+    nodes: tuple[ClusterNodes, ...]
+    aside: tuple[Aside, ...] = ()
+    without_gpu: int = 0  # nodes that have none and no label of one
+    quotas: tuple[Quota, ...] = ()
+    untold: tuple[str, ...] = ()  # what it doesn't tell, in clauses
+    name: str = ""  # in words; empty: by its context
+
+    @property
+    def where(self) -> str:
+        """The cluster in words."""
+        return self.name or f"the cluster of context {self.context}"
+
+    @property
+    def in_words(self) -> str:
+        """Its GPUs: "4 of p5.48xlarge (8x H100 SXM)"; empty where it has none that can be used."""
+        counts: dict[str, int | None] = {}
+        for nodes in self.nodes:
+            gpus, what = f"{nodes.instance.gpu_count}x {nodes.gpu.name}", nodes.instance.name
+            what = what if what == gpus else f"{what} ({gpus})"
+            before = counts.get(what, 0)
+            more = None if nodes.may_come is None or before is None else nodes.count + nodes.may_come
+            counts[what] = None if more is None or before is None else before + more
+        kinds = [f"any number of {what}" if n is None else f"{n} of {what}" for what, n in counts.items()]
+        return ", ".join(kinds[:MOST_NAMED]) + (
+            f" and {len(kinds) - MOST_NAMED} other kinds" if len(kinds) > MOST_NAMED else ""
+        )
+
+    @property
+    def open(self) -> Cluster:
+        """Without what a taint keeps the run's pods from, which is left aside."""
+        fenced = [nodes for nodes in self.nodes if nodes.fences]
+        aside = (
+            Aside(
+                reason=f"fenced off by the taint {', '.join(nodes.fences)}",
+                names=nodes.names or (nodes.added_by,),
+            )
+            for nodes in fenced
+        )
+        return replace(
+            self,
+            nodes=tuple(nodes for nodes in self.nodes if not nodes.fences),
+            aside=tuple(dict.fromkeys((*self.aside, *aside))),
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know before a plan is made with it, in lines."""
+        lines = [f"Left aside, {aside.reason}: {_few(aside.names)}" for aside in self.open.aside]
+        if self.untold:
+            lines.append(f"Of {self.where} is not known: {'; '.join(self.untold)}.")
+        return tuple(lines)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there are GPUs, or surely may be: also such as can't be planned with."""
+        return bool(self.aside) or any(not nodes.guessed for nodes in self.nodes)
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        return tuple(group.instance for group in self.nodes if not group.guessed)
+
+    def catalogue(self, base: Catalogue | None = None) -> Catalogue:
+        """The tables' GPUs, with this cluster's own machines instead of the clouds'.
+
+        Where groups share a machine type, the one with most GPUs a node stands for it.
+        """
+        tables = base or hardware.current()
+        largest_first = sorted(self.nodes, key=lambda group: -group.gpu.vram_bytes)
+        sizes = {group.gpu.name: group.gpu for group in largest_first}  # of two sizes the smaller
+        machines: dict[str, Instance] = {}
+        for item in sorted(self.instances, key=lambda item: -item.gpu_count):
+            machines.setdefault(item.name.lower(), item)
+        return Catalogue(
+            gpus=tuple(sizes.get(gpu.name, gpu) for gpu in tables.gpus), instances=tuple(machines.values())
+        )
+
+
+def _few(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

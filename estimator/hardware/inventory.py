@@ -1,0 +1,231 @@
+"""What a Kubernetes cluster offers a run: nodes with what is free of them, what may be added, quotas.
+
+One reading for ``finetune plan --from-cluster``, ``finetune gpus --from-cluster`` and for runs, which are
+planned with it. The nodes must be told; what else isn't is said, and taken as if nothing stood in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from estimator import hardware
+from estimator.hardware import cluster_pods, cluster_tables
+from estimator.hardware.catalogue import Catalogue, Instance
+from estimator.hardware.cluster import Cluster, ClusterNodes
+from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, Json, UnreachableError
+from estimator.hardware.cluster_nodes import Node, fetch_nodes
+from estimator.hardware.cluster_pools import (
+    Autoscalers,
+    NodeGroup,
+    NodePool,
+    machine_labels,
+    read_autoscalers,
+)
+from estimator.hardware.cluster_quotas import Quota, read_quotas
+from estimator.hardware.cluster_taints import Toleration, fence
+from estimator.hardware.from_cluster import CLOUD_OF_PROVIDER, ZONE, group
+
+PLANNING_S = 10.0  # for all questions before a plan
+# By which label a node says of which node group it is: GKE, EKS, eksctl, AKS
+GROUP_LABELS = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "alpha.eksctl.io/nodegroup-name",
+    "kubernetes.azure.com/agentpool",
+    "agentpool",
+)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodRules:
+    """What the run's pods bring, by which nodes take them or don't."""
+
+    namespace: str = "default"
+    node_selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    of_table: bool = True  # they get tolerations of the taints that mark GPU nodes, too
+    zone: str | None = None
+
+    def suit(self, node: Node) -> bool:
+        """Whether the selector and the zone leave a node."""
+        labels = node.labels
+        return all(labels.get(name) == value for name, value in self.node_selector) and (
+            self.zone is None or labels.get(ZONE) == self.zone
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Reading:
+    """The questions to one cluster; what it doesn't answer is kept as a clause."""
+
+    api: ClusterApi
+    clock: Clock
+    untold: list[str] = field(default_factory=list)
+
+    def get(self, path: str, **query: str) -> Json:
+        return self.api.get(path, self.clock.left(), **query)
+
+    def may(self, verb: str, resource: str, **attributes: str) -> bool:
+        return self.api.may(verb, resource, self.clock.left(), **attributes)
+
+    def optional(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+        try:
+            return ask()
+        except (ApiRefusedError, UnreachableError, KeyError) as error:
+            self.untold.append(f"{what} (it is not told: {error})")
+            return otherwise
+
+    def usage(self, namespace: str) -> dict[str, cluster_pods.Usage] | None:
+        """What runs on the nodes; None where it isn't told. Of the namespace alone where no more is."""
+        if self.may("list", "pods"):
+            return cluster_pods.read_usage(self.get)
+        self.untold.append("what other namespaces use (this login may list pods of its own only)")
+        if self.may("list", "pods", namespace=namespace):
+            return cluster_pods.read_usage(self.get, namespace)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterState:
+    """What a cluster has told of itself, as it is told."""
+
+    context: str
+    nodes: tuple[Node, ...]
+    usage: Mapping[str, cluster_pods.Usage] | None = None  # by node; None: not told
+    autoscalers: Autoscalers = field(default_factory=Autoscalers)
+    quotas: tuple[Quota, ...] = ()
+    untold: tuple[str, ...] = ()  # in clauses
+
+
+def read_cluster(
+    context: str | None = None, *, catalogue: Catalogue | None = None, rules: PodRules | None = None
+) -> Cluster:
+    """Ask the cluster of that kubeconfig context (default: the current one; in a pod, its own cluster).
+
+    Raises UserError where it can't be reached, found or read, within seconds.
+    """
+    rules = rules or PodRules()
+    return offered(fetch(context, rules.namespace), catalogue or hardware.current(), rules)
+
+
+def fetch(context: str | None, namespace: str) -> ClusterState:
+    """All questions to the cluster, within PLANNING_S; UserError where its nodes can't be had."""
+    with ClusterApi(context, purpose="Planning for a cluster") as api:
+        reading = _Reading(api=api, clock=Clock(overall_s=PLANNING_S))
+        return ClusterState(
+            context=api.context,
+            nodes=tuple(fetch_nodes(api, reading.clock.left)),
+            usage=reading.optional("what is in use", lambda: reading.usage(namespace), None),
+            autoscalers=reading.optional(
+                "what may add nodes", lambda: read_autoscalers(reading.get, reading.may), Autoscalers()
+            ),
+            quotas=reading.optional("quotas", lambda: read_quotas(reading.get, namespace), ()),
+            untold=tuple(dict.fromkeys(reading.untold)),
+        )
+
+
+def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules) -> Cluster:
+    """What the cluster offers pods with these rules."""
+    there = group(
+        state.context,
+        [node for node in state.nodes if rules.suit(node)],
+        catalogue,
+        usage=state.usage,
+        tolerations=rules.tolerations,
+        of_table=rules.of_table,
+    )
+    scalers, untold = state.autoscalers, state.untold
+    clouds = {CLOUD_OF_PROVIDER.get(node.provider_id.partition(":")[0], "") for node in state.nodes} - {""}
+    there = _with_groups(there, state.nodes, scalers.groups, _machines(catalogue, clouds))
+    coming = [
+        nodes
+        for pool in scalers.pools
+        for nodes in _of_pool(pool, _machines(catalogue, {pool.cloud} if pool.cloud else clouds), rules)
+    ]
+    if scalers.untold and clouds and not scalers.karpenter:
+        untold = (*untold, f"which node groups may grow ({scalers.untold})")
+    return replace(there, nodes=(*there.nodes, *coming), quotas=state.quotas, untold=untold)
+
+
+def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
+    """The clouds' machines with whole NVIDIA GPUs whose size is known: a request for a share needs it."""
+    return [
+        item
+        for item in catalogue.instances
+        if item.cloud in clouds
+        and item.gpu_count > 0
+        and catalogue.gpu(item.gpu).vendor == "nvidia"
+        and cluster_tables.room_on(item) is not None
+    ]
+
+
+def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
+    """The machines that a NodePool may start for the run's pods."""
+    own = dict(pool.labels)
+    if any(own.get(name, value) != value for name, value in rules.node_selector):
+        return
+    wished = {**dict(rules.node_selector), **({ZONE: rules.zone} if rules.zone else {})}
+    fences = fence(pool.taints, rules.tolerations, of_table=rules.of_table)[1]
+    for item in machines:
+        room = pool.room_for(item)
+        if room != 0 and pool.refuses({**machine_labels(item), **wished}) is None:
+            yield replace(
+                _new(item),
+                may_come=room,
+                added_by=f"Karpenter's NodePool {pool.name}",
+                spot=pool.spot,
+                taints=pool.taints,
+                fences=fences,
+            )
+
+
+def _new(item: Instance) -> ClusterNodes:
+    """A machine that isn't there yet, with what it will leave for pods."""
+    room = cluster_tables.room_on(item)
+    return ClusterNodes(
+        instance=item,
+        gpu=hardware.gpu(item.gpu),
+        count=0,
+        cpu=room.cpu if room else 0.0,
+        memory_bytes=room.memory_bytes if room else 0,
+        ephemeral_bytes=None,
+        efa=1 if "EFA" in item.fabric else 0,
+        spot=None,
+        zones=(),
+        taints=(),
+        names=(),
+    )
+
+
+def _with_groups(
+    there: Cluster, nodes: tuple[Node, ...], groups: tuple[NodeGroup, ...], machines: list[Instance]
+) -> Cluster:
+    """With the nodes that node groups may add: more of those they have; else any of the cloud's, a guess."""
+    kinds = list(there.nodes)
+    for node_group in groups:
+        room = node_group.most - node_group.now
+        if room <= 0:
+            continue
+        said = f"node group {node_group.name}"
+        members = _members(node_group, nodes)
+        same = next((n for n, kind in enumerate(kinds) if members & set(kind.names)), None)
+        if same is not None:
+            kinds[same] = replace(
+                kinds[same], may_come=(kinds[same].may_come or 0) + room, added_by=f"the {said}"
+            )
+        elif not members:
+            kinds += [
+                replace(_new(item), may_come=room, added_by=f"the {said}", guessed=True) for item in machines
+            ]
+    return replace(there, nodes=tuple(kinds))
+
+
+def _members(node_group: NodeGroup, nodes: tuple[Node, ...]) -> set[str]:
+    """The nodes of a group, whose name holds the pool's: gke-CLUSTER-POOL-..., eks-POOL-..., aks-POOL-..."""
+    pools = {node.name: node.labels[key] for node in nodes for key in GROUP_LABELS if key in node.labels}
+    named = [pool for pool in set(pools.values()) if f"-{pool}-" in f"-{node_group.name}-"]
+    longest = max(named, key=len, default=None)
+    return {name for name, pool in pools.items() if pool == longest}

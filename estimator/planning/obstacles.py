@@ -1,0 +1,92 @@
+"""What stands between a run and machines of a cluster that would do: a quota, a taint, not knowing them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.errors import Change, UserError
+from estimator.hardware.cluster import Cluster, ClusterNodes
+from estimator.hardware.cluster_taints import opening
+from estimator.job import Job, Target
+from estimator.plan import MIB, Plan
+from estimator.planning.clusters import best_or_none
+from estimator.planning.goals import Goals
+
+
+def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
+    """Why a job has no plan on a cluster; ``error`` as it is where nothing stands in the way.
+
+    ``cluster``: with the machines that a taint keeps the run's pods from.
+    """
+    unlimited = best_or_none(job, target, Goals(cluster=replace(cluster.open, quotas=())))
+    if unlimited is not None:
+        return _of_quota(error, unlimited, cluster)
+    opened = best_or_none(job, target, Goals(cluster=cluster))
+    if opened is None:
+        return _of_guess(error, job, target, cluster)
+    return _of_taint(opened, [nodes for nodes in nodes_of(opened, cluster) if nodes.fences])
+
+
+def nodes_of(plan: Plan, cluster: Cluster) -> tuple[ClusterNodes, ...]:
+    """The cluster's machines of the kind that a plan is for."""
+    request = plan.request
+    return tuple(
+        nodes
+        for nodes in cluster.nodes
+        if (nodes.instance.name, nodes.gpu.name) == (request.instance_type, request.gpu)
+    )
+
+
+def taints_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """All taints of a plan's machines, where the run's pods don't tolerate one of them; else none."""
+    kinds = nodes_of(plan, cluster)
+    if not kinds or any(not nodes.fences for nodes in kinds):
+        return ()
+    return kinds[0].taints
+
+
+def _of_guess(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
+    """Machines of node groups that have no nodes now, of which nothing says what they are."""
+    guesses = [replace(nodes, guessed=False) for nodes in cluster.nodes if nodes.guessed]
+    plan = (
+        best_or_none(job, target, Goals(cluster=replace(cluster, nodes=tuple(guesses)))) if guesses else None
+    )
+    if plan is None:
+        return error
+    groups = ", ".join(dict.fromkeys(nodes.added_by for nodes in guesses))
+    return UserError(
+        f"Nothing that {cluster.where} is known to have will do for {job.model.name} ({plan.method}); "
+        f"{groups} may add machines, and it is not told which.",
+        ("If they would do, name them: ", Change("resources.instance_type", plan.request.instance_type), "."),
+    )
+
+
+def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
+    request = plan.request
+    needs = {
+        "nvidia.com/gpu": request.nodes * request.gpus_per_node,
+        "cpu": request.nodes * request.cpu,
+        "memory": request.nodes * request.memory_mib * MIB,
+    }
+    short = [quota for quota in cluster.quotas if needs.get(quota.resource, 0) > quota.most]
+    if not short:
+        return error
+    quota = min(short, key=lambda quota: quota.most / needs[quota.resource])
+    machines = f"{request.nodes} node(s) of {request.gpus_per_node}x {request.gpu}"
+    return UserError(
+        f"ResourceQuota {quota.name} allows {quota.amount(quota.most)} {quota.what} "
+        f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "
+        f"{quota.amount(needs[quota.resource])}: {machines}.",
+        f"Have it raised, or train what needs less. {error.advice}".strip(),
+    )
+
+
+def _of_taint(plan: Plan, kinds: list[ClusterNodes]) -> UserError:
+    first = kinds[0]
+    names = [name for nodes in kinds for name in nodes.names] or [nodes.added_by for nodes in kinds]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return UserError(
+        f"What {plan.model} ({plan.method}) fits on is fenced off by the taint {', '.join(first.fences)}: "
+        f"{first.instance.gpu_count}x {first.gpu.name} of {', '.join(names[:4])}{more}.",
+        f"If the run may use them, let its pods tolerate it: {opening(first.taints)}",
+    )
