@@ -55,6 +55,24 @@ def jobset_definition() -> Path | None:
     return next((Path(path) for path in found if path and Path(path).is_file()), None)
 
 
+def permissive_definition(plural: str, group: str, version: str, kind: str, scope: str, path: Path) -> Path:
+    """A definition that takes anything: the shape of the real one is its controller's business."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    listed = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"plural": plural, "kind": kind, "singular": kind.lower(), "listKind": f"{kind}List"}
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "apiextensions.k8s.io/v1",
+                "kind": "CustomResourceDefinition",
+                "metadata": {"name": f"{plural}.{group}"},
+                "spec": {"group": group, "scope": scope, "names": names, "versions": [listed]},
+            }
+        )
+    )
+    return path
+
+
 def missing() -> str | None:
     """Why there can be no control plane here, in words; None: there can."""
     absent = [name for name in NAMES if asset(name) is None]

@@ -115,9 +115,12 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
     if daemons is not None:
         fitting = judge(daemons=daemons)
     if len(fitting.names) >= preflight.request.nodes:
-        preflight.findings.ok(
-            "nodes", f"{len(fitting.names)} could take it, {preflight.request.nodes} needed; {beside}"
-        )
+        could = f"{len(fitting.names)} could take it, {preflight.request.nodes} needed"
+        idle = _idle(preflight, [node for node in nodes if node.name in set(fitting.names)])
+        if idle is not None and idle < preflight.request.nodes:
+            preflight.findings.unknown("nodes", f"{could}, {idle} with free GPUs: it waits for others to end")
+        else:
+            preflight.findings.ok("nodes", f"{could}; {beside}")
         _zones(preflight, fitting)
         coming: tuple[Toleration, ...] = ()
     else:
@@ -139,6 +142,22 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     reserved = room or cluster_tables.daemons()
     left = f"{reserved.cpu:g} CPUs and {reserved.memory_bytes / GIB:.1f} GiB are left to daemon pods"
     return room, left + ("" if room else assumed)
+
+
+def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
+    """How many of the nodes have the GPUs free now; None where that is not told, or nothing is asked for."""
+    asked = preflight.request.gpus_per_node
+    try:
+        usage = cluster_pods.read_usage(preflight.get) if asked and preflight.may("list", "pods") else None
+    except (ApiRefusedError, UnreachableError):
+        return None
+    if usage is None:
+        return None
+    free = [
+        node.allocatable.get(cluster_pods.GPUS, 0) - (usage[node.name].gpus if node.name in usage else 0)
+        for node in nodes
+    ]
+    return sum(gpus >= asked for gpus in free)
 
 
 def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from botocore.stub import Stubber
 from moto import mock_aws
 
-from decorators.backends.batch import preflight
+from decorators.backends.batch import aws, preflight
 from decorators.backends.batch.preflight import JobSettings, inspect
 from decorators.backends.findings import Findings
 from decorators.backends.interface import MinimumRequest
@@ -183,7 +183,7 @@ def test_the_accounts_limit_on_vcpus_counts(
     queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, most: float, state: str
 ) -> None:
     answer = {"Quota": {"Value": most, "QuotaCode": "L-417A185B"}}
-    monkeypatch.setattr(preflight, "_clients", _answering("service-quotas", "get_service_quota", answer))
+    monkeypatch.setattr(aws, "clients", _answering("service-quotas", "get_service_quota", answer))
     findings = _look(queue())
     assert findings.state("quota") == state
     if state == "no":
@@ -208,7 +208,7 @@ def test_p5_on_spot_has_a_limit_of_its_own_in_some_accounts(
             stub.activate()
         return made
 
-    monkeypatch.setattr(preflight, "_clients", lambda: client)
+    monkeypatch.setattr(aws, "clients", lambda: client)
     findings = _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
     assert findings.state("quota") == "no"
     assert f"--quota-code {code} --desired-value 192" in findings.impossible[0].fix
@@ -218,7 +218,7 @@ def test_a_limit_that_may_not_be_asked_for_is_unknown(
     queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     denied = _answering("service-quotas", "get_service_quota", None, code="AccessDeniedException")
-    monkeypatch.setattr(preflight, "_clients", denied)
+    monkeypatch.setattr(aws, "clients", denied)
     findings = _look(queue())
     assert _found(findings, "quota") == ["unknown: not told: AccessDeniedException"]
     assert findings.impossible == []
@@ -232,7 +232,7 @@ def test_a_limit_that_may_not_be_asked_for_is_unknown(
     ],
 )
 def test_bad_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
-    monkeypatch.setattr(preflight, "_clients", _answering("batch", "describe_job_queues", None, code=code))
+    monkeypatch.setattr(aws, "clients", _answering("batch", "describe_job_queues", None, code=code))
     with pytest.raises(UserError, match=words):
         _look("gpus")
 

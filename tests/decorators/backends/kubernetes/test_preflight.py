@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from estimator.hardware.cluster_api import Clock
 from estimator.hardware.cluster_tables import Room
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node_object, planned
-from tests.lab.control_plane import ControlPlane, jobset_definition, wait_for
+from tests.lab.control_plane import ControlPlane, jobset_definition, permissive_definition, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -188,11 +187,58 @@ def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
     assert "Can Kubernetes context lab" in capsys.readouterr().err
 
 
-def test_a_cloud_whose_node_group_may_grow_is_not_refused(ask: Asker, nodes: Callable[..., None]) -> None:
+STATUS = """autoscalerStatus: Running
+nodeGroups:
+- name: eks-gpu-0a1b
+  health: {status: Healthy, cloudProviderTarget: 1, minSize: 0, maxSize: 4}
+"""
+
+
+def test_a_node_group_that_may_grow_is_said_only_where_an_autoscaler_says_so(
+    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
+) -> None:
     nodes("h100-a")
+    [(state, found, _)] = _rows(ask()[0], "nodes")
+    assert (state, found.rpartition("; ")[2]) == ("no", "no autoscaler is seen here")
+    path = "/api/v1/namespaces/kube-system/configmaps"
+    status = {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": STATUS}}
+    control_plane.api().create(path, status)
+    try:
+        [(state, found, fix)] = _rows(ask()[0], "nodes")
+        assert (state, fix) == ("unknown", "eksctl get nodegroup --cluster NAME")
+        assert "may add nodes to eks-gpu-0a1b (1 of 4 nodes)" in found
+    finally:
+        control_plane.api().delete(f"{path}/cluster-autoscaler-status")
+
+
+def test_gpus_that_are_in_use_are_waited_for(
+    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane, namespace: str
+) -> None:
+    nodes("h100-a", "h100-b")
+    resources = {"limits": {"nvidia.com/gpu": "8"}}
+    pod = {
+        "metadata": {"name": "holder"},
+        "spec": {"nodeName": "h100-b", "containers": [{"name": "c", "image": "c", "resources": resources}]},
+    }
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    control_plane.api().create(path, pod)
+    try:
+        [(state, found, _)] = _rows(ask()[0], "nodes")
+        assert state == "unknown"
+        assert found == "2 could take it, 2 needed, 1 with free GPUs: it waits for others to end"
+    finally:
+        control_plane.api().delete(f"{path}/holder", gracePeriodSeconds=0)
+
+
+def test_a_taint_in_the_way_is_answered_with_the_toleration_that_opens_it(
+    ask: Asker, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b", taints=[{"key": "team", "value": "vision", "effect": "NoSchedule"}])
     [(state, found, fix)] = _rows(ask()[0], "nodes")
-    assert (state, fix) == ("unknown", "eksctl get nodegroup --cluster NAME")
-    assert "a node group may add them" in found
+    assert state == "no"
+    assert "2 fenced off by the taint team=vision:NoSchedule" in found
+    wanted = '[{"key":"team","operator":"Equal","effect":"NoSchedule","value":"vision"}]'
+    assert fix == f"--with 'kubernetes:tolerations={wanted}'"
 
 
 def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
@@ -284,24 +330,6 @@ def test_several_nodes_without_jobset_are_refused_with_the_command_that_installs
         control_plane.install("jobsets.jobset.x-k8s.io", jobset_definition())
 
 
-def _permissive(plural: str, group: str, version: str, kind: str, scope: str, path: Path) -> Path:
-    """A definition that takes anything: the shape of the real one is its controller's business."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    listed = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    names = {"plural": plural, "kind": kind, "singular": kind.lower(), "listKind": f"{kind}List"}
-    path.write_text(
-        json.dumps(
-            {
-                "apiVersion": "apiextensions.k8s.io/v1",
-                "kind": "CustomResourceDefinition",
-                "metadata": {"name": f"{plural}.{group}"},
-                "spec": {"group": group, "scope": scope, "names": names, "versions": [listed]},
-            }
-        )
-    )
-    return path
-
-
 def test_a_queue_is_looked_for_in_kueue(
     ask: Asker, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -310,7 +338,7 @@ def test_a_queue_is_looked_for_in_kueue(
     assert (state, found) == ("no", "'gpus' is a queue of Kueue, which is not installed")
     assert "/kueue/releases/download/v" in fix
     assert "infra/kubernetes/README.md" in fix
-    definition = _permissive(
+    definition = permissive_definition(
         "localqueues", "kueue.x-k8s.io", "v1beta1", "LocalQueue", "Namespaced", tmp_path / "crd"
     )
     control_plane.install("localqueues.kueue.x-k8s.io", definition)
@@ -331,7 +359,9 @@ def test_a_queue_is_looked_for_in_kueue(
 def test_a_node_pool_of_karpenters_may_add_the_nodes(
     ask: Asker, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    definition = _permissive("nodepools", "karpenter.sh", "v1", "NodePool", "Cluster", tmp_path / "crd")
+    definition = permissive_definition(
+        "nodepools", "karpenter.sh", "v1", "NodePool", "Cluster", tmp_path / "crd"
+    )
     control_plane.install("nodepools.karpenter.sh", definition)
     try:
         rule = {"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["p5"]}
