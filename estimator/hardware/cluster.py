@@ -96,18 +96,18 @@ class Cluster:
     @property
     def open(self) -> Cluster:
         """Without what a taint keeps the run's pods from, which is left aside."""
-        fenced = [nodes for nodes in self.nodes if nodes.fences]
-        aside = (
-            Aside(
-                reason=f"fenced off by the taint {', '.join(nodes.fences)}",
-                names=nodes.names or (nodes.added_by,),
-            )
-            for nodes in fenced
-        )
+        fenced: dict[str, list[str]] = {}
+        for nodes in self.nodes:
+            if nodes.fences:
+                reason = f"fenced off by the taint {', '.join(nodes.fences)}"
+                fenced.setdefault(reason, []).extend(nodes.names or (nodes.added_by,))
         return replace(
             self,
             nodes=tuple(nodes for nodes in self.nodes if not nodes.fences),
-            aside=tuple(dict.fromkeys((*self.aside, *aside))),
+            aside=(
+                *self.aside,
+                *(Aside(reason=why, names=tuple(dict.fromkeys(names))) for why, names in fenced.items()),
+            ),
         )
 
     @property

@@ -125,7 +125,7 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
         problem,
         example_plan=example_plan,
         suggestions=tuple(suggestions),
-        here=f"{len(seen.places)} machine types that go with the options given",
+        here=f"{len({place.name for place in seen.places})} machine types that go with the options given",
     )
 
 
