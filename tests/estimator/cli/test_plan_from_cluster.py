@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from flows import finetune_launch
+from launchers import settings
 from tests.estimator.hardware.test_from_cluster import (
     CPU_NODE,
     Api,
+    bare_metal,
     eks_p5,
     gke_l4,
     serving_api,
@@ -39,6 +44,14 @@ def plans(home: Path, nodes: list[dict[str, Any]], *words: str) -> list[dict[str
     return [plan["request"] for plan in json.loads(done.stdout)["plans"]]
 
 
+def shown(home: Path, api: Api, *words: str) -> str:
+    """What the command prints for people, standard error first."""
+    with serving_api(api) as url:
+        done = run(home, url, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stderr + done.stdout
+
+
 def test_no_plan_asks_for_more_nodes_or_other_machines_than_the_cluster_has(tmp_path: Path) -> None:
     cluster = [eks_p5(1), eks_p5(2), gke_l4(3), CPU_NODE]
     found = plans(tmp_path, cluster, "--model", "llama-70b", "--method", "lora")
@@ -62,3 +75,123 @@ def test_a_cluster_without_gpus_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "GPU" in done.stderr
+
+
+def test_it_ends_with_the_command_that_runs_the_first_plan(tmp_path: Path) -> None:
+    text = shown(
+        tmp_path, Api(nodes=[eks_p5(1), eks_p5(2)]), "--model", "llama-8b", "--method", "lora", "--nodes=1"
+    )
+    last = text.strip().splitlines()[-1]
+    assert last.startswith(
+        "To run the first: python flows/finetune_flow.py run --with kubernetes --model llama-8b"
+    )
+    assert "--method lora" in last
+    assert "--instance-type p5.48xlarge" in last
+    assert "--nodes 1 --gpus " in last
+
+
+def test_a_machine_without_a_type_is_run_by_its_gpu_and_a_taint_by_its_toleration(tmp_path: Path) -> None:
+    own = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+    fenced = bare_metal("a100", own, gpus="8")
+    fenced["spec"]["taints"] = [{"key": "dedicated", "value": "research", "effect": "NoSchedule"}]
+    text = shown(tmp_path, Api(nodes=[fenced]), "--model", "llama-8b", "--method", "lora")
+    assert "Left aside, fenced off by the taint dedicated=research:NoSchedule: a100" in text
+    command = shlex.split(text.strip().splitlines()[-1].partition(": ")[2])
+    assert command[command.index("--gpu") + 1] == "A100 SXM 80GB"
+    name, _, tolerations = command[command.index("--with") + 1].partition("=")
+    assert name == "kubernetes:tolerations"
+    assert json.loads(tolerations) == [
+        {"key": "dedicated", "operator": "Equal", "effect": "NoSchedule", "value": "research"}
+    ]
+    assert "Price       unknown" in text
+
+
+def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
+    words = [
+        "--model",
+        "llama-8b",
+        "--method",
+        "lora",
+        "--lora-rank",
+        "16",
+        "--lora-targets",
+        "q_proj,v_proj",
+    ]
+    words += ["--seq-len", "4096", "--global-batch-size", "64", "--packing", "--optimizer", "sgd"]
+    words += ["--no-checkpointing", "--namespace", "research", "--micro-batch-size", "1"]
+    (last,) = [
+        line
+        for line in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words).splitlines()
+        if line.startswith("To run the first: ")
+    ]
+    variable, *command = shlex.split(last.partition(": ")[2])
+    assert variable == "METAFLOW_KUBERNETES_NAMESPACE=research"
+    given = [pair for pair in itertools.pairwise(command) if pair[0] == "--set"]
+    assert {setting for _, setting in given} == {
+        "optimizer.name=sgd",
+        "activation_checkpointing=false",
+        "lora.rank=16",
+        "lora.targets=[q_proj, v_proj]",
+    }
+    assert settings.build({}, [setting for _, setting in given]).lora.targets == ("q_proj", "v_proj")
+    flags = {command[n].removeprefix("--"): command[n + 1] for n in range(3, len(command) - 1, 2)}
+    assert (flags["seq-len"], flags["global-batch-size"], flags["packing"]) == ("4096", "64", "true")
+    assert {name.replace("-", "_") for name in flags} - {"with", "set"} <= set(finetune_launch.FLAGS)
+
+
+def test_a_plan_that_the_package_can_not_run_says_so_instead(tmp_path: Path) -> None:
+    text = shown(
+        tmp_path, Api(nodes=[eks_p5(1)]), "--model", "llama-8b", "--method", "full", "--engine", "megatron"
+    )
+    assert "To run the first: No command runs this plan: engine megatron is planned only" in text
+
+
+def test_what_is_in_use_is_left_to_its_users(tmp_path: Path) -> None:
+    cluster = [eks_p5(1), eks_p5(2)]
+    name = cluster[1]["metadata"]["name"]
+    pod = {
+        "metadata": {"name": "train", "namespace": "others"},
+        "spec": {
+            "nodeName": name,
+            "containers": [{"resources": {"requests": {"nvidia.com/gpu": "8", "cpu": "100"}}}],
+        },
+    }
+    text = shown(tmp_path, Api(nodes=cluster, pods=[pod]), "--model", "llama-8b", "--method", "full")
+    assert "the cluster has 2 of p5.48xlarge, 1 of them idle" in text
+    with serving_api(Api(nodes=cluster, pods=[pod])) as url:
+        done = run(tmp_path, url, "--model", "llama-8b", "--method", "full", "--nodes", "2")
+    said = " ".join(done.stdout.split())
+    assert "the run waits: 8 of these 16 H100 SXM are in use now, by others/train" in said
+
+
+def test_a_namespaces_quota_is_kept_and_named_where_it_is_too_small(tmp_path: Path) -> None:
+    quota = {"metadata": {"name": "team"}, "status": {"hard": {"requests.nvidia.com/gpu": "2"}}}
+    api = Api(nodes=[eks_p5(1)], quotas=[quota])
+    found = shown(tmp_path, api, "--model", "llama-8b", "--method", "lora", "--json")
+    requests = [plan["request"] for plan in json.loads(found[found.index("{") :])["plans"]]
+    assert max(request["gpus_per_node"] for request in requests) <= 2
+    with serving_api(api) as url:
+        done = run(tmp_path, url, "--model", "mixtral-8x7b", "--method", "full")
+    assert done.returncode == 1
+    assert "ResourceQuota team allows 2 requests.nvidia.com/gpu" in done.stderr
+
+
+def test_one_machine_is_planned_where_one_of_its_gpus_is_asked_for(tmp_path: Path) -> None:
+    """And its share of the rest: 192 cores go with eight GPUs."""
+    words = ["--model", "llama-8b", "--method", "lora", "--instance-type", "p5.48xlarge", "--gpus", "1"]
+    for request in plans(tmp_path, [eks_p5(1), eks_p5(2)], *words):
+        assert request["gpus_per_node"] == 1
+    first = plans(tmp_path, [eks_p5(1)], *words)[0]
+    assert (first["nodes"], first["cpu"]) == (1, 21)
+
+
+def test_the_contexts_and_namespaces_options_go_with_the_cluster() -> None:
+    for option in ("--context", "--namespace"):
+        done = subprocess.run(
+            [sys.executable, "-m", "estimator.cli.app", "plan", "--model", "llama-8b", option, "x"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert f"{option} goes with --from-cluster." in done.stderr
