@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import boto3
 import pytest
 from botocore.stub import Stubber
-from moto import mock_aws
 
 from decorators.backends.batch import aws, preflight
 from decorators.backends.batch.preflight import JobSettings, inspect
@@ -19,58 +18,12 @@ from estimator.errors import UserError
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import planned
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("account")]
 
 FOUR = planned("llama-70b", "full", "H100", 4, kind="batch").request  # 4 x p5.48xlarge
 LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
 IMAGE = "127.0.0.1:9/finetune:1"
 ROLE = "arn:aws:iam::123456789012:role/any"
-
-
-@pytest.fixture(autouse=True)
-def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_BATCH"):
-        monkeypatch.delenv(name, raising=False)
-    with mock_aws():
-        yield
-
-
-@pytest.fixture
-def queue(account: None) -> Callable[..., str]:
-    """Makes a queue with one compute environment."""
-
-    def make(
-        name: str = "gpus", state: str = "ENABLED", environment: str = "ENABLED", **resources: Any
-    ) -> str:
-        ec2, iam, batch = (boto3.client(service) for service in ("ec2", "iam", "batch"))
-        role = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-        profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Arn"]
-        subnet = ec2.describe_subnets()["Subnets"][0]
-        group = ec2.create_security_group(GroupName=name, Description=name, VpcId=subnet["VpcId"])
-        made = batch.create_compute_environment(
-            computeEnvironmentName=f"{name}-environment",
-            type="MANAGED",
-            state=environment,
-            serviceRole=role,
-            computeResources={
-                "type": "EC2",
-                "minvCpus": 0,
-                "maxvCpus": 1024,
-                "instanceTypes": ["p5.48xlarge"],
-                "subnets": [subnet["SubnetId"]],
-                "securityGroupIds": [group["GroupId"]],
-                "instanceRole": profile,
-                **resources,
-            },
-        )
-        order = [{"order": 1, "computeEnvironment": made["computeEnvironmentArn"]}]
-        batch.create_job_queue(jobQueueName=name, state=state, priority=1, computeEnvironmentOrder=order)
-        return name
-
-    return make
 
 
 def _look(queue: str | None, request: Request = FOUR) -> Findings:

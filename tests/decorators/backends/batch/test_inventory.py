@@ -1,0 +1,115 @@
+"""What AWS Batch's compute environments may start is what a run there is planned with. Against moto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from decorators._metaflow import Given
+from decorators.backends.batch import inventory
+from decorators.backends.destination import going_to
+from decorators.backends.interface import Destination
+from decorators.backends.options import Options
+from estimator import Job, Target
+from estimator.errors import UserError
+from estimator.models import find
+from estimator.planning.goals import Goals
+from estimator.planning.planner import plan
+from flows import finetune_artifacts, finetune_launch
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("account")]
+
+LORA = Job(model=find("llama-8b"), method="lora", engine="torchtune")
+Queue = Callable[..., str]
+
+
+def _read(queue: str | None = None, **more: Any) -> Any:
+    return inventory.read(Destination(backend="batch", options=Options(queue=queue, **more)))
+
+
+def _machines(cluster: Any) -> set[str]:
+    return {nodes.instance.name for nodes in cluster.nodes}
+
+
+def test_families_and_types_of_a_queue_are_the_machines_within_its_vcpus(queue: Queue) -> None:
+    found = _read(queue(instanceTypes=["g6e", "p5.48xlarge", "optimal"], maxvCpus=400))
+    assert "p5.48xlarge" in _machines(found)
+    assert {name.partition(".")[0] for name in _machines(found)} == {"g6e", "p5"}
+    rooms = {nodes.instance.name: nodes.may_come for nodes in found.nodes}
+    assert rooms["p5.48xlarge"] == 2  # of 192 vCPUs
+    small = _read(queue("small", instanceTypes=["p5.48xlarge", "g6e.xlarge"], maxvCpus=96))
+    assert _machines(small) == {"g6e.xlarge"}
+
+
+def test_a_plan_takes_no_machine_that_the_queue_lacks_and_no_more_than_it_may_start(queue: Queue) -> None:
+    cluster = _read(queue(instanceTypes=["g6e.12xlarge"], maxvCpus=96))
+    made = plan(LORA, Target(kind="batch"), Goals(cluster=cluster))
+    assert made.request.instance_type == "g6e.12xlarge"
+    assert made.request.nodes <= 2
+    assert made.request.cpu <= 48
+    assert any("compute environment gpus-environment may add 2 of g6e.12xlarge" in line for line in made.why)
+
+
+def test_spot_starts_one_node_at_its_price(queue: Queue) -> None:
+    (nodes,) = _read(queue(type="SPOT", instanceTypes=["p5.48xlarge"])).nodes
+    assert (nodes.spot, nodes.may_come) == (True, 1)
+
+
+def test_queues_by_gpu_give_their_own_gpus_only(queue: Queue) -> None:
+    queue("h100", instanceTypes=["p5.48xlarge", "g6e.xlarge"])
+    queue("l40s", instanceTypes=["g6e.xlarge", "g5.xlarge"])
+    found = _read(queues=(("H100", "h100"), ("L40S", "l40s")))
+    assert _machines(found) == {"p5.48xlarge", "g6e.xlarge"}
+    assert found.where == "AWS Batch queues h100, l40s"
+    assert _machines(_read("l40s", queues=(("H100", "h100"),))) == {"g6e.xlarge", "g5.xlarge"}
+
+
+def test_the_queue_of_the_step_goes_before_all_others(queue: Queue) -> None:
+    queue("h100", instanceTypes=["p5.48xlarge"])
+    queue("own", instanceTypes=["g6e.xlarge"])
+    given = {"queue": Given(value="own", by="--with batch:queue=")}
+    destination = Destination(backend="batch", options=Options(queues=(("H100", "h100"),)), given=given)
+    assert _machines(inventory.read(destination)) == {"g6e.xlarge"}
+    named = Destination(backend="batch", configured={"queue": "h100"})
+    assert _machines(inventory.read(named)) == {"p5.48xlarge"}
+
+
+def test_a_disabled_environment_is_left_aside_and_a_queue_that_is_not_there_is_named(queue: Queue) -> None:
+    found = _read(queue(environment="DISABLED"))
+    assert found.nodes == ()
+    assert found.aside[0].names == ("gpus-environment",)
+    with pytest.raises(UserError, match="There is no AWS Batch queue reserch in us-east-1"):
+        _read("reserch")
+
+
+def test_without_a_queue_the_first_that_is_enabled_counts(queue: Queue) -> None:
+    with pytest.raises(UserError, match="No AWS Batch queue is named, and the region has none"):
+        _read()
+    queue("any", instanceTypes=["g6e.xlarge"])
+    assert _read().context == "any"
+
+
+def test_run_with_batch_plans_with_the_queues_machines(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(finetune_artifacts, "stage", lambda _, model: (model, {}))
+    monkeypatch.setattr(finetune_artifacts, "carry", lambda *_: None)
+    queue("own", instanceTypes=["g5"])
+
+    def run(name: str, **parameters: Any) -> Any:
+        with going_to(Destination(backend="batch", options=Options(queue=name))):
+            return finetune_launch.plan_from_parameters(
+                {"model": "llama-8b", "method": "lora", **parameters}, "batch"
+            )
+
+    assert run("own", gpu="A10G").request.instance_type.startswith("g5.")
+    with pytest.raises(UserError, match="No machine of AWS Batch queue own goes with --gpu H100: it has"):
+        run("own", gpu="H100")
+    capsys.readouterr()
+    assert run("own", gpu="H100", from_catalogue=True).request.instance_type.startswith("p5")
+    assert run("none", gpu="H100").request.instance_type.startswith("p5")
+    said = capsys.readouterr().err
+    assert "Planned with the catalogue's machines: --from-catalogue." in said
+    assert "Planned with the catalogue's machines: There is no AWS Batch queue none in us-east-1." in said
