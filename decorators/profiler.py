@@ -18,6 +18,7 @@ from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
 from launchers.report.telemetry import Event
+from launchers.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # between two pages of the card, at least
@@ -47,6 +48,7 @@ class Profile:
         self._card = card
         self._lock = threading.Lock()
         self._history = History(plan=plan)
+        self._trials: list[TrialResult] = []
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = time.time()
         self._ended: float | None = None
@@ -76,6 +78,12 @@ class Profile:
         if self.plan is not None:
             with self._lock:
                 self.plan = self._history.plan = plan
+
+    def trial(self, result: TrialResult) -> None:
+        """Note one plan's trial. The peaks until now were its own, not those of the run that follows."""
+        with self._lock, self._sampler.lock:
+            self._trials.append(result)
+            self._sampler.samples.forget_peaks()
 
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
         """Say how many optimizer steps there will be, for the card's progress and ETA.
@@ -113,6 +121,7 @@ class Profile:
                 started=self._started,
                 ended=self._ended,
                 failed=self._failed,
+                trials=tuple(self._trials),
             )
 
     def _measured(self) -> Measured:

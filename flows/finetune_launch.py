@@ -51,6 +51,7 @@ FLAGS = {
     "lr": "optimizer.lr",
     "precision": "precision",
     "seed": "seed",
+    "trial": "trial",
     "checkpoint_every": "checkpoint_every",
     "tracker": "tracker",
     "output_dir": "output_dir",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from metaflow import current
 
+from decorators._metaflow import in_container
 from decorators.gpu_profile import current_plan, current_profile
+from decorators.profile.calibration import keep_trial
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
@@ -23,6 +26,7 @@ from launchers.report.metrics import Metrics, tokens_of_steps
 from launchers.settings import Settings
 from launchers.store.bundles import put_bundle
 from launchers.training import Attempt, train
+from launchers.trial import TrialResult
 
 CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, so these are free there
 DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
@@ -38,6 +42,7 @@ class Outcome:
     resumed_from: int  # the step gone on from; 0: from the start
     output: str | None  # key of the finished model's bundle, on node 0
     logs: str  # key of the bundle of this node's logs
+    tried: tuple[TrialResult, ...] = ()  # before the run, on node 0
 
     @property
     def finished_model(self) -> str:
@@ -95,7 +100,25 @@ def train_on_node(
     )
     profile.expect(total_steps=job.total_steps, tokens_of_steps=tokens_of_steps(prepared))
     attempt = _this_attempt(store, node=address.node)
-    trained = train(job, attempt, address, store, work, on_event=profile.add, on_plan=profile.replan)
+    tried: list[TrialResult] = []
+
+    def note_trial(result: TrialResult) -> None:
+        tried.append(result)
+        profile.trial(result)
+        run_name = f"{current.pathspec}/trial-{len(tried)}"
+        if problem := keep_trial(result, run=run_name, in_container=in_container()):
+            print(problem, file=sys.stderr, flush=True)
+
+    trained = train(
+        job,
+        attempt,
+        address,
+        store,
+        work,
+        on_event=profile.add,
+        on_plan=profile.replan,
+        on_trial=note_trial,
+    )
     output = None
     if address.node == 0:
         output = f"models/{attempt.run}"
@@ -108,6 +131,7 @@ def train_on_node(
         resumed_from=trained.resumed_from,
         output=output,
         logs=attempt.logs,
+        tried=tuple(tried),
     )
 
 

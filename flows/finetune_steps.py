@@ -80,6 +80,7 @@ class FinetuneSteps(FlowSpec):
     lr = text_knob("lr")
     precision = knob("precision")
     seed = knob("seed", int)
+    trial = knob("trial", int)
     checkpoint_every = knob("checkpoint_every", int)
     tracker = text_knob("tracker")
     output_dir = knob("output_dir")

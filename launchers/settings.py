@@ -17,6 +17,7 @@ from estimator.errors import UserError
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
@@ -136,6 +137,9 @@ class Settings(_Section):
     expandable_segments: bool = True
     """On NVIDIA GPUs add expandable_segments:True to PYTORCH_CUDA_ALLOC_CONF, unless that variable says
     otherwise: batches of other lengths then use freed memory again."""
+    trial: NonNegative = 0
+    """Before the run, try the three best plans on its own machines for so many steps each, and keep the
+    fastest. 0: go by the prediction."""
     train_on_prompt: bool = False
     """Count the prompt's tokens in the loss too."""
     chat_template: str | None = None

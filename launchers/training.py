@@ -20,6 +20,7 @@ from launchers.report.telemetry import DistInfo, Event, Memory, Phase
 from launchers.report.trackers import Trackers
 from launchers.store.bundles import Storage, put_bundle
 from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_newest
+from launchers.trial import TrialResult, find_decision, run_trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ def train(
     *,
     on_event: Callable[[Event], None] = lambda _: None,
     on_plan: Callable[[Plan], None] = lambda _: None,
+    on_trial: Callable[[TrialResult], None] = lambda _: None,
 ) -> Trained:
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
 
@@ -78,6 +80,8 @@ def train(
         Hears every telemetry event of the node's ranks.
     on_plan:
         Is told the plan of this attempt before it begins.
+    on_trial:
+        Is told each trial's result, on the first node (``job.settings.trial``).
 
     Raises
     ------
@@ -86,10 +90,12 @@ def train(
     """
     launched = job.plan
     plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
+    if job.settings.trial:
+        job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))
     if plans is not None:
         say = print if address.node == 0 else _quiet
         job = replace(job, plan=_choose_plan(plans, job, attempt, say))
-        on_plan(job.plan)
+    on_plan(job.plan)
     data = Prepared(job.data_dir)
     listener = _Listener(job, attempt.run, tokens_of_steps(data), on_event)
     # Checkpoints of other data or settings are not this job's: they lie under another name.
@@ -116,21 +122,47 @@ def train(
         run_node(job, address, on_event=listener, checkpoints=checkpoints)
     except GangFailed as error:
         if plans is not None and error.failure.out_of_memory:
-            line = out_of_memory(
-                plans,
-                attempt.number,
-                job.plan,
-                job.settings,
-                job.model.spec,
-                other_machines=attempt.other_machines,
-            )
-            if address.node == 0:
-                print(line, flush=True)
+            _plan_less(plans, attempt, job, address)
         raise
     finally:
         listener.close()
         _keep_logs(store, attempt.logs, job.logs_dir)
     return Trained(job=job, metrics=tuple(listener.metrics), memory_peak_bytes=listener.memory_peak_bytes)
+
+
+def _plan_less(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
+    """After running out of memory: leave a plan that needs less for the next attempt, and say so."""
+    line = out_of_memory(
+        plans,
+        attempt.number,
+        job.plan,
+        job.settings,
+        job.model.spec,
+        other_machines=attempt.other_machines,
+    )
+    if address.node == 0:
+        print(line, flush=True)
+
+
+def _tried_plan(
+    job: TrainJob,
+    attempt: Attempt,
+    address: NodeAddress,
+    store: Storage,
+    plans: Replanning | None,
+    on_trial: Callable[[TrialResult], None],
+) -> Plan:
+    """The plan that this run's trials have chosen; they are made in its first attempt."""
+    prefix = f"trials/{attempt.run}"
+    decision = find_decision(store, prefix)
+    if decision is None and attempt.number == 0:
+        try:
+            decision = run_trials(job, address, store, prefix, on_result=on_trial)
+        except GangFailed as error:
+            if plans is not None and error.failure.out_of_memory:
+                _plan_less(plans, attempt, job, address)
+            raise
+    return job.plan if decision is None else decision.plan
 
 
 def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callable[[str], None]) -> Plan:

@@ -5,19 +5,34 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import os
+from dataclasses import dataclass
 
-from decorators.profile.measured import Measured
+from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from estimator import calibration, hardware
 from estimator.calibration import Finished, Store
 from estimator.errors import UserError
 from estimator.plan import Plan
+from launchers.trial import WARM_UP, TrialResult
 
 FEWEST_STEPS = (
     2  # the optimizer's states are made at the end of the first, so the second is the first to peak
 )
 
 
-def finished(plan: Plan, measured: Measured, *, run: str, date: str, formulas: str) -> Finished | None:
+@dataclass(frozen=True, slots=True)
+class _TrialPeaks:
+    """A trial's measurement as far as a record needs it: no device was watched, as others ran on it too."""
+
+    ranks: tuple[RankMeasured, ...]
+    steps: int
+    node: int = 0
+    gpus: tuple[GpuMeasured, ...] = ()
+    device_names: tuple[str, ...] = ()
+
+
+def finished(
+    plan: Plan, measured: Measured | _TrialPeaks, *, run: str, date: str, formulas: str
+) -> Finished | None:
     """The pair of a plan and what one node has measured; None where it says nothing of the plan's error.
 
     Raises UserError where the two can't belong together.
@@ -49,7 +64,7 @@ def finished(plan: Plan, measured: Measured, *, run: str, date: str, formulas: s
     )
 
 
-def process_peak(plan: Plan, measured: Measured) -> tuple[int, str] | None:
+def process_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, str] | None:
     """The largest process's memory, whole, and how it was found; None where no process has reported any.
 
     On a GPU, what NVML saw beyond what was in use before the step: context, communication and the allocator's
@@ -69,7 +84,30 @@ def process_peak(plan: Plan, measured: Measured) -> tuple[int, str] | None:
     return reserved + runtime, "reserved, and the context as predicted"
 
 
-def keep(plan: Plan | None, measured: Measured, *, run: str, in_container: bool) -> str | None:
+def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | None:
+    """Put one plan's trial into the local store, as :func:`keep` does a finished step.
+
+    One that failed is left out: what it held when it ran out of memory is not what it needs.
+    """
+    if result.failure is not None:
+        return None
+    ranks = tuple(
+        RankMeasured(
+            rank=rank.rank,
+            host="",
+            device=rank.device,
+            allocated_peak_bytes=rank.allocated_bytes,
+            reserved_peak_bytes=rank.reserved_bytes,
+            rss_peak_bytes=rank.rss_bytes,
+            tokens_per_second=None,
+        )
+        for rank in result.ranks
+    )
+    steps = result.steps + WARM_UP
+    return keep(result.plan, _TrialPeaks(ranks, steps), run=run, in_container=in_container)
+
+
+def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_container: bool) -> str | None:
     """Put a finished step into the local store; a line where that was not possible, and never an error."""
     if plan is None or (in_container and not os.environ.get(calibration.VARIABLE)):
         return None  # a container's files end with it
@@ -85,7 +123,7 @@ def keep(plan: Plan | None, measured: Measured, *, run: str, in_container: bool)
     return None
 
 
-def _gpu(plan: Plan, measured: Measured) -> str:
+def _gpu(plan: Plan, measured: Measured | _TrialPeaks) -> str:
     """The GPU table's name of the measured device, else the driver's."""
     if plan.layout.device == "cpu":
         return "cpu"

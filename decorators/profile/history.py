@@ -10,6 +10,7 @@ from decorators.profile.sampling import Sample
 from estimator.plan import Plan
 from launchers.report.metrics import median, speed_of
 from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Step
+from launchers.trial import TrialResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,7 @@ class CardState:
     started: float
     ended: float | None
     failed: str | None  # the error's text
+    trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
 
 
 @dataclass

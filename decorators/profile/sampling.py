@@ -164,6 +164,11 @@ class Samples:
                 self._stride *= 2
         self.count += 1
 
+    def forget_peaks(self) -> None:
+        """Take the next samples for the first ones, what GPUs held at the very start apart."""
+        self.rss_peak, self.pss_peak, self.shared_memory_peak = 0, None, None
+        self.gpu_peak = self.gpu_start
+
     def _add_gpus(self, gpus: tuple[GpuSample, ...], seconds: float) -> None:
         if len(gpus) != len(self.gpu_peak):
             self.gpu_start = self.gpu_peak = tuple(gpu.used_bytes for gpu in gpus)

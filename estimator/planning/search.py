@@ -127,7 +127,7 @@ class Search:
         self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, place: Place | None = None
     ) -> Candidate | None:
         """The fastest layout of those that fit, or None."""
-        layouts = self._fit(nodes, processes, capacity, gpu)
+        layouts = self.fitting(nodes, processes, capacity, gpu)
         if not layouts:
             return None
         # Ladders come without checkpointing first and with the least sharding first: ties go to those
@@ -193,7 +193,7 @@ class Search:
         """The GPU's name where it changes the memory: where runs on it correct the formulas."""
         return gpu.name if gpu is not None and self.evidence.calibration is not None else None
 
-    def _fit(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
+    def fitting(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
         """Of each kind of layout, those worth weighing that fit."""
         key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:

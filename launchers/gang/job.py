@@ -35,6 +35,7 @@ class TrainJob:
     total_steps: int  # of the whole run
     start_step: int = 0  # steps already done in the checkpoint
     resume_dir: Path | None = None  # that checkpoint's files, the union of all nodes' parts
+    keeps_result: bool = True  # whether the trained model is written at the end; a trial's isn't
 
     def save(self) -> Path:
         """Write job.json into the work folder and return its path."""

@@ -44,8 +44,9 @@ def train(job: TrainJob) -> None:
             reporter.phase("checkpoint", step)
             deepspeed_checkpoint.save(engine, job, env, step)
             reporter.phase("train", step)
-    reporter.phase("save", job.total_steps)
-    deepspeed_export.save(engine, job, env)
+    if job.keeps_result:
+        reporter.phase("save", job.total_steps)
+        deepspeed_export.save(engine, job, env)
     dist.barrier()
     reporter.phase("done", job.total_steps)
     reporter.close()

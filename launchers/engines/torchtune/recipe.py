@@ -131,7 +131,8 @@ class Steps(_Recipe):
         self._report(step)
         job = self._job
         if step == job.total_steps:
-            self._reporter.phase("save", step)
+            if job.keeps_result:
+                self._reporter.phase("save", step)
         elif job.checkpoint_every and step % job.checkpoint_every == 0:
             self._checkpoint(step)
         self._clock.restart()
@@ -169,6 +170,8 @@ class Steps(_Recipe):
         handle = self._model.register_forward_pre_hook(restore)
 
     def save_checkpoint(self, epoch: int) -> None:
+        if not self._job.keeps_result:
+            return
         if self._job.settings.method == "full":
             super().save_checkpoint(epoch)
             return

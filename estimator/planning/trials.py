@@ -1,0 +1,71 @@
+"""Plans to try on the machines of a plan, before the whole run: the best layouts by prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+from estimator import hardware, throughput
+from estimator.job import Job
+from estimator.plan import Layout, Override, Plan
+from estimator.planning.engines import setup_of
+from estimator.planning.search import Evidence, Search
+
+TRIED = 3  # plans of one trial
+
+
+def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]:
+    """The plan and the next best layouts of its job on the same machines, fastest first by prediction.
+
+    Of each spread of the job the largest micro batch that fits, and the next smaller one. Where no speed is
+    known, in the order in which the planner weighs them. The same on every node: it depends on plan and job
+    alone. ``job`` holds the user's own values; those are kept.
+    """
+    layout, capacity = plan.layout, plan.prediction.memory.capacity_bytes
+    if capacity is None:
+        return (plan,)
+    gpu = hardware.find_gpu_by_nvml_name(plan.request.gpu) if plan.request.gpu else None
+    search = Search(job, layout.precision, layout.device, Evidence())
+    layouts = search.fitting(layout.nodes, layout.processes_per_node, capacity, gpu)
+    layouts = [*layouts, *(smaller for each in layouts if (smaller := _smaller(each)) is not None)]
+    others = [each for each in dict.fromkeys(layouts) if each != layout]
+    speeds = {each: search.speed(each, gpu, None).tokens_per_second or 0.0 for each in others}
+    others.sort(key=lambda each: -speeds[each])
+    return (plan, *(_plan_of(plan, job, search, each, gpu) for each in others[: count - 1]))
+
+
+def _smaller(layout: Layout) -> Layout | None:
+    """The same layout with half the micro batch; None where that is no whole number."""
+    if layout.micro_batch_size % 2:
+        return None
+    return replace(
+        layout, micro_batch_size=layout.micro_batch_size // 2, accumulation=layout.accumulation * 2
+    )
+
+
+def _plan_of(plan: Plan, job: Job, search: Search, layout: Layout, gpu: hardware.Gpu | None) -> Plan:
+    """The plan with another layout on the same machines, and what that should need and do."""
+    estimate = replace(search.estimate(layout, gpu), capacity_bytes=plan.prediction.memory.capacity_bytes)
+    speed = search.speed(layout, gpu, None)
+    prediction = replace(
+        plan.prediction,
+        memory=estimate,
+        flops_per_token=throughput.flops_per_token(setup_of(job, layout)),
+        tokens_per_second=speed.tokens_per_second,
+        tokens_per_second_range=speed.tokens_per_second_range,
+        throughput_basis=speed.basis,
+        mfu=speed.mfu,
+        hours=None,
+        usd=None,
+    )
+    notes = tuple(
+        Override(
+            name=field.name,
+            planned=str(getattr(plan.layout, field.name)),
+            used=str(getattr(layout, field.name)),
+            given_by="the trial",
+        )
+        for field in dataclasses.fields(Layout)
+        if getattr(plan.layout, field.name) != getattr(layout, field.name)
+    )
+    return replace(plan, layout=layout, prediction=prediction, overrides=(*plan.overrides, *notes))

@@ -1,0 +1,254 @@
+"""A trial: some real steps of the best plans on the run's own machines, before the run; the fastest is kept.
+
+A prediction of speed is known to a fifth, so the first plan's neighbours may be faster. All nodes make the
+same trials in the same order; the first one decides and leaves the decision in the run's store, where the
+others, and a later attempt, find it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from estimator.errors import UserError
+from estimator.plan import GIB, Plan
+from estimator.planning.trials import trial_plans
+from launchers import pipeline
+from launchers.cluster.endpoint import NodeAddress
+from launchers.dataset.prepared import Prepared
+from launchers.gang.failures import GangFailed
+from launchers.gang.job import TrainJob
+from launchers.gang.node import run_node
+from launchers.report.metrics import Meter, tokens_of_steps
+from launchers.report.telemetry import DistInfo, Event, Memory
+from launchers.store.bundles import Storage
+
+# Steps before the measured ones: the first makes the optimizer's states and loads kernels, the second is the
+# first to peak.
+WARM_UP = 2
+DECISION_S = 600.0  # that a node waits for the first one's decision, which comes when its own trials are done
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPeaks:
+    """What one training process of a trial took at its highest, in bytes; torch's are None on a CPU."""
+
+    rank: int
+    device: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    rss_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """One plan's trial."""
+
+    plan: Plan
+    steps: int  # measured ones; 0: it failed
+    tokens_per_second: float | None  # median of the measured steps, over all processes
+    ranks: tuple[RankPeaks, ...]  # of the first node
+    failure: str | None = None  # why it failed, in a line
+    out_of_memory: bool = False
+
+    @property
+    def memory_peak_bytes(self) -> int | None:
+        """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
+        reserved = [rank.reserved_bytes for rank in self.ranks if rank.reserved_bytes]
+        return max(reserved or [rank.rss_bytes for rank in self.ranks], default=None)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return {**dataclasses.asdict(self), "plan": self.plan.to_json()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, object]) -> TrialResult:
+        """The result that :meth:`to_dict` wrote."""
+        ranks = tuple(RankPeaks(**rank) for rank in values["ranks"])  # type: ignore[attr-defined]
+        plan = Plan.from_json(str(values["plan"]))
+        return cls(**{**values, "plan": plan, "ranks": ranks})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the trials of a run came to."""
+
+    plan: Plan
+    results: tuple[TrialResult, ...]  # in the order of the trials, the launched plan first
+
+
+def find_decision(store: Storage, prefix: str) -> Decision | None:
+    """The decision of an earlier attempt or of the first node; None where there is none yet."""
+    try:
+        values = json.loads(store.get_bytes(_key(prefix)))
+    except FileNotFoundError:
+        return None
+    results = tuple(TrialResult.from_dict(result) for result in values["results"])
+    return Decision(plan=Plan.from_json(values["plan"]), results=results)
+
+
+def run_trials(
+    job: TrainJob,
+    address: NodeAddress,
+    store: Storage,
+    prefix: str,
+    *,
+    on_result: Callable[[TrialResult], None] = lambda _: None,
+) -> Decision:
+    """Try the best plans on this run's machines and decide; the same call is made on every node.
+
+    Parameters
+    ----------
+    job:
+        As it was launched, from its first step; ``job.settings.trial`` is the number of measured steps.
+    prefix:
+        Key below which the decision is left in the store.
+    on_result:
+        Is told each trial's result, on the first node.
+
+    Raises
+    ------
+    UserError, SystemExit
+        As :func:`launchers.gang.node.run_node` does; also where every plan failed for another reason than
+        memory.
+    GangFailed
+        Where every plan ran out of memory: a retry then takes one that needs less.
+    """
+    planned = pipeline.build_job(job.settings, job.model.spec, steps=None)
+    plans = trial_plans(job.plan, planned)
+    data, results, error = Prepared(job.data_dir), list[TrialResult](), None
+    steps = min(WARM_UP + job.settings.trial, job.total_steps)
+    for number, plan in enumerate(plans, 1):
+        trial = replace(
+            job,
+            plan=plan,
+            settings=job.settings.model_copy(update={"checkpoint_every": 0}),
+            work_dir=job.work_dir.with_name(f"trial-{number}"),
+            total_steps=steps,
+            keeps_result=False,
+        )
+        _say(address, f"trial {number} of {len(plans)}: {layout_words(plan)}, {steps} steps")
+        listener = _Listener(trial, data)
+        try:
+            run_node(trial, address, on_event=listener)
+        except GangFailed as failed:
+            error = failed
+            results.append(listener.failed(failed))
+        else:
+            results.append(listener.result())
+        finally:
+            shutil.rmtree(trial.work_dir, ignore_errors=True)
+        _say(address, f"  {result_words(results[-1])}")
+        if address.node == 0:
+            on_result(results[-1])
+    if address.node != 0:
+        return _await_decision(store, prefix)
+    succeeded = [result for result in results if result.failure is None]
+    if not succeeded and error is not None:
+        raise error
+    fastest = max(succeeded, key=lambda result: result.tokens_per_second or 0.0)
+    decision = Decision(plan=fastest.plan, results=tuple(results))
+    values = {"plan": decision.plan.to_json(), "results": [result.to_dict() for result in results]}
+    store.put_bytes(_key(prefix), json.dumps(values).encode())
+    _say(address, f"kept: {layout_words(decision.plan)}")
+    return decision
+
+
+def _await_decision(store: Storage, prefix: str) -> Decision:
+    deadline = time.monotonic() + DECISION_S
+    while time.monotonic() < deadline:
+        decision = find_decision(store, prefix)
+        if decision is not None:
+            return decision
+        time.sleep(1)
+    raise UserError(
+        f"The first node has not decided within {DECISION_S:.0f} s which of the tried plans to take.",
+        "Look at its log; or run without --trial.",
+    )
+
+
+def layout_words(plan: Plan) -> str:
+    """What tells one tried plan from another, in words."""
+    layout = plan.layout
+    checkpointing = "checkpointing" if layout.activation_checkpointing else "no checkpointing"
+    sharding = "" if layout.sharding == "none" else f"{layout.sharding}, "
+    return f"{sharding}micro batch {layout.micro_batch_size} x {layout.accumulation}, {checkpointing}"
+
+
+def result_words(result: TrialResult) -> str:
+    """A trial's figures beside what was predicted, in a line."""
+    prediction = result.plan.prediction
+    predicted = f"predicted {_rate(prediction.tokens_per_second)}, {_gib(prediction.memory.shows_bytes)}"
+    if result.out_of_memory:
+        return f"{predicted}; ran out of memory"
+    if result.failure is not None:
+        return f"{predicted}; failed: {result.failure}"
+    return f"{predicted}; measured {_rate(result.tokens_per_second)}, {_gib(result.memory_peak_bytes)}"
+
+
+def _rate(tokens_per_second: float | None) -> str:
+    return "unknown speed" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+
+
+def _gib(size: int | None) -> str:
+    return "unknown memory" if size is None else f"{size / GIB:.2f} GiB"
+
+
+def _say(address: NodeAddress, line: str) -> None:
+    if address.node == 0:
+        print(line, flush=True)
+
+
+def _key(prefix: str) -> str:
+    return f"{prefix}/trial.json"
+
+
+class _Listener:
+    """Hears one trial's telemetry: the speed of its steps, and each rank's peaks."""
+
+    def __init__(self, job: TrainJob, data: Prepared) -> None:
+        self._job = job
+        self._meter = Meter(job.plan, tokens_of_steps(data))
+        self._rates: list[float] = []
+        self._devices: dict[int, str] = {}
+        self._memory: dict[int, Memory] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, DistInfo):
+            self._devices[event.rank] = event.device
+        elif isinstance(event, Memory):
+            self._memory[event.rank] = event
+        metrics = self._meter.add(event)
+        if metrics is not None and metrics.step > WARM_UP:
+            self._rates.append(metrics.tokens_per_second)
+
+    def result(self) -> TrialResult:
+        return self._result(None, out_of_memory=False)
+
+    def failed(self, error: GangFailed) -> TrialResult:
+        failure = error.failure
+        return self._result(failure.message.splitlines()[0], out_of_memory=failure.out_of_memory)
+
+    def _result(self, failure: str | None, *, out_of_memory: bool) -> TrialResult:
+        return TrialResult(
+            plan=self._job.plan,
+            steps=0 if failure else len(self._rates),
+            tokens_per_second=statistics.median(self._rates) if self._rates and not failure else None,
+            ranks=tuple(
+                RankPeaks(
+                    rank=rank,
+                    device=self._devices.get(rank, ""),
+                    allocated_bytes=memory.allocated_peak,
+                    reserved_bytes=memory.reserved_peak,
+                    rss_bytes=memory.rss_peak,
+                )
+                for rank, memory in sorted(self._memory.items())
+            ),
+            failure=failure,
+            out_of_memory=out_of_memory,
+        )
