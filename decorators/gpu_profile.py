@@ -21,7 +21,7 @@ import signal
 import sys
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from metaflow import StepMutator, UserStepDecorator, current
 
@@ -31,7 +31,7 @@ from decorators.backends import cluster_name
 from decorators.backends.destination import going_to
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.options import Options
-from decorators.backends.overrides import for_data, with_given
+from decorators.backends.overrides import Role, request_for, with_given
 from decorators.backends.placing import note_room, place
 from decorators.backends.retrying import Retrying
 from decorators.launch import (
@@ -49,7 +49,7 @@ from decorators.profile import calibration
 from decorators.profiler import NO_PROFILE, Profile
 from decorators.storage import remember_origin
 from estimator.errors import UserError
-from estimator.plan import Plan
+from estimator.plan import MIB, Plan, Request
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
 
@@ -57,7 +57,6 @@ PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
 CARD_REFRESH_SECONDS = 2
 Resolver = Callable[[dict[str, Any], Backend], Plan]
-Role = Literal["train", "evaluate", "data", "none"]
 _WITH_CARD = ("train", "evaluate")
 
 _plan_once = Once()
@@ -97,8 +96,8 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         only measured.
     request:
         ``"train"``: ask for the planned hardware, show predicted beside measured. ``"evaluate"``: ask for
-        the same on one node; the plan predicts training only, so the card shows what was measured.
-        ``"data"``: the plan's disk for the run's files, and no GPUs; no card.
+        the fewest of its GPUs that hold the model; the plan predicts training only, so the card shows what
+        was measured. ``"data"``: the disk of weights and data, and no GPUs; no card.
         ``"none"``: carry the plan, ask for nothing, make no card.
     interval:
         Seconds between two samples of the profiler; it takes fewer when sampling is dear.
@@ -155,8 +154,9 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
                 self._request(step, plan, largest)
 
     def _request(self, step: StepView, plan: Plan, largest: StepRequest) -> None:
-        request = for_data(plan).request if self.role == "data" else plan.request
-        step_request = build_step_request(step, request, largest.options, largest.minimum)
+        request = request_for(plan, self.role)
+        minimum = largest.minimum if self.role == "train" else _minimum_beside(request)
+        step_request = build_step_request(step, request, largest.options, minimum)
         place(step, step_request, largest)
         if self.role == "train" and step_request.backend != "local" and _metaflow.command() != "deploy":
             Retrying(
@@ -237,3 +237,8 @@ def _minimum(plan: Plan) -> MinimumRequest:
     """What one node of a plan can't do without: a core for each process, and what they hold in memory."""
     layout = plan.layout
     return MinimumRequest(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
+
+
+def _minimum_beside(request: Request) -> MinimumRequest:
+    """What a step beside training can't do without: a core, and its share of what it asks for."""
+    return MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)

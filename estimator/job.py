@@ -11,12 +11,13 @@ from estimator.setup import Optimizer, Task
 
 METHODS = ("full", "lora", "qlora", "dora", "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
-ENGINES = ("torchtune", "deepspeed", *PARALLEL_ENGINES)
+ENGINES = ("torchtune", "deepspeed", *PARALLEL_ENGINES, "auto")
 OPTIMIZERS = get_args(Optimizer)
 PAIR_TASKS = ("dpo", "orpo", "reward")  # a sample is a chosen and a rejected answer
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
 KINDS = ("local", "allocation", "kubernetes", "batch", "catalogue")
 DEVICES = ("auto", "cuda", "cpu")
+CAPACITIES = ("usual", "any")
 DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -29,7 +30,7 @@ class Job:
 
     model: ModelSpec
     method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
-    engine: Literal["torchtune", "deepspeed", "torchtitan", "megatron"] = "torchtune"
+    engine: Literal["torchtune", "deepspeed", "torchtitan", "megatron", "auto"] = "torchtune"
     task: Task = "sft"
     seq_len: int = 2048
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
@@ -43,6 +44,7 @@ class Job:
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
     compile: bool = False
+    optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
     offload: Literal["none", "cpu"] = "none"
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
@@ -91,7 +93,9 @@ class Job:
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
             raise UserError((Change("zero.stage", self.zero_stage), " is not possible: it is 0, 1, 2 or 3."))
-        if self.engine != "deepspeed" and (self.zero_stage is not None or self.offload != "none"):
+        if self.engine not in ("deepspeed", "auto") and (
+            self.zero_stage is not None or self.offload != "none"
+        ):
             raise UserError(
                 (
                     Change("zero.stage"),
@@ -110,6 +114,11 @@ class Job:
             raise UserError(
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
                 ("Use ", Change("precision", "bf16"), ", or ", Change("engine", "deepspeed"), "."),
+            )
+        if self.optimizer_in_backward and self.engine in ("deepspeed", "megatron"):
+            raise UserError(
+                (Change("optimizer_in_backward", True), f": {self.engine} has no such thing."),
+                ("Use ", Change("engine", "torchtune"), " to plan it."),
             )
         if self.adapters:
             if not self.lora_targets:
@@ -201,10 +210,12 @@ class Target:
     instance_type: str | None = None
     cloud: str | None = None
     device: Literal["auto", "cuda", "cpu"] = "auto"
+    capacity: Literal["usual", "any"] = "usual"  # usual: what is rarely to be had on demand comes last
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, KINDS)
         _one_of("device", self.device, DEVICES)
+        _one_of("capacity", self.capacity, CAPACITIES)
         for name in ("nodes", "gpus"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))

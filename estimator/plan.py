@@ -132,6 +132,7 @@ class Layout:
     schedule: Schedule = "none"
     expert_parallel: int = 1  # reuses the processes of the other kinds
     replicate: int = 1  # groups that each hold the sharded states once (HYBRID_SHARD)
+    optimizer_in_backward: bool = False  # each gradient is used, and freed, as soon as it is there
 
     @property
     def world_size(self) -> int:
@@ -150,8 +151,25 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StartUp:
+    """Minutes from the request of machines to the first step; all nodes start at the same time."""
+
+    machine_minutes: float
+    image_minutes: float
+    weights_minutes: float
+
+    @property
+    def hours(self) -> float:
+        """The whole start-up."""
+        return (self.machine_minutes + self.image_minutes + self.weights_minutes) / 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What the run should need. None is: not known, never a guess."""
+    """What the run should need. None is: not known, never a guess.
+
+    ``hours`` and ``usd`` hold the start-up as well, where one is known.
+    """
 
     memory: MemoryEstimate
     flops_per_token: float  # model FLOPs, forward and backward, without recomputation
@@ -166,6 +184,8 @@ class Prediction:
     price_source: str = ""
     mfu: float | None = None  # model FLOP/s over the dense bf16 peak
     tokens_per_second_range: tuple[float, float] | None = None
+    start_up: StartUp | None = None  # None: the machines are at hand
+    rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +225,8 @@ class Plan:
     rejected: tuple[str, ...] = ()  # nearest alternatives and why they were not taken
     learning_rates: tuple[LearningRate, ...] = ()  # hints
     task: str = "sft"
+    prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
+    evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
     schema: int = field(default=SCHEMA_VERSION)
 
     @property
@@ -218,6 +240,8 @@ class Plan:
         ):
             if value not in known:
                 return f"{what} {value} is planned only: this package runs {', '.join(known)}"
+        if self.layout.optimizer_in_backward:
+            return "the optimizer in the backward pass is planned only: this package runs it after"
         return None
 
     def to_dict(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ FLAGS = {
     "instance_type": "resources.instance_type",
     "cloud": "resources.cloud",
     "from_catalogue": "resources.from_catalogue",
+    "capacity": "resources.capacity",
     "device": "resources.device",
     "queue": "resources.queue",
     "zone": "resources.zone",

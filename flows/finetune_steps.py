@@ -95,6 +95,7 @@ class FinetuneSteps(FlowSpec):
         default=False,
         help=help_of(finetune_launch.FLAGS["from_catalogue"]),
     )
+    capacity = knob("capacity")
     device = knob("device")
     queue = knob("queue")
     zone = knob("zone")
@@ -134,6 +135,7 @@ class FinetuneSteps(FlowSpec):
             settings = finetune_launch.settings_from(self.settings, finetune_launch.flags_of(self))
             self.base_model = finetune_artifacts.carried_model(settings.model)
             self.plan = pipeline.check_matches(current_plan(), settings)
+            settings = pipeline.as_planned(settings, self.plan)
             self.used_settings = pipeline.resolve_auto(settings, self.base_model.spec)
             print(pipeline.summarise_plan(self.plan))
             self.conversations, self.held_out = pipeline.read_data(

@@ -86,8 +86,17 @@ def plan_run(
     _check_files(settings, model)
     job = build_job(settings, model.spec, count_steps(settings))
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
+    settings = resolve_auto(as_planned(settings, plan), model.spec)
     _check_layout(settings, plan, model.spec)
     return PlannedRun(model=model, settings=settings, plan=plan)
+
+
+def as_planned(settings: Settings, plan: Plan) -> Settings:
+    """The same settings with method and engine as they were planned, where that was left to the plan."""
+    decided = {
+        name: getattr(plan, name) for name in ("method", "engine") if getattr(settings, name) == "auto"
+    }
+    return settings.model_copy(update=decided)
 
 
 def load_corrections() -> Calibration | None:
@@ -99,18 +108,32 @@ def load_corrections() -> Calibration | None:
 
 
 def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
-    """The same settings with every ``auto`` that depends on the model, or on the number of steps, decided."""
+    """The same settings with every ``auto`` that depends on the model, or on the number of steps, decided.
+
+    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate.
+    """
     tiny = spec.name == weights.TINY
+    changes: dict[str, object] = {}
+    if settings.seq_len is None:
+        changes["seq_len"] = min(TINY_SEQ_LEN if tiny else DEFAULT_SEQ_LEN, spec.max_seq_len)
+    settings = settings.model_copy(update=changes)
+    if settings.method == "auto":
+        return settings
     rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
     optimizer = settings.optimizer
     if optimizer.lr == "auto":
-        optimizer = optimizer.model_copy(update={"lr": rates[settings.method]})
-    changes: dict[str, object] = {"optimizer": optimizer}
-    if settings.seq_len is None:
-        changes["seq_len"] = min(TINY_SEQ_LEN if tiny else DEFAULT_SEQ_LEN, spec.max_seq_len)
+        changes["optimizer"] = optimizer.model_copy(update={"lr": rates[settings.method]})
+    if settings.engine == "auto":
+        changes["engine"] = able_engine(settings, spec)
     if settings.checkpoint_every == 0 and steps is not None:
         changes["checkpoint_every"] = max(10, round(steps / 10))
     return settings.model_copy(update=changes)
+
+
+def able_engine(settings: Settings, spec: ModelSpec) -> str:
+    """The first engine that can train the model as these settings say; the first of all where none can."""
+    able = (name for name in engines.ENGINES if engines.get(name).unsupported(settings, spec) is None)
+    return next(able, next(iter(engines.ENGINES)))
 
 
 def check_supported(
@@ -121,11 +144,12 @@ def check_supported(
 ) -> None:
     """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
     trackers.check_installed(settings.tracker)
-    reason = engines.get(settings.engine).unsupported(settings, spec)
+    engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
+    reason = engines.get(engine).unsupported(settings, spec)
     if reason is not None:
-        other = next(name for name in engines.ENGINES if name != settings.engine)
+        other = next(name for name in engines.ENGINES if name != engine)
         can = engines.get(other).unsupported(settings, spec) is None
-        asked = [Change(name, getattr(settings, name)) for name in ("model", "method", "engine")]
+        asked = [Change("model", settings.model), Change("method", settings.method), Change("engine", engine)]
         raise UserError(
             (asked[0], " ", asked[1], " ", asked[2], f": {reason}."),
             ("Use ", Change("engine", other), ".") if can else otherwise,
@@ -181,6 +205,7 @@ def check_matches(plan: Plan | None, settings: Settings) -> Plan:
     """The plan that a run was launched with; UserError where the settings are of another job."""
     if plan is None:
         raise UserError("This run has no plan.", "Start it with `run`, or deploy the flow anew.")
+    settings = as_planned(settings, plan)
     planned = (plan.model, plan.method, plan.engine)
     asked = (settings.model, settings.method, settings.engine)
     if planned[1:] != asked[1:] or plan.layout.global_batch_size != settings.global_batch_size:
@@ -241,6 +266,7 @@ def apply_resources(settings: Settings, target: Target) -> Target:
         instance_type=resources.instance_type,
         cloud=resources.cloud,
         device=resources.device,
+        capacity=resources.capacity,
     )
 
 

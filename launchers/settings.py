@@ -96,6 +96,8 @@ class Resources(_Section):
     """Plan on this cloud's machines only (aws, gcp, azure, lambda)."""
     from_catalogue: bool = False
     """Plan a run on Kubernetes or AWS Batch with the tables' machines, without asking what is there."""
+    capacity: Literal["usual", "any"] = "usual"
+    """usual: machines that can rarely be had on demand come after all others. any: they compete like them."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
     queue: str | None = None
@@ -119,10 +121,11 @@ class Settings(_Section):
 
     model: str = "tiny-llama"
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
-    method: Literal["full", "lora", "qlora"] = "full"
-    """What is trained: all weights, adapters, or adapters on a 4-bit base."""
-    engine: Literal["torchtune", "deepspeed"] = "torchtune"
-    """The training engine."""
+    method: Literal["full", "lora", "qlora", "auto"] = "full"
+    """What is trained: all weights, adapters, or adapters on a 4-bit base. auto: the first of them of which a
+    plan fits."""
+    engine: Literal["torchtune", "deepspeed"] | Auto = "auto"
+    """The training engine. auto: torchtune, or deepspeed where torchtune can't train the model that way."""
     dataset: str = "python-docs"
     """JSONL of chat messages, instruction/response or text: a local path, s3://, a Hugging Face id, or
     python-docs (made from the running Python's documentation)."""

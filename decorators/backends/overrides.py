@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from decorators._metaflow import Backend, Given
 from decorators.backends.interface import StepRequest, number_of
@@ -21,7 +21,8 @@ from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, PLACEMEN
 from decorators.backends.options import Options
 from decorators.backends.placing import PLACED, note_replaced
 from estimator.errors import UserError
-from estimator.plan import MIB, Override, Plan
+from estimator.plan import MIB, Override, Plan, Request
+from estimator.planning.step_requests import PREPARE_CPU, PREPARE_MEMORY
 
 GPUS_PARAMETER = "gpus"
 _MB = 10**6
@@ -31,8 +32,7 @@ _FIELDS = {  # a decorator's attribute: the request's field
     "shared_memory": "shared_memory_mib",
     "disk": "disk_mib",
 }
-DATA_CPU = 4  # cores that hash and send files, and tokenise
-DATA_MEMORY_MIB = 16 * 1024  # files are streamed; the dataset's rows and tokens are in memory
+Role = Literal["train", "evaluate", "data", "none"]
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
 
 
@@ -77,20 +77,30 @@ def with_given(
     return note_replaced(plan, step_request)
 
 
-def for_data(plan: Plan) -> Plan:
-    """The plan of a step that only handles the run's files: its disk, and of the rest what that needs."""
+def request_for(plan: Plan, role: Role) -> Request:
+    """What a step of that role asks for: the whole request to train, of the plan's other steps their own.
+
+    A plan of a flow's own may say nothing of them: then a step that evaluates asks for one of the training
+    nodes, and one that only handles files for their disk and no GPUs.
+    """
     request = plan.request
-    own = dataclasses.replace(
-        request,
-        nodes=1,
-        gpus_per_node=0,
-        gpu=None,  # its queue is not that of the GPUs
-        cpu=min(request.cpu, DATA_CPU),
-        memory_mib=min(request.memory_mib, DATA_MEMORY_MIB),
-        shared_memory_mib=0,
-        instance_type=None,
-    )
-    return dataclasses.replace(plan, request=own)
+    if role == "evaluate":
+        own = plan.evaluate or dataclasses.replace(request, nodes=1)
+        # Where the user has the nodes chosen another way, or some are avoided, that holds here too
+        return dataclasses.replace(own, instance_type=request.instance_type, node_labels=request.node_labels)
+    if role == "data":
+        own = plan.prepare or dataclasses.replace(
+            request,
+            nodes=1,
+            gpus_per_node=0,
+            gpu=None,  # its queue is not that of the GPUs
+            cpu=min(request.cpu, PREPARE_CPU),
+            memory_mib=min(request.memory_mib, PREPARE_MEMORY // MIB),
+            shared_memory_mib=0,
+            instance_type=None,
+        )
+        return dataclasses.replace(own, node_labels=request.node_labels)
+    return request
 
 
 def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given) -> Plan:

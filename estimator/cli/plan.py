@@ -41,8 +41,9 @@ class JobOptions:
     ] = "auto"  # fmt: skip
     engine: Annotated[
         str,
-        Option(help="torchtune, deepspeed; to plan only: torchtitan, megatron.", rich_help_panel=_WHAT),
-    ] = "torchtune"
+        Option(help="torchtune, deepspeed; to plan only: torchtitan, megatron. auto: the first of the first "
+                    "two that can train the model.", rich_help_panel=_WHAT),
+    ] = "auto"  # fmt: skip
     task: Annotated[str, Option(help="sft, pretrain, dpo, orpo, reward.", rich_help_panel=_WHAT)] = "sft"
     seq_len: Annotated[
         int | None, Option(help=f"Tokens of a sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT)
@@ -72,6 +73,10 @@ class JobOptions:
         bool, Option("--packing", help="Several samples a sequence.", rich_help_panel=_HOW)
     ] = False
     compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_HOW)] = False
+    optimizer_in_backward: Annotated[
+        bool,
+        Option("--optimizer-in-backward", help="Each gradient is used at once.", rich_help_panel=_HOW),
+    ] = False
     zero_stage: Annotated[int | None, Option(help="DeepSpeed's.", rich_help_panel=_HOW)] = None
     offload: Annotated[str, Option(help="DeepSpeed's optimizer: none, cpu.", rich_help_panel=_HOW)] = "none"
     tp: Annotated[int | None, Option(help="Tensor parallel.", rich_help_panel=_HOW)] = None
@@ -104,6 +109,11 @@ class GoalOptions:
         list[str] | None, Option(help="A machine type; may be repeated.", rich_help_panel=_WHERE)
     ] = None
     cloud: Annotated[list[str] | None, Option(help="May be repeated.", rich_help_panel=_WHERE)] = None
+    capacity: Annotated[
+        str,
+        Option(help="usual: what can rarely be had on demand comes last; any: it competes like the rest.",
+               rich_help_panel=_WHERE),
+    ] = "usual"  # fmt: skip
     spot: Annotated[bool, Option("--spot", help="At spot prices.", rich_help_panel=_WHERE)] = False
     nodes: Annotated[int | None, Option(help="Exactly so many machines.", rich_help_panel=_WHERE)] = None
     gpus: Annotated[int | None, Option(help="Of each machine.", rich_help_panel=_WHERE)] = None
@@ -206,6 +216,7 @@ def _job(wanted: JobOptions) -> Job:
         lora_targets=_targets(wanted.lora_targets, model),
         packing=wanted.packing,
         compile=wanted.compile,
+        optimizer_in_backward=wanted.optimizer_in_backward,
         zero_stage=wanted.zero_stage,
         offload=wanted.offload,  # type: ignore[arg-type]
         tensor_parallel=wanted.tp,
@@ -225,7 +236,13 @@ def _target(limits: GoalOptions) -> Target:
     from estimator.job import Target
 
     kind = "kubernetes" if limits.from_cluster else "catalogue"
-    return Target(kind=kind, nodes=limits.nodes, gpus=limits.gpus, gpu=limits.gpu)  # type: ignore[arg-type]
+    return Target(
+        kind=kind,  # type: ignore[arg-type]
+        nodes=limits.nodes,
+        gpus=limits.gpus,
+        gpu=limits.gpu,
+        capacity=limits.capacity,  # type: ignore[arg-type]
+    )
 
 
 def _goals(limits: GoalOptions) -> Goals:

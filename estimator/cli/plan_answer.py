@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,15 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "usd_per_hour": prediction.usd_per_hour,
         "usd": prediction.usd,
         "usd_per_million_tokens": price,
+        "start_up_minutes": None if prediction.start_up is None else prediction.start_up.hours * 60,
+        "rarely_had": prediction.rarely_had,
     }
 
 
 def show(ranking: Ranking) -> None:
     """Print the order, a table of all plans, and the best plan in full."""
     console = output.console()
-    console.print(f"Order: {ranking.order}")
+    console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
     console.print(render(best, console.width, everything=True), markup=False)
@@ -86,6 +89,7 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
         f"{row['nodes'] * row['gpus_per_node']}x {row['gpu']}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),
         _against(row, first),
+        f"rarely to be had: {row['rarely_had']}" if row["rarely_had"] else "",
     ]
     cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
     return [

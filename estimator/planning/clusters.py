@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from estimator.errors import CannotFit, UserError
 from estimator.job import Job, Target
-from estimator.plan import Plan
+from estimator.plan import LAUNCHED_ENGINES, Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
+from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.places import Place, choose_places
 from estimator.planning.ranking import (
@@ -19,10 +20,12 @@ from estimator.planning.ranking import (
     against_goals,
     dearer,
     distinct,
+    in_order,
     of_misses,
-    sort_key,
+    order_in_words,
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
+from estimator.planning.support import unsupported_job, with_engine
 
 MOST_REJECTIONS = 10
 
@@ -58,8 +61,32 @@ class Survey:
                     self._look_at(place)
             if self.candidates:
                 break
-        self.candidates.sort(key=lambda candidate: sort_key(candidate, self.goals))
+        self.candidates = in_order(
+            [candidate for candidate in self.candidates if not self._is_scattered(candidate)],
+            self.goals,
+            tokens=self.tokens,
+            capacity=self.target.capacity,
+        )
         return self
+
+    def _is_scattered(self, candidate: Candidate) -> bool:
+        """Whether a layout is spread over machines of one GPU where one machine of the cloud has as many.
+
+        Or fewer machines have. What fits on those, too, is meant; who gives the GPUs of each node gets that.
+        """
+        place, layout = candidate.place, candidate.layout
+        if place is None or place.gpus > 1 or layout.nodes == 1 or self.target.gpus:
+            return False
+        return any(
+            other.place is not None
+            and (
+                other.place.gpus >= layout.world_size
+                or (other.layout.nodes < layout.nodes and other.layout.world_size >= layout.world_size)
+            )
+            and other.place.cloud == place.cloud
+            and (bool(why_rare(place)) or not why_rare(other.place))
+            for other in self.candidates
+        )
 
     def _look_at(self, place: Place) -> None:
         """All shapes of one machine type, until larger ones can only be worse."""
@@ -152,17 +179,20 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     plans = [
         build_plan(survey, candidate, noted if candidate is best else (), best) for candidate in order[:top]
     ]
-    return Ranking(plans=tuple(plans), rejected=tuple(rejected), order=survey.goals.order)
+    return Ranking(
+        plans=tuple(plans),
+        rejected=tuple(rejected),
+        order=order_in_words(survey.goals, survey.target.capacity),
+    )
 
 
 def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], best: Candidate) -> Plan:
     """The Plan of one of a survey's candidates, with the reasons that tell it from the ``best`` one."""
     search = survey.searches[candidate.layout.precision]
-    named_by_user = bool(survey.target.instance_type)
     if not survey.candidates:
         why = reasons.nearest(candidate)
     elif candidate is best:
-        why = reasons.of_machine(candidate, survey.candidates, named_by_user, survey.goals)
+        why = reasons.of_machine(candidate, survey.candidates, survey.target, survey.goals, survey.tokens)
     else:
         why = reasons.behind(candidate, best)
     why += reasons.of_layout(search, candidate)
@@ -182,11 +212,15 @@ def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan |
 
 
 def as_qlora(job: Job) -> Job | None:
-    """The same job with QLoRA, which torchtune has and DeepSpeed doesn't; None where it can't be done."""
+    """The same job with QLoRA, on an engine that can do it; None where none here can."""
     if job.method == "qlora" or job.model.experts or job.precision == "bf16-mixed":
         return None
-    engine = "torchtune" if job.engine == "deepspeed" else job.engine  # DeepSpeed here has no QLoRA
-    return replace(job, method="qlora", engine=engine, zero_stage=None, offload="none")
+    if job.engine not in LAUNCHED_ENGINES:
+        return replace(job, method="qlora")
+    lean = replace(job, method="qlora", engine="auto", zero_stage=None, offload="none")
+    quantised = with_engine(lean)
+    # A model that no engine can train is planned only, whatever the method
+    return quantised if unsupported_job(quantised) is None or unsupported_job(job) is not None else None
 
 
 __all__ = ["CannotFit", "Survey", "as_qlora", "best_or_none", "rank_plans", "survey_places"]

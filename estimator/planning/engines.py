@@ -39,7 +39,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
     return Setup(
         model=job.model,
-        engine=job.engine,
+        engine=job.engine,  # type: ignore[arg-type]  # "auto" is decided before
         method="lora" if job.method == "qlora" else job.method,  # type: ignore[arg-type]
         task=job.task,
         quantization="nf4-double" if job.method == "qlora" else "none",
@@ -66,6 +66,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         checkpointing="full" if layout.activation_checkpointing else "none",
         compile=job.compile,
         loss=LOSSES[job.engine],
+        optimizer_in_backward=layout.optimizer_in_backward,
         offload="optimizer" if layout.offload == "cpu" else "none",
         device=layout.device,
         processes_per_node=layout.processes_per_node,

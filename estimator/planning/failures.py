@@ -17,9 +17,14 @@ from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_pl
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
+from estimator.setup import Optimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
 MOST_SUGGESTIONS = 5
+# From what costs least to what needs least; 8-bit states train as well as 32-bit ones (Dettmers et al. 2021,
+# arXiv:2110.02861), paged ones wait for the host's link
+LEAN_OPTIMIZERS: tuple[Optimizer, ...] = ("adamw8bit", "paged-adamw8bit")
+WITH_OPTIMIZER_IN_BACKWARD = ("torchtune", "torchtitan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Change]:
 
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     job, target, goals = seen.job, seen.target, seen.goals
-    free = Target(kind=target.kind)
+    free = Target(kind=target.kind, capacity=target.capacity)
     unlimited = Goals(cluster=goals.cluster)
     example_plan = best_or_none(job, free, unlimited) if (free, unlimited) != (target, goals) else None
     suggestions: list[Suggestion] = []
@@ -119,12 +124,17 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
         machine = Change("resources.instance_type", example_plan.request.instance_type)
         suggestions.append((Change("resources.nodes", example_plan.request.nodes), machine))
     suggestions += _other_machines(job, target, goals)
-    suggestions += smaller(job, lambda other: best_or_none(other, target, goals) is not None)
+
+    def fits(other: Job) -> bool:
+        return best_or_none(other, target, goals) is not None
+
+    suggestions += smaller(job, fits)
     suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
     return CannotFit(
         problem,
         example_plan=example_plan,
         suggestions=tuple(suggestions),
+        planned_only=tuple(with_lean_optimizer(job, fits)),
         here=f"{len({place.name for place in seen.places})} machine types that go with the options given",
     )
 
@@ -168,6 +178,30 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
             return [together]
     seq_len = _shorter(job, fits) if together else None
     return [(*together, Change("seq_len", seq_len))] if seq_len is not None else []
+
+
+def with_lean_optimizer(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
+    """Optimizers that keep less and with which full training would fit; this package only plans with them.
+
+    8-bit states; those in the host's memory; and each gradient used as soon as it is there, as torchtune's
+    single-GPU recipe does, which leaves nothing to accumulate: there with the largest batch that fits.
+    """
+    if job.method != "full" or job.optimizer != "adamw":
+        return
+    for name in LEAN_OPTIMIZERS:
+        lean = replace(job, optimizer=name)
+        if fits(lean):
+            yield (Change("optimizer.name", name),)
+            return
+    if job.engine not in WITH_OPTIMIZER_IN_BACKWARD or job.micro_batch_size is not None:
+        return
+    lean = replace(job, optimizer=LEAN_OPTIMIZERS[-1], optimizer_in_backward=True)
+    batches = [job.global_batch_size // 2**power for power in range(job.global_batch_size.bit_length())]
+    if not fits(replace(lean, global_batch_size=1)):
+        return
+    batch = next(batch for batch in batches if fits(replace(lean, global_batch_size=batch)))
+    smaller_batch = (Change("global_batch_size", batch),) if batch != job.global_batch_size else ()
+    yield (Change("optimizer.name", lean.optimizer), Change("optimizer_in_backward", True), *smaller_batch)
 
 
 _LORA = (Change("method", "lora"),)

@@ -88,5 +88,5 @@ class Goals:
         if self.budget_usd is not None:
             return f"fastest first, of those that cost at most ${self.budget_usd:,.2f}"
         if self.prefer == "speed":
-            return "those that fit and reach the batch; fastest first, then cheapest"
-        return "those that fit and reach the batch; cheapest a token first, then fastest"
+            return "those that fit and reach the batch; fastest first"
+        return "those that fit and reach the batch; cheapest a token first"

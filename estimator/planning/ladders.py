@@ -68,6 +68,8 @@ class Ladders:
             else:
                 most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
                 sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
+            if self.job.optimizer_in_backward:  # nothing is kept to accumulate
+                sizes = [size for size in sizes if size == each]
             if way.virtual_stages > 1:  # interleaving goes round by round
                 sizes = [size for size in sizes if each // size % way.pipeline == 0]
             self._sizes[ladder] = sizes
@@ -101,4 +103,5 @@ class Ladders:
             schedule=way.schedule,
             expert_parallel=way.expert,
             replicate=way.replicate,
+            optimizer_in_backward=self.job.optimizer_in_backward,
         )

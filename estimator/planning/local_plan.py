@@ -12,7 +12,7 @@ from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
-from estimator.planning.failures import smaller
+from estimator.planning.failures import smaller, with_lean_optimizer
 from estimator.planning.goals import Goals
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
@@ -194,6 +194,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         problem,
         example_plan=cloud_plan,
         suggestions=tuple(suggestions),
+        planned_only=tuple(with_lean_optimizer(job, lambda other: _fits(other, target))),
         here=describe(machine) if machine else "",
     )
 

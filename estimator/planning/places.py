@@ -52,12 +52,17 @@ class Place:
     notes: tuple[str, ...] = ()  # on the machines of a cluster, for the plan's reasons
 
     def shapes(self, target: Target, goals: Goals) -> Iterator[tuple[int, int]]:
-        """The numbers of machines to try, as (nodes, GPUs for each node), fewest GPUs first."""
+        """The numbers of machines to try, as (nodes, GPUs for each node), fewest GPUs first.
+
+        A machine is filled before a second one is asked for; who wants part of several names both numbers.
+        """
         counts = [2**power for power in range(5) if 2**power < self.gpus] + [self.gpus]
         if target.gpus:
             counts = [target.gpus]
         most = min(goals.max_nodes or NODE_COUNTS[-1], self.most_nodes or 2**30)
         nodes_tried = [nodes for nodes in (*NODE_COUNTS, *MORE_NODES) if nodes <= most]
+        if counts[-1] < self.gpus:
+            nodes_tried = nodes_tried[:1]
         for nodes in [target.nodes] if target.nodes else nodes_tried:
             for count in counts if nodes == 1 else counts[-1:]:
                 if nodes * count <= (goals.max_gpus or nodes * count) and nodes <= (self.most_nodes or nodes):

@@ -29,6 +29,7 @@ from estimator.planning.local_plan import (
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
+from estimator.planning.support import unsupported_job, unsupported_shards, with_engine
 
 if TYPE_CHECKING:
     from estimator.calibration import Calibration
@@ -90,7 +91,9 @@ def plans(
 
 
 def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence) -> Ranking:
-    _check_world(job, target)
+    rejections: list[Rejection] = []
+    jobs = _jobs(job, rejections)
+    _check_world(jobs[0], target)
     if target.device == "cpu" and target.kind == "catalogue":
         raise UserError(
             (Change("resources.device", "cpu"), ": machines are chosen for their GPUs."),
@@ -111,9 +114,8 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
         target = replace(target, machine=pod_of_cpus(target.gpus or 1))
     elif _is_for_cpus(job, target, goals):
         target = replace(target, machine=pod_of_cpus(1))
-    rejections: list[Rejection] = []
     failures: list[Failure] = []
-    for concrete in _jobs(job, rejections):
+    for concrete in jobs:
         outcome = _of_method(concrete, target, goals, top, evidence)
         if isinstance(outcome, Ranking):
             return _explained(outcome, rejections) if job.method == "auto" else outcome
@@ -146,19 +148,22 @@ def _of_method(job: Job, target: Target, goals: Goals, top: int, evidence: Evide
 
 
 def _jobs(job: Job, rejections: list[Rejection]) -> list[Job]:
-    """The job with each method that is to be tried, in order."""
+    """The job with each method that is to be tried, in order, and the engine that can do it.
+
+    A method that no engine can do is a rejection. Where none can do any, all are planned with the first.
+    """
     if job.method != "auto":
-        return [job]
-    jobs = [replace(job, method=method) for method in METHODS[:2]]  # type: ignore[arg-type]
-    reason = None
-    if job.engine == "deepspeed":
-        reason = "DeepSpeed as it is run here has no QLoRA"
-    elif job.model.experts:
-        reason = "experts are not quantised here"
-    if reason is None:
-        return [*jobs, replace(job, method="qlora")]
-    rejections.append(Rejection(what="qlora", reason=reason, kind="method"))
-    return jobs
+        return [with_engine(job)]
+    jobs = [with_engine(replace(job, method=method)) for method in METHODS]  # type: ignore[arg-type]
+    reasons = [unsupported_job(each) for each in jobs]
+    if all(reasons):
+        reasons = [None, None, "experts are not quantised here" if job.model.experts else None]
+    rejections += [
+        Rejection(what=each.method, reason=reason, kind="method")
+        for each, reason in zip(jobs, reasons, strict=True)
+        if reason is not None
+    ]
+    return [each for each, reason in zip(jobs, reasons, strict=True) if reason is None]
 
 
 def _explained(ranking: Ranking, rejections: list[Rejection]) -> Ranking:
@@ -184,5 +189,9 @@ def _check_world(job: Job, target: Target) -> None:
     if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
         return  # what is left open may hold the parallel degrees that reach the batch
     nodes, gpus = target.nodes or 1, target.gpus or 1
+    if job.method == "qlora" and job.engine == "torchtune":
+        reason = unsupported_shards(job.model, nodes * gpus)
+        if reason is not None:
+            raise UserError(f"{reason}.", "Ask for another number of nodes or GPUs.")
     if not divides(job, nodes, gpus):
         raise indivisible(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from estimator.plan import Plan
+from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
-from estimator.planning.search import Candidate, Miss, gib, percent
+from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, gib, percent
 
 RejectionKind = Literal["memory", "host memory", "batch", "deadline", "budget", "price", "speed", "method"]
 
@@ -52,22 +55,72 @@ class Ranking:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def sort_key(candidate: Candidate, goals: Goals) -> tuple[float, ...]:
-    """A candidate's place in the order of the goals: the smaller, the better.
+def in_order(
+    candidates: list[Candidate], goals: Goals, *, tokens: int | None, capacity: str
+) -> list[Candidate]:
+    """The candidates, best first. One rule, by which the same candidates always come in the same order.
 
-    Unknown prices and speeds come after known ones.
+    First come those whose host memory is known to suffice, then (capacity ``usual``) those that can usually
+    be had, then those whose price and speed are known. Of what is alike in this the price decides: of the
+    whole job with its start-up where ``tokens`` tell its size, else of a token; with a budget, or where speed
+    is preferred, the time does. Figures that can't be told apart count as equal, in bands: the best figure
+    and all within :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In
+    a band the lower price an hour comes first, then fewer GPUs, then the simpler layout, then the figure.
     """
-    cost, speed = candidate.usd_per_token, candidate.speed.tokens_per_second
+    groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
+    for candidate in candidates:
+        key, value = _group(candidate, goals, capacity), _figure(candidate, goals, tokens)
+        groups.setdefault(key, []).append((value, candidate))
+    return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
+
+
+def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
+    """What is weighed before any figure; False comes first."""
     # What is not known to fit the machine's memory comes after what is
     host = candidate.place is not None and candidate.place.ram_bytes is None
-    by_price = (cost is None, cost or 0.0)
-    by_speed = (speed is None, -(speed or 0.0))
-    size = (candidate.layout.nodes, candidate.layout.world_size)
-    if goals.by_speed:
-        return (host, *by_speed, *by_price, *size)
+    rare = capacity == "usual" and bool(why_rare(candidate.place))
+    unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
+    return (host, rare, *((unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)))
+
+
+def _figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
+    """What a group is ordered by, the smaller the better; 0 where neither price nor speed tells it."""
+    cost = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
+    speed = candidate.speed.tokens_per_second
+    time = candidate.hours(tokens) if tokens is not None else None if speed is None else 1 / speed
+    known = [time, cost] if goals.by_speed else [cost, time]
+    return next((figure for figure in known if figure is not None), 0.0)
+
+
+def _banded(group: list[tuple[float, Candidate]]) -> Iterator[Candidate]:
+    left = sorted(group, key=lambda item: item[0])
+    while left:
+        limit = left[0][0] * (1 + INDISTINCT)
+        band = [item for item in left if item[0] <= limit]
+        left = left[len(band) :]
+        yield from (candidate for _, candidate in sorted(band, key=_within_band))
+
+
+def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
+    figure, candidate = item
     hourly = candidate.usd_per_hour
-    unpriced = (hourly is None, hourly or 0.0) if cost is None else (False, 0.0)
-    return (host, by_price[0], by_speed[0], by_price[1], *unpriced, by_speed[1], *size)
+    layout = candidate.layout
+    return (
+        math.inf if hourly is None else hourly,
+        layout.world_size,
+        complexity(layout),
+        figure,
+        layout.nodes,
+    )
+
+
+def order_in_words(goals: Goals, capacity: str) -> str:
+    """The order of :func:`in_order`, as a line for people."""
+    rare = "; what can rarely be had on demand last" if capacity == "usual" else ""
+    return (
+        f"{goals.order}; what differs by less than {INDISTINCT:.0%} counts as equal: then the lower price an "
+        f"hour, fewer GPUs, the simpler layout{rare}"
+    )
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
@@ -114,10 +167,16 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) -> list[Rejection]:
-    """A rejection for each GPU type that fits as well but comes later in the order, at most ``most``."""
+    """A rejection for each GPU type that fits as well but comes later in the order, at most ``most``.
+
+    First those that only come later because they can rarely be had.
+    """
     lines: list[Rejection] = []
     gpu_names = {best.gpu.name if best.gpu else ""}
-    for other in others:
+    limit = (best.usd_per_token or 0.0) * (1 + INDISTINCT)
+    for other in sorted(
+        others, key=lambda each: not (why_rare(each.place) and (each.usd_per_token or math.inf) < limit)
+    ):
         if other.gpu is None or other.gpu.name in gpu_names or len(lines) == most:
             continue
         gpu_names.add(other.gpu.name)
@@ -130,16 +189,24 @@ def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
         needs = gib(other.memory.host_bytes)
         reason = f"fits its GPUs; needs {needs} of host memory, which the table does not tell"
         return Rejection(what=other.what, reason=reason, kind="host memory")
+    rare = why_rare(other.place)
+    mark = f"; rarely to be had: {rare}" if rare else ""
     speeds = (best.speed.tokens_per_second, other.speed.tokens_per_second)
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]
-        reason = f"fits, {percent(slower)} slower" if slower else "fits, as fast and dearer"
-        return Rejection(what=other.what, reason=reason, kind="speed", over=slower)
+        reason = f"fits, {compared(slower, 'slower', 'faster')}" if slower else "fits, as fast and dearer"
+        return Rejection(what=other.what, reason=reason + mark, kind="speed", over=slower)
     if other.usd_per_token is not None and best.usd_per_token is not None:
         over = other.usd_per_token / best.usd_per_token - 1
-        reason = f"fits, {percent(over)} dearer a token"
+        hourly = f", at ${other.usd_per_hour:,.2f} an hour" if abs(over) < INDISTINCT else ""
+        reason = f"fits, {compared(over, 'dearer', 'cheaper')} a token{hourly}{mark}"
         return Rejection(what=other.what, reason=reason, kind="price", over=over)
-    return Rejection(what=other.what, reason=f"fits; {unknown(other, goals)}", kind="price")
+    return Rejection(what=other.what, reason=f"fits; {unknown(other, goals)}{mark}", kind="price")
+
+
+def compared(more: float, if_more: str, if_less: str) -> str:
+    """A difference in words: "3.0 % dearer"."""
+    return f"{percent(abs(more))} {if_more if more >= 0 else if_less}"
 
 
 def unknown(candidate: Candidate, goals: Goals) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from estimator.job import DEGREES, Job
+from estimator.job import DEGREES, Job, Target
 from estimator.plan import LAUNCHED_ENGINES, Layout
+from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
-from estimator.planning.search import Candidate, Search, gib, percent
+from estimator.planning.ladders import LARGEST_MICRO_BATCH
+from estimator.planning.ranking import compared
+from estimator.planning.search import INDISTINCT, Candidate, Search, gib
 
 
 def of_layout(search: Search, candidate: Candidate) -> list[str]:
@@ -18,7 +22,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         _precision(job, layout),
         _sharding(job, layout),
         *_parallelism(job, layout),
-        _micro_batch(job, layout),
+        _micro_batch(search, candidate),
         _checkpointing(search, candidate),
         *_varying_lengths(job, candidate),
     ]
@@ -74,7 +78,8 @@ def _parallelism(job: Job, layout: Layout) -> list[str]:
     return lines
 
 
-def _micro_batch(job: Job, layout: Layout) -> str:
+def _micro_batch(search: Search, candidate: Candidate) -> str:
+    job, layout = search.job, candidate.layout
     if job.micro_batch_size:
         micro = f"micro batch {layout.micro_batch_size}, as asked"
     elif layout.pipeline_parallel > 1:
@@ -82,9 +87,41 @@ def _micro_batch(job: Job, layout: Layout) -> str:
     elif layout.accumulation == 1:
         micro = f"micro batch {layout.micro_batch_size}: the whole batch at once fits"
     else:
-        micro = f"micro batch {layout.micro_batch_size}: the largest that fits"
+        micro = f"micro batch {layout.micro_batch_size}: {_why_so_small(search, candidate)}"
     passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
     return f"{micro} ({passes} for each step of {job.global_batch_size})"
+
+
+def _why_so_small(search: Search, candidate: Candidate) -> str:
+    """Why the micro batch is no larger: larger ones don't fit, are slower, or near the limit."""
+    layout, capacity = candidate.layout, candidate.memory.capacity_bytes
+    if layout.micro_batch_size == LARGEST_MICRO_BATCH:
+        return "the largest that is tried"
+    words = "the largest that fits"
+    if not layout.activation_checkpointing:
+        words += " without activation checkpointing"
+    if capacity is None:
+        return words
+    fitting = search.fitting(layout.nodes, layout.processes_per_node, capacity, candidate.gpu)
+    kind = replace(layout, micro_batch_size=0, accumulation=0)
+    same = [each for each in fitting if replace(each, micro_batch_size=0, accumulation=0) == kind]
+    larger = max(same, key=lambda each: each.micro_batch_size)
+    if larger.micro_batch_size > layout.micro_batch_size:
+        needs = gib(search.estimate(larger, candidate.gpu).needs_range[1])
+        return f"{larger.micro_batch_size} fits, but may need up to {needs} of {gib(capacity)}"
+    alike = [each for each in fitting if each.activation_checkpointing == layout.activation_checkpointing]
+    if max(each.micro_batch_size for each in alike) > layout.micro_batch_size:
+        words += " with this sharding"
+    other = max(fitting, key=lambda each: each.micro_batch_size)
+    if other.micro_batch_size <= layout.micro_batch_size:
+        return words
+    both = [search.speed(each, candidate.gpu, candidate.place) for each in (other, layout)]
+    speeds = [speed.tokens_per_second for speed in both]
+    change = "it" if other.activation_checkpointing > layout.activation_checkpointing else "another"
+    if speeds[0] is None or speeds[1] is None:
+        return f"{words}; {other.micro_batch_size} fits with {change}"
+    by = compared(speeds[0] / speeds[1] - 1, "faster", "slower")
+    return f"{words}; {other.micro_batch_size} fits with {change}, and is {by}"
 
 
 def _checkpointing(search: Search, candidate: Candidate) -> str:
@@ -93,11 +130,11 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
         return f"activation checkpointing {'on' if layout.activation_checkpointing else 'off'}, as asked"
     if not layout.activation_checkpointing:
         return "no activation checkpointing: the activations fit"
+    capacity = candidate.memory.capacity_bytes or 0
     without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu).needs_bytes
-    return (
-        f"activation checkpointing: without it this micro batch needs {gib(without)} of "
-        f"{gib(candidate.memory.capacity_bytes or 0)}"
-    )
+    if without <= capacity:
+        return "activation checkpointing: leaves room for this micro batch with less sharding"
+    return f"activation checkpointing: without it this micro batch needs {gib(without)} of {gib(capacity)}"
 
 
 def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
@@ -110,30 +147,73 @@ def _varying_lengths(job: Job, candidate: Candidate) -> list[str]:
     return [f"batches vary in length: {', '.join(measures)}"] if measures else []
 
 
-def of_machine(best: Candidate, candidates: list[Candidate], named_by_user: bool, goals: Goals) -> list[str]:
-    """Why this machine and so many of them, in lines."""
+def of_machine(
+    best: Candidate, candidates: list[Candidate], target: Target, goals: Goals, tokens: int | None
+) -> list[str]:
+    """Why this machine and so many of them, in lines; ``tokens`` of the whole job, where they are known."""
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
     each = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
-    kinds = len({candidate.place.name for candidate in candidates if candidate.place})
-    machines = f"the {kinds} machine types that fit" if kinds > 1 else "the layouts that fit"
-    if named_by_user:
+    weighed = [
+        other for other in candidates if place.ram_bytes is None or not other.place or other.place.ram_bytes
+    ]
+    had = ""
+    if target.capacity == "usual" and not why_rare(place):
+        usual = [other for other in weighed if not why_rare(other.place)]
+        had = " and can usually be had" if len(usual) < len(weighed) else ""
+        weighed = usual
+    kinds = len({candidate.place.name for candidate in weighed if candidate.place})
+    machines = f"the {kinds} machine types that fit{had}" if kinds > 1 else f"the layouts that fit{had}"
+    if target.instance_type:
         line = f"{each}: {place.name}, as asked"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         limit = f" for ${goals.budget_usd:,.2f}" if goals.budget_usd is not None else ""
-        line = f"{each}: {place.name} is the fastest of {machines}{limit}"
+        line = f"{each}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}{limit}"
     elif best.usd_per_token is not None:
         limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         line = (
-            f"{each}: {place.name} is the cheapest a token of {machines}{limit} "
+            f"{each}: {place.name} is {_cheapest(best, weighed, tokens)} of {machines}{limit} "
             f"(${best.usd_per_token * 1e6:.2f} a million tokens)"
         )
     elif best.speed.tokens_per_second is not None:
-        line = f"{each}: {place.name} is the fastest of {machines}; prices are not known"
+        line = (
+            f"{each}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}; prices are not known"
+        )
     else:
         line = f"{each}: {place.name} fits; its price or speed is not known"
     return [line, *_source(best)]
+
+
+def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
+    """In which way a candidate is the cheapest: by itself, or an hour of those that can't be told apart."""
+
+    def cost(candidate: Candidate) -> float:
+        usd = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
+        return math.inf if usd is None else usd
+
+    least = min(map(cost, candidates))
+    if cost(best) <= least:
+        return "the cheapest" + ("" if tokens is not None else " a token")
+    amount = f"${least:,.2f}" if tokens is not None else f"${least * 1e6:.2f} a million tokens"
+    return (
+        f"the cheapest an hour (${best.usd_per_hour or 0:,.2f}) of those within {INDISTINCT:.0%} of the "
+        f"cheapest, {amount},"
+    )
+
+
+def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
+    """In which way a candidate is the fastest: by itself, or as fast as others and cheaper an hour."""
+
+    def time(candidate: Candidate) -> float:
+        speed = candidate.speed.tokens_per_second
+        hours = candidate.hours(tokens) if tokens is not None else None if speed is None else 1 / speed
+        return math.inf if hours is None else hours
+
+    if time(best) <= min(map(time, candidates)):
+        return "the fastest"
+    how = "the cheapest an hour" if best.usd_per_hour is not None else "the smallest"
+    return f"{how} of those within {INDISTINCT:.0%} of the fastest,"
 
 
 def nearest(candidate: Candidate) -> list[str]:
@@ -145,17 +225,11 @@ def behind(other: Candidate, best: Candidate) -> list[str]:
     """How a plan further down compares with the best, in lines."""
     parts = [f"fits on {other.what}"]
     if other.usd_per_token is not None and best.usd_per_token is not None:
-        parts.append(
-            _compared(other.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token"
-        )
+        parts.append(compared(other.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token")
     speeds = (other.speed.tokens_per_second, best.speed.tokens_per_second)
     if speeds[0] is not None and speeds[1] is not None:
-        parts.append(_compared(speeds[0] / speeds[1] - 1, "faster", "slower"))
+        parts.append(compared(speeds[0] / speeds[1] - 1, "faster", "slower"))
     return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_source(other)]
-
-
-def _compared(more: float, if_more: str, if_less: str) -> str:
-    return f"{percent(abs(more))} {if_more if more >= 0 else if_less}"
 
 
 def _source(candidate: Candidate) -> list[str]:
@@ -163,6 +237,9 @@ def _source(candidate: Candidate) -> list[str]:
     if place is None:
         return []
     lines = [f"price: {place.price}"] if place.price else []
+    rare = why_rare(place)
+    if rare:
+        lines.append(f"rarely to be had: {rare}")
     if place.ram_bytes is None:
         needs = gib(candidate.memory.host_bytes)
         lines.append(f"host memory: {needs} a node are needed; the table does not tell what {place.name} has")

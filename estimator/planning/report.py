@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import textwrap
 
-from estimator.changes import FINETUNE, Spelling, command_with
+from estimator.changes import FINETUNE, Spelling, Suggestion, command_with, suggestion_in_words
 from estimator.errors import CannotFit, UserError
-from estimator.plan import GIB, MIB, Layout, LearningRate, Plan
+from estimator.plan import GIB, LAUNCHED_OPTIMIZERS, MIB, Layout, LearningRate, Plan, Prediction, Request
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
@@ -22,6 +22,8 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
     lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
     lines += _row("Where", _where(plan), width)
     lines += _row("Request", _request(plan), width)
+    if plan.prepare is not None and plan.evaluate is not None:
+        lines += _row("Beside it", _steps(plan.prepare, plan.evaluate), width)
     lines += _row("Layout", _layout(plan), width)
     lines += _memory(plan, width)
     lines += _row("Speed", _speed(plan), width)
@@ -59,7 +61,17 @@ def render_cannot_fit(
         lines += [
             f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
         ]
+    if error.planned_only:
+        lines += ["", f"Planned only, as this package runs {' and '.join(LAUNCHED_OPTIMIZERS)}:"]
+        lines += [f"  {_plan_with(argv_hint, suggestion, spelling)}" for suggestion in error.planned_only]
     return "\n".join(lines)
+
+
+def _plan_with(argv_hint: str, suggestion: Suggestion, spelling: Spelling) -> str:
+    """A change that only ``finetune plan`` takes: that command with it, or beside another the options."""
+    if spelling is FINETUNE:
+        return shlex.join(command_with(shlex.split(argv_hint), suggestion, FINETUNE))
+    return f"finetune plan ... {suggestion_in_words(suggestion, FINETUNE)}"
 
 
 def _where(plan: Plan) -> str:
@@ -90,6 +102,16 @@ def _request(plan: Plan) -> str:
     )
 
 
+def _steps(prepare: Request, evaluate: Request) -> str:
+    """What the steps before and after training ask for."""
+    texts = []
+    for name, request in (("prepare", prepare), ("evaluate", evaluate)):
+        gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
+        memory, disk = _mib(request.memory_mib), _mib(request.disk_mib)
+        texts.append(f"{name} {gpus}, {request.cpu} CPU, {memory} memory, {disk} disk")
+    return "; ".join(texts)
+
+
 def _layout(plan: Plan) -> str:
     layout = plan.layout
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
@@ -103,6 +125,8 @@ def _layout(plan: Plan) -> str:
     ]
     if layout.offload != "none":
         parts.append(f"optimizer offloaded to the {layout.offload.upper()}")
+    if layout.optimizer_in_backward:
+        parts.append("optimizer in the backward pass")
     return ", ".join(parts)
 
 
@@ -161,10 +185,21 @@ def _speed(plan: Plan) -> str:
         low, high = prediction.tokens_per_second_range
         text += f" ({low:,.0f} to {high:,.0f})"
     if prediction.hours is not None:
-        text += f", {_hours(prediction.hours)} at most"
+        text += f", {_hours(prediction.hours)} at most{_start_up(prediction)}"
+    elif prediction.start_up is not None:
+        text += f", after {prediction.start_up.hours * 60:.0f} min to start"
     if prediction.mfu is not None:
         text += f", MFU {prediction.mfu:.0%}"
     return f"{text}; {prediction.throughput_basis}"
+
+
+def _start_up(prediction: Prediction) -> str:
+    start = prediction.start_up
+    if start is None:
+        return ""
+    parts = {"machine": start.machine_minutes, "image": start.image_minutes, "weights": start.weights_minutes}
+    each = ", ".join(f"{name} {minutes:.0f}" for name, minutes in parts.items() if minutes >= 0.5)
+    return f" (of it {start.hours * 60:.0f} min to start: {each})"
 
 
 def _price(plan: Plan) -> str:

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from estimator.planning.support import Training
+
 if TYPE_CHECKING:
     from estimator.models import ModelSpec
     from launchers.gang.job import TrainJob
@@ -45,3 +47,17 @@ def get(name: str) -> Engine:
     module, _, attribute = ENGINES[name].partition(":")
     engine: Engine = getattr(import_module(module), attribute)()
     return engine
+
+
+def training_of(settings: Settings, spec: ModelSpec) -> Training:
+    """What of a run's settings the estimator's own answer depends on, method ``auto`` taken as ``full``."""
+    resources = settings.resources
+    return Training(
+        method="full" if settings.method == "auto" else settings.method,
+        seq_len=settings.seq_len or min(2048, spec.max_seq_len),
+        precision=settings.precision,
+        compile=settings.compile,
+        lora_targets=settings.lora.targets,
+        processes=(resources.nodes or 1) * (resources.gpus or 1),
+        zero=settings.zero.stage != "auto" or settings.zero.offload != "none",
+    )

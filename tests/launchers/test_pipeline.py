@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from estimator import Target
+from estimator import Target, models
 from estimator.errors import UserError, spelled_as
 from estimator.job import Job, Machine
-from estimator.models import find
+from estimator.models import ModelSpec, find
 from estimator.plan import GIB
-from launchers import pipeline, settings
+from estimator.planning.support import with_engine
+from launchers import engines, pipeline, settings
 from launchers.spelling import SET
 
 MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -23,8 +24,58 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     assert lora.optimizer.lr == 2e-4
     assert lora.seq_len == pipeline.DEFAULT_SEQ_LEN
     assert lora.checkpoint_every == 20
-    given = settings.build({"checkpoint_every": 7, "optimizer": {"lr": 1.0}, "seq_len": 64})
+    given = settings.build(
+        {"engine": "torchtune", "checkpoint_every": 7, "optimizer": {"lr": 1.0}, "seq_len": 64}
+    )
     assert pipeline.resolve_auto(given, find("llama-8b"), steps=200) == given
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_engine_left_open_is_one_that_can_train_every_model_and_method_wherever_one_can(
+    method: str,
+) -> None:
+    """The rule of the plan and that of the engines are one, whatever either is asked first."""
+    able = 0
+    for name in models.names():
+        spec = find(name)
+        chosen = settings.build({"method": method, "seq_len": min(2048, spec.max_seq_len)})
+        reasons = {
+            name: engines.get(name).unsupported(chosen.model_copy(update={"engine": name}), spec)
+            for name in engines.ENGINES
+        }
+        first = next((name for name, reason in reasons.items() if reason is None), None)
+        job = pipeline.build_job(chosen.model_copy(update={"lora": _lora_of(spec)}), spec, None)
+        assert with_engine(job).engine == (first or "torchtune"), (spec.name, reasons)
+        assert pipeline.resolve_auto(chosen, spec).engine == (first or "torchtune")
+        able += first is not None
+    assert able > 10
+
+
+def _lora_of(spec: ModelSpec) -> settings.Lora:
+    """The targets of these settings that the model has, as a plan takes no others."""
+    targets = settings.build({}).lora.targets
+    return settings.Lora(targets=tuple(name for name in targets if name in spec.linear_shapes) or targets)
+
+
+def test_a_model_of_experts_is_planned_with_the_engine_that_has_them() -> None:
+    run = pipeline.plan_run(settings.build({"model": "mixtral-8x7b"}), Target(kind="kubernetes"))
+    assert (run.settings.engine, run.plan.engine, run.plan.method) == ("deepspeed", "deepspeed", "full")
+
+
+def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning_rate_with_it() -> None:
+    large = {"model": "llama-70b", "method": "auto", "resources": {"gpu": "A100 SXM 80GB", "nodes": 1}}
+    run = pipeline.plan_run(settings.build(large), Target(kind="kubernetes"))
+    assert run.plan.method in ("lora", "qlora")
+    assert (run.settings.method, run.settings.engine) == (run.plan.method, "torchtune")
+    assert run.settings.optimizer.lr == 2e-4
+    assert pipeline.check_matches(run.plan, settings.build(large)) == run.plan
+
+
+@pytest.mark.parametrize(
+    "values", [{"zero": {"stage": 2}}, {"zero": {"offload": "cpu"}}, {"precision": "bf16-mixed"}]
+)
+def test_what_only_one_engine_has_chooses_it(values: dict[str, object]) -> None:
+    assert pipeline.resolve_auto(settings.build(values), find("llama-8b")).engine == "deepspeed"
 
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launchers.engines import _hf_layout
+from estimator.planning import support
+from launchers.engines import _hf_layout, training_of
 from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
 
@@ -16,26 +17,16 @@ if TYPE_CHECKING:
     from launchers.settings import Settings
 
 
-# What its loading, its adapters and its export are made for; transformers loads more, untested here.
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
-
-
 class DeepSpeed:
     """The Engine for DeepSpeed; see launchers.engines.Engine."""
 
     def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
-        if spec.family not in FAMILIES:
-            return f"deepspeed runs {', '.join(FAMILIES)} models here, and {spec.name} is {spec.family}"
-        if settings.method == "qlora":
-            return "qlora: its 4-bit base weights need bitsandbytes on CUDA, and ZeRO can't shard them here"
-        if settings.compile:
-            return "compile: not together with ZeRO's hooks"
         if settings.zero.offload != "none" and settings.zero.stage == 0:
             return (
                 f"zero.offload={settings.zero.offload} with zero.stage=0: only the optimizer of stages"
                 " 1 to 3 can be offloaded"
             )
-        return None
+        return support.unsupported("deepspeed", spec, training_of(settings, spec))
 
     def train(self, job: TrainJob) -> None:
         with collector_paused():

@@ -13,8 +13,9 @@ from typing import Any
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
+from estimator.planning.support import MLP, unsupported_shards
 from launchers.dataset.prepared import Prepared
-from launchers.engines.torchtune.support import ATTENTION, MLP, unsupported, unsupported_shards
+from launchers.engines.torchtune.support import ATTENTION, unsupported
 from launchers.gang.job import TrainJob
 from launchers.settings import Settings
 

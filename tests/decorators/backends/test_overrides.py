@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from decorators._metaflow import Given
 from decorators.backends.interface import StepRequest, StepValues
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
-from decorators.backends.overrides import for_data, merge_given, with_given
+from decorators.backends.overrides import merge_given, request_for, with_given
 from decorators.backends.placing import values_for
+from estimator import Job, Target, plan
 from estimator.errors import UserError
+from estimator.models import find
 from tests.decorators.flows.plans import make_plan
 
 
@@ -171,7 +174,39 @@ def test_a_users_own_efa_keeps_the_fabrics_variables_away() -> None:
 
 def test_a_step_that_only_handles_files_asks_for_no_gpus_queue_or_machine() -> None:
     options = Options(queues=(("A100-80GB", "gpus"),))
-    request = for_data(_plan({"nodes": 2})).request
+    request = request_for(_plan({"nodes": 2}), "data")
     values = values_for(StepRequest(backend="kubernetes", request=request, options=options))
     assert set(values.compute) == {"cpu", "memory", "disk"}
     assert values.resources["gpu"] is None
+
+
+def test_each_step_asks_for_its_own() -> None:
+    job = Job(model=find("llama-70b"), global_batch_size=64)
+    made = plan(job, Target(kind="kubernetes", instance_type="p5.48xlarge", nodes=2))
+    train, prepare, evaluate = (request_for(made, role) for role in ("train", "data", "evaluate"))
+    assert (train.nodes, train.gpus_per_node) == (2, 8)
+    # The weights' files and the data, where training has checkpoints too
+    weights_mib = 2 * job.model.parameters / 2**20
+    assert weights_mib < prepare.disk_mib < weights_mib + 11 * 1024 < train.disk_mib / 3
+    assert (prepare.nodes, prepare.gpus_per_node, prepare.instance_type) == (1, 0, None)
+    assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu) == (1, 2, "H100 SXM")
+    asked = StepRequest(backend="kubernetes", request=evaluate)
+    assert "extended_resources" not in values_for(asked).compute  # no EFA on one node
+    small = replace(job, model=find("llama-8b"))
+    one = plan(small, Target(kind="kubernetes", instance_type="p5.48xlarge"))
+    assert request_for(one, "evaluate").gpus_per_node == 1
+    assert request_for(one, "evaluate").cpu == int(192 * 0.9 / 8)
+
+
+def test_an_evaluation_goes_where_the_user_sends_training() -> None:
+    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    given = _given(node_selector={"pool": "big"})
+    sent = with_given(lambda _: made, {}, given, "kubernetes")
+    sent = replace(sent, request=replace(sent.request, node_labels=(("good", "yes"),)))
+    evaluate = request_for(sent, "evaluate")
+    assert (evaluate.instance_type, evaluate.node_labels) == (None, (("good", "yes"),))
+
+
+def test_a_plan_that_says_nothing_of_evaluation_evaluates_on_one_of_its_nodes() -> None:
+    made = _plan({"nodes": 2})
+    assert request_for(made, "evaluate") == replace(made.request, nodes=1)

@@ -18,7 +18,7 @@ from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.kubernetes import preflight
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.options import Options
-from decorators.backends.overrides import for_data
+from decorators.backends.overrides import request_for
 from decorators.launch import build_step_request
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import ClusterApi
@@ -114,7 +114,7 @@ def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: 
     own = {"disk": Given(value="2000000", by="--with kubernetes:disk=")}
     step = cast("StepView", RecordedStep("kubernetes"))
     largest = build_step_request(step, plan.request, Options())
-    placing.place(step, replace(largest, request=for_data(plan).request, given=own), largest)
+    placing.place(step, replace(largest, request=request_for(plan, "data"), given=own), largest)
     [(name, request)] = seen
     assert (name, request.nodes, request.gpus_per_node) == ("train", 1, 0)
     assert request.disk_mib * MIB == pytest.approx(2000000e6, rel=1e-6)
@@ -150,7 +150,7 @@ def test_where_only_this_step_goes_to_the_cluster_it_is_asked_for_this_step(
     seen: list[StepRequest] = []
     monkeypatch.setattr(placing, "facts_for", lambda asked: seen.append(asked) or ClusterFacts())
     step, training = RecordedStep("kubernetes", namespace="train"), _asked(RecordedStep("local"), Options())
-    data = for_data(planned("llama-70b", "full", "H100", 4)).request
+    data = request_for(planned("llama-70b", "full", "H100", 4), "data")
     asked = _asked(step, Options(), data)
     placing.place(cast("StepView", step), asked, training)
     assert seen == [asked]

@@ -107,7 +107,7 @@ def test_the_commands_that_are_offered_work(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "advised"),
     [
-        ("--method full --zero-stage 3", "--zero-stage 3 --engine deepspeed"),
+        ("--engine torchtune --zero-stage 3", "--zero-stage 3 --engine deepspeed"),
         ("--method full --engine deepspeed --zero-stage 0 --offload cpu", "--engine deepspeed --offload cpu"),
         ("--engine torchtune --precision bf16-mixed", "--precision bf16"),
         ("--engine torchtune --tp 2", "--engine torchtitan --tp 2"),

@@ -12,6 +12,7 @@ from estimator.changes import FINETUNE, suggestion_in_words
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
+from estimator.planning.search import INDISTINCT
 
 ANY = Target(kind="catalogue")
 LORA = Job(model=find("llama-8b"), method="lora", global_batch_size=64)
@@ -28,26 +29,30 @@ def hours(made: Any) -> float:
     return float(made.prediction.hours)
 
 
+def in_bands(values: list[float]) -> bool:
+    """Whether each value is less than a fifth above all that come after it."""
+    return all(value <= (1 + INDISTINCT) * min(values[i:]) for i, value in enumerate(values))
+
+
 def test_a_deadline_takes_the_cheapest_that_meets_it() -> None:
     free = plans(LORA, ANY, Goals(tokens=BILLION)).best
     limit = hours(free) / 2
     ranked = plans(LORA, ANY, Goals(tokens=BILLION, deadline_hours=limit))
     assert all(hours(made) <= limit for made in ranked.plans)
-    assert [usd(made) for made in ranked.plans] == sorted(usd(made) for made in ranked.plans)
-    assert usd(ranked.best) >= usd(free)
+    assert in_bands([usd(made) for made in ranked.plans])
+    assert (1 + INDISTINCT) * usd(ranked.best) >= usd(free)
     late = [line for line in ranked.rejected if line.kind == "deadline"]
     assert late
     assert all(f"h of {limit:g}" in line.reason for line in late)
 
 
 def test_a_budget_takes_the_fastest_within_it() -> None:
-    cheapest = usd(plans(LORA, ANY, Goals(tokens=BILLION)).best)
+    cheapest = min(usd(made) for made in plans(LORA, ANY, Goals(tokens=BILLION), top=20).plans)
     ranked = plans(LORA, ANY, Goals(tokens=BILLION, budget_usd=1.5 * cheapest))
-    speeds = [made.prediction.tokens_per_second or 0.0 for made in ranked.plans]
     assert all(usd(made) <= 1.5 * cheapest for made in ranked.plans)
-    assert speeds == sorted(speeds, reverse=True)
+    assert in_bands([hours(made) for made in ranked.plans])
     richer = plans(LORA, ANY, Goals(tokens=BILLION, budget_usd=15 * cheapest)).best
-    assert (richer.prediction.tokens_per_second or 0) >= speeds[0]
+    assert hours(richer) <= hours(ranked.best)
 
 
 def test_both_goals_hold_together() -> None:
@@ -218,12 +223,13 @@ def test_where_no_single_change_helps_several_together_are_offered() -> None:
 def test_a_rank_is_one_order_and_top_takes_its_head() -> None:
     ranked = plans(LORA, ANY, top=8)
     assert plans(LORA, ANY, top=3).plans == ranked.plans[:3]
-    costs = [
-        made.prediction.usd_per_hour / made.prediction.tokens_per_second
-        for made in ranked.plans
-        if made.prediction.usd_per_hour and made.prediction.tokens_per_second
-    ]
-    assert costs == sorted(costs)
+    assert in_bands(
+        [
+            made.prediction.usd_per_hour / made.prediction.tokens_per_second
+            for made in ranked.plans
+            if made.prediction.usd_per_hour and made.prediction.tokens_per_second
+        ]
+    )
 
 
 def test_every_rejection_says_what_and_why() -> None:

@@ -91,9 +91,12 @@ ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
         ({"model": "llama-8b", "engine": "deepspeed", "zero": {"stage": 3, "offload": "cpu"}}, ONE_GPU),
         ({**CODESTRAL, "zero": {"stage": 3}}, ONE_GPU),
         ({"model": "llama-8b", "method": "lora", "seq_len": 8192, "micro_batch_size": 8}, ONE_GPU),
-        ({"model": "tiny-llama", "zero": {"stage": 3}}, SMALL),
+        ({"model": "tiny-llama", "engine": "torchtune", "zero": {"stage": 3}}, SMALL),
         ({"model": "tiny-llama", "seq_len": 9999}, SMALL),
-        ({"model": "mixtral-8x7b", "method": "lora"}, replace(LARGE, ram_bytes=4000 * GIB)),
+        (
+            {"model": "mixtral-8x7b", "method": "lora", "engine": "torchtune"},
+            replace(LARGE, ram_bytes=4000 * GIB),
+        ),
         ({"method": "qlora", "engine": "deepspeed"}, SMALL),
     ],
 )

@@ -16,7 +16,7 @@ from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect, inspect_beside
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL
 from decorators.backends.options import Options
-from decorators.backends.overrides import for_data
+from decorators.backends.overrides import request_for
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import Clock
 from estimator.hardware.cluster_tables import Room
@@ -143,7 +143,7 @@ def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
 ) -> None:
     """Nodes with GPUs are fenced off to it, and a small node's disk would keep it pending for ever."""
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-    request = for_data(planned("llama-70b", "full", "H100", 2)).request
+    request = request_for(planned("llama-70b", "full", "H100", 2), "data")
     bare = {"nvidia.com/gpu.product": None}
     small = {"nvidia.com/gpu": None, "ephemeral-storage": "20Gi"}
     nodes("h100-a", "h100-b", taints=[taint], provider="")

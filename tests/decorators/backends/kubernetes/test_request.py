@@ -11,7 +11,7 @@ import pytest
 from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL, lowered, values_for
 from decorators.backends.options import Options
-from decorators.backends.overrides import for_data
+from decorators.backends.overrides import request_for
 from estimator import hardware
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.cluster_taints import Toleration
@@ -125,7 +125,7 @@ def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
     """Those keep off, by a taint, whoever asks for no GPU."""
     taint = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
     facts = ClusterFacts(labels=((INSTANCE_TYPE_LABEL, "p5.48xlarge"),), tolerations=(taint,))
-    data = for_data(planned("llama-70b", "full", "H100", 2)).request
+    data = request_for(planned("llama-70b", "full", "H100", 2), "data")
     asked = _values(data, facts=facts).compute
     assert "node_selector" not in asked
     assert "tolerations" not in asked

@@ -1,0 +1,135 @@
+"""Plans beside what practitioners do: ``python -m benchmarks.choices`` writes benchmarks/results/choices.md.
+
+``practice.csv`` holds a row for each: the options of ``finetune plan``, the GPUs (``gpus``, of ``gb`` as
+their label says; blank: not stated) that a published recipe takes, where it says so; and where the plan
+takes others, why.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from estimator import hardware
+from estimator.cli.app import app
+
+PRACTICE = Path(__file__).with_name("practice.csv")
+RESULTS = Path(__file__).parent / "results" / "choices.md"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One plan beside what a source says; ``plan`` is a row of ``finetune plan --json``; None: none fits."""
+
+    model: str
+    method: str
+    options: str
+    gpus: int
+    gb: float | None
+    says: str
+    source: str
+    difference: str
+    plan: dict[str, Any] | None
+    refused: str  # why nothing fits
+
+    @property
+    def differs(self) -> bool:
+        """Whether the plan takes other GPUs than the source, or another number of them."""
+        if self.plan is None:
+            return True
+        if self.plan["nodes"] * self.plan["gpus_per_node"] != self.gpus:
+            return True
+        return self.gb is not None and hardware.gpu(self.plan["gpu"]).label_gb != self.gb
+
+    @property
+    def machine(self) -> str:
+        """What the plan takes, in words."""
+        plan = self.plan
+        if plan is None:
+            return f"nothing: {self.refused}"
+        nodes = f"{plan['nodes']} " if plan["nodes"] > 1 else ""
+        return f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu']} ({nodes}{plan['instance_type']})"
+
+    @property
+    def layout(self) -> str:
+        """How the plan lays the job out, in words."""
+        plan = self.plan
+        if plan is None:
+            return ""
+        recomputed = ", checkpointing" if plan["activation_checkpointing"] else ""
+        return f"{plan['layout']}, batch {plan['micro_batch_size']} x {plan['accumulation']}{recomputed}"
+
+
+def choices() -> list[Choice]:
+    """The plans of all rows of the table, without what finished runs have measured on this machine."""
+    with PRACTICE.open(newline="", encoding="utf-8") as file:
+        return [_planned(row) for row in csv.DictReader(file)]
+
+
+def _planned(row: dict[str, str]) -> Choice:
+    words = ["plan", "--model", row["model"], "--method", row["method"], *shlex.split(row["options"])]
+    done = CliRunner().invoke(app, [*words, "--top", "1", "--json", "--no-calibration"])
+    plan, refused = None, ""
+    if done.exit_code == 0:
+        plan = json.loads(done.stdout)["summary"][0]
+    else:
+        problem = " ".join(done.stderr.split(". ")[0].split())
+        refused = problem.rpartition("nearest: ")[2].removesuffix(".").partition(" Here ")[0]
+    return Choice(
+        model=row["model"],
+        method=row["method"],
+        options=row["options"],
+        gpus=int(row["gpus"]),
+        gb=float(row["gb"]) if row["gb"] else None,
+        says=row["says"],
+        source=row["source"],
+        difference=row["difference"],
+        plan=plan,
+        refused=refused,
+    )
+
+
+def page(made: list[Choice]) -> str:
+    """The table, as Markdown."""
+    lines = [
+        "# Plans beside practice",
+        "",
+        "`python -m benchmarks.choices`; the rows and their sources are `benchmarks/practice.csv`. A plan is",
+        "the first of `finetune plan --model MODEL --method METHOD OPTIONS`: 2,048 tokens, a batch of 16",
+        "where the options say nothing else, any machine of the catalogue.",
+        "",
+        f"{sum(not choice.differs for choice in made)} of {len(made)} plans take the GPUs that the source",
+        "takes; of the others the last column says why.",
+        "",
+        "| Model | Method | Options | Plan | Layout | $ an hour | Practice | Where ours differs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for choice in made:
+        price = choice.plan["usd_per_hour"] if choice.plan else None
+        cells = (
+            choice.model,
+            choice.method,
+            f"`{choice.options}`" if choice.options else "",
+            choice.machine,
+            choice.layout,
+            "" if price is None else f"{price:,.2f}",
+            f"{choice.says} ({choice.source})",
+            choice.difference if choice.differs else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    RESULTS.write_text(page(choices()))
+    print(RESULTS.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Memory of the evaluation: one copy of the model for inference, base and result one after the other."""
+
+from __future__ import annotations
+
+from estimator.memory.host import CUDA_CONTEXT_BYTES, GPU_PROCESS_HOST_BYTES
+from estimator.models import ModelSpec
+
+WEIGHT_BYTES = 2  # bf16, as launchers/evaluate.py loads them on a GPU
+LARGEST_FILE = 5 * 10**9  # of a model in the Hugging Face layout: transformers' default for saving
+BATCH_TOKENS = 8192  # that go through the model at once: MAX_BATCH_TOKENS of launchers/evaluate.py
+LOSS_POSITIONS = 1024  # that the loss has an fp32 copy of: LOSS_CHUNK of launchers/dataset/batches.py
+# Reserved over active memory of identical runs, at most: the allocator's blocks don't fit all tensors
+RESERVED_OVER_LIVE = 1.36
+
+
+def inference_bytes(model: ModelSpec, gpus: int, seq_len: int) -> int:
+    """Memory of the fullest of ``gpus`` GPUs that share one copy of the model layer by layer.
+
+    Its part of the weights with a block that can't be cut, and on top, for one batch: the residual stream
+    with what one block works on, the logits with the loss's copies, and the keys and values of one answer.
+    """
+    weights = WEIGHT_BYTES * model.parameters
+    block = weights // model.layers if gpus > 1 else 0
+    stream = BATCH_TOKENS * WEIGHT_BYTES * (4 * model.hidden + 3 * model.ffn)
+    logits = BATCH_TOKENS * model.vocab * WEIGHT_BYTES + LOSS_POSITIONS * model.vocab * 8
+    cache = 2 * model.layers * model.kv_dim * seq_len * WEIGHT_BYTES // gpus
+    live = max(stream, logits) + model.hidden * BATCH_TOKENS * WEIGHT_BYTES + cache
+    return weights // gpus + block + int(live * RESERVED_OVER_LIVE) + CUDA_CONTEXT_BYTES
+
+
+def inference_gpus(model: ModelSpec, most: int, capacity_bytes: int, seq_len: int) -> int:
+    """The fewest GPUs of that memory that hold the model; ``most`` where none do: the rest offloads."""
+    fitting = (n for n in range(1, most) if inference_bytes(model, n, seq_len) <= capacity_bytes)
+    return next(fitting, most)
+
+
+def inference_host_bytes(model: ModelSpec, gpus: int, capacity_bytes: int, seq_len: int) -> int:
+    """Host memory of the evaluation: its process, a file of weights on its way, what the GPUs can't hold."""
+    over = max(inference_bytes(model, gpus, seq_len) - capacity_bytes, 0) * gpus
+    return GPU_PROCESS_HOST_BYTES + min(WEIGHT_BYTES * model.parameters, LARGEST_FILE) + over

@@ -1,0 +1,61 @@
+"""Start-up: minutes from the request of machines to the first step, which are paid for and take time.
+
+Three parts, from ``data/start_up.csv``: a machine that is not there yet comes up, the image is pulled, and
+each node writes the weights, 2 bytes a parameter, at the slower of its network and its disk.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from estimator.models import ModelSpec
+from estimator.plan import MIB, StartUp
+from estimator.planning.places import Place
+
+TABLE = Path(__file__).parents[1] / "data" / "start_up.csv"
+BYTES_OF_A_PARAMETER = 2  # in the model's files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """What one cloud takes to start a node."""
+
+    machine_minutes: float
+    image_minutes: float
+    disk_bytes_per_second: float
+
+
+def start_up(place: Place, nodes: int, model: ModelSpec) -> StartUp:
+    """The minutes before the first step on so many such machines; those that are there need not come up.
+
+    All nodes start at the same time, so their number does not matter. Where the network's rate is not known,
+    the disk decides.
+    """
+    rates = rates_of(place.cloud)
+    speed = rates.disk_bytes_per_second
+    if place.network_gbps is not None:
+        speed = min(speed, place.network_gbps * 1e9 / 8)
+    return StartUp(
+        machine_minutes=0.0 if nodes <= place.there else rates.machine_minutes,
+        image_minutes=rates.image_minutes,
+        weights_minutes=BYTES_OF_A_PARAMETER * model.parameters / speed / 60,
+    )
+
+
+@lru_cache(maxsize=8)
+def rates_of(cloud: str | None) -> Rates:
+    """The table's rates for a cloud; its row for all others (``*``) where it has none of its own."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = {(row["what"], row["cloud"]): float(row["value"]) for row in csv.DictReader(file)}
+
+    def value(what: str) -> float:
+        return rows.get((what, cloud or "*"), rows[(what, "*")])
+
+    return Rates(
+        machine_minutes=value("machine"),
+        image_minutes=value("image"),
+        disk_bytes_per_second=value("disk") * MIB,
+    )

@@ -1,0 +1,114 @@
+"""What each step of a run asks for: to train, to prepare weights and data, to evaluate base and result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator import memory
+from estimator.job import Job, Target
+from estimator.memory.evaluation import inference_gpus, inference_host_bytes
+from estimator.plan import GIB, MIB, Request
+from estimator.planning.engines import setup_of
+from estimator.planning.search import Candidate
+
+SHARED_MEMORY_PER_GPU = 8 * GIB
+# On a node beside its ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB in
+# containers that train tiny-llama. While a checkpoint or model is sent to S3, Metaflow's workers: up to 64
+# (METAFLOW_S3_WORKER_COUNT) of 27 MiB each. Without it, a container of Batch was killed in each attempt.
+BESIDE_RANKS = 2 * GIB
+PREPARE_CPU = 4  # cores that hash and send files, and tokenise
+PREPARE_MEMORY = 16 * GIB  # files are streamed; the dataset's rows and tokens are in memory
+# The dataset as it is fetched, its rows and its tokens, five times a large set of instructions: OpenHermes
+# 2.5 is 1.9 GB of JSON (huggingface.co/datasets/teknium/OpenHermes-2.5)
+DATA_BYTES = 10 * GIB
+
+
+def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
+    """The whole request: for one node of the plan unless said otherwise."""
+    layout, place = candidate.layout, candidate.place
+    processes = layout.processes_per_node
+    on_gpus = layout.device == "cuda"
+    host, cpu = candidate.memory.host_bytes, processes
+    ram = target.machine.ram_bytes if target.machine is not None else None
+    if place is not None:
+        cpu, ram = _cpu(candidate, processes), place.ram_bytes
+        host = _memory(candidate, processes, host)
+    elif target.machine is not None:
+        cpu = max(target.machine.cpu_cores // target.sharers, 1)
+        host = min(host + BESIDE_RANKS, target.machine.ram_bytes // target.sharers)
+    shared = SHARED_MEMORY_PER_GPU * processes
+    if ram is not None:
+        shared = min(shared, ram // 4 // target.sharers)
+    name = candidate.gpu.name if candidate.gpu is not None else None
+    if name is None and on_gpus and target.machine is not None:
+        name = target.machine.gpus[0][0]
+    return Request(
+        nodes=layout.nodes,
+        gpus_per_node=processes if on_gpus else 0,
+        gpu=name,
+        cpu=cpu,
+        memory_mib=-(-host // MIB),
+        shared_memory_mib=shared // MIB,
+        disk_mib=-(-memory.disk_bytes(setup_of(job, layout)) // MIB),
+        instance_type=place.name if place is not None else None,
+        cloud=place.cloud if place is not None else None,
+    )
+
+
+def for_preparation(job: Job, training: Request) -> Request:
+    """A machine without GPUs, and the disk of the weights' files and the data."""
+    return replace(
+        training,
+        nodes=1,
+        gpus_per_node=0,
+        gpu=None,  # its queue is not that of the GPUs
+        cpu=min(training.cpu, PREPARE_CPU),
+        memory_mib=min(training.memory_mib, PREPARE_MEMORY // MIB),
+        shared_memory_mib=0,
+        disk_mib=-(-(_files(job) + DATA_BYTES) // MIB),
+        instance_type=None,
+    )
+
+
+def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request:
+    """One node with the fewest of the plan's GPUs that hold the model, and its part of that machine.
+
+    On CPUs what one node trains with. The disk holds base, result and data.
+    """
+    disk = -(-(2 * _files(job) + DATA_BYTES) // MIB)
+    place, capacity = candidate.place, candidate.memory.capacity_bytes
+    if place is None or capacity is None:
+        return replace(training, nodes=1, disk_mib=disk)
+    gpus = inference_gpus(job.model, training.gpus_per_node, capacity, job.seq_len)
+    host = inference_host_bytes(job.model, gpus, capacity, job.seq_len)
+    return replace(
+        training,
+        nodes=1,
+        gpus_per_node=gpus,
+        cpu=_cpu(candidate, gpus),
+        memory_mib=-(-_memory(candidate, gpus, host) // MIB),
+        shared_memory_mib=training.shared_memory_mib * gpus // training.gpus_per_node,
+        disk_mib=disk,
+    )
+
+
+def _files(job: Job) -> int:
+    """Bytes of the model's files: 2 for each parameter."""
+    return 2 * job.model.parameters
+
+
+def _cpu(candidate: Candidate, gpus: int) -> int:
+    """The cores of a machine that go with so many of its GPUs."""
+    place = candidate.place
+    if place is None or place.vcpu is None:
+        return gpus
+    return max(int(place.vcpu * place.allocatable * gpus / place.gpus), 1)
+
+
+def _memory(candidate: Candidate, gpus: int, needs: int) -> int:
+    """The memory of a machine that goes with so many of its GPUs; where unknown, a quarter above the need."""
+    place = candidate.place
+    if place is None or place.ram_bytes is None:
+        return int(needs * 1.25) + BESIDE_RANKS
+    jobs_have = place.ram_bytes * place.allocatable
+    return int(max(jobs_have * gpus / place.gpus, min(needs, jobs_have)))

@@ -1,0 +1,153 @@
+"""What the engines that this package runs can't train, each as one clause for a person.
+
+Engine ``auto`` is the first engine without a reason here, and launchers/engines asks the same functions,
+so that a plan and the run of it agree. Engines that are planned only have no reason: nothing is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from estimator.job import Job
+from estimator.models import PROJECTIONS, ModelSpec
+from estimator.plan import LAUNCHED_ENGINES
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
+# NF4 keeps one scale for 64 values and quantises the scales in blocks of 256 (torchao.dtypes.nf4tensor).
+NF4_MULTIPLE = 64 * 256
+# Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
+LLAMA3_ROPE = (1.0, 4.0, 8192)
+# What DeepSpeed's loading, adapters and export are made for here; transformers loads more, untested.
+DEEPSPEED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What an engine's answer depends on, beside the model."""
+
+    method: str
+    seq_len: int
+    precision: str = "auto"
+    compile: bool = False
+    lora_targets: tuple[str, ...] = PROJECTIONS
+    processes: int = 1
+    zero: bool = False  # whether ZeRO's stage or offload is asked for
+
+
+def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
+    """Why an engine can't do it, as one clause; None where it can, or where it is planned only."""
+    if engine == "torchtune":
+        return _torchtune_model(model) or _torchtune_training(model, training)
+    return _deepspeed(model, training) if engine == "deepspeed" else None
+
+
+def unsupported_job(job: Job, processes: int = 1) -> str | None:
+    """The same for a job whose method and engine are decided."""
+    return unsupported(job.engine, job.model, _training(job, processes))
+
+
+def with_engine(job: Job) -> Job:
+    """The job with engine ``auto`` decided: the first that this package runs and that can train it.
+
+    The first of all where none can: the plan then says why it is planned only.
+    """
+    if job.engine != "auto":
+        return job
+    training = _training(job, 1)
+    able = (name for name in LAUNCHED_ENGINES if unsupported(name, job.model, training) is None)
+    # ZeRO's options belong to DeepSpeed, whatever else is asked for
+    first = "deepspeed" if training.zero else LAUNCHED_ENGINES[0]
+    return replace(job, engine=next(able, first))  # type: ignore[arg-type]
+
+
+def _training(job: Job, processes: int) -> Training:
+    return Training(
+        method=job.method,
+        seq_len=job.seq_len,
+        precision=job.precision,
+        compile=job.compile,
+        lora_targets=job.lora_targets,
+        processes=processes,
+        zero=job.zero_stage is not None or job.offload != "none",
+    )
+
+
+def _torchtune_model(model: ModelSpec) -> str | None:
+    if model.experts > 1:
+        return f"torchtune 0.6.1 has no mixture-of-experts models ({model.name} has {model.experts} experts)"
+    if model.family not in ("llama", "mistral", "qwen2"):
+        return (
+            f"torchtune 0.6.1's builders used here are llama, mistral and qwen2, and {model.name} is "
+            f"{model.family}"
+        )
+    if model.q_dim != model.hidden:
+        return (
+            f"torchtune 0.6.1 needs heads * head_dim = hidden, and {model.name} has "
+            f"{model.heads} * {model.head_dim} and {model.hidden}"
+        )
+    if model.qkv_bias != (model.family == "qwen2"):
+        present = "biases" if model.qkv_bias else "no biases"
+        return f"torchtune 0.6.1 can't build a {model.family} model with {present} on q, k and v"
+    if model.o_bias or model.mlp_bias:
+        where = "attention's output" if model.o_bias else "the MLP"
+        return f"torchtune 0.6.1 can't build a {model.family} model with biases on {where}"
+    if model.tied_embeddings and model.family == "mistral":
+        return "torchtune 0.6.1 can't build a mistral model with tied embeddings"
+    return _torchtune_rope(model)
+
+
+def _torchtune_rope(model: ModelSpec) -> str | None:
+    kind = model.rope_scaling_type
+    if kind is None:
+        return None
+    if kind != "llama3" or model.family != "llama":
+        return f"torchtune 0.6.1 can't scale the rotary embeddings of a {model.family} model the {kind} way"
+    found = (model.rope_low_freq_factor, model.rope_high_freq_factor, model.rope_original_max_seq_len)
+    if found != LLAMA3_ROPE:
+        return f"torchtune 0.6.1 scales rotary embeddings with {LLAMA3_ROPE}, and {model.name} has {found}"
+    return None
+
+
+def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
+    if training.zero:
+        return "ZeRO is DeepSpeed's"
+    if model.sliding_window and model.sliding_window < training.seq_len:
+        return (
+            f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
+            f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
+        )
+    if training.precision == "bf16-mixed":
+        return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
+    if training.method == "full":
+        return None
+    targets = set(training.lora_targets)
+    if not targets & set(ATTENTION):
+        return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
+    if targets & MLP and not targets >= MLP:
+        return "torchtune 0.6.1 puts LoRA on gate_proj, up_proj and down_proj together or on none of them"
+    return unsupported_shards(model, training.processes) if training.method == "qlora" else None
+
+
+def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
+    """Why NF4 weights can't be spread over that many processes: each must get whole blocks of each matrix."""
+    for name, (rows, columns) in model.linear_shapes.items():
+        if rows * columns % (NF4_MULTIPLE * processes) or rows % processes:
+            shared = f" for each of {processes} processes" if processes > 1 else ""
+            return (
+                f"NF4 needs matrices of a multiple of {NF4_MULTIPLE} values{shared}, and {model.name}'s "
+                f"{name} is {rows} x {columns}"
+            )
+    return None
+
+
+def _deepspeed(model: ModelSpec, training: Training) -> str | None:
+    if model.family not in DEEPSPEED_FAMILIES:
+        return (
+            f"deepspeed runs {', '.join(DEEPSPEED_FAMILIES)} models here, and {model.name} is {model.family}"
+        )
+    if training.method == "qlora":
+        return "qlora: its 4-bit base weights need bitsandbytes on CUDA, and ZeRO can't shard them here"
+    if training.compile:
+        return "compile: not together with ZeRO's hooks"
+    return None

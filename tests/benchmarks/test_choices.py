@@ -1,0 +1,32 @@
+"""Thirty plans beside what practitioners do: each difference has its reason, and the page is current."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from benchmarks import choices
+from benchmarks.choices import Choice
+
+
+@cache
+def made() -> list[Choice]:
+    return choices.choices()
+
+
+def test_a_plan_that_takes_other_gpus_than_the_source_says_why() -> None:
+    assert len(made()) >= 30
+    for choice in made():
+        assert choice.says
+        assert choice.source
+        if choice.differs:
+            where = f"{choice.model} {choice.method} {choice.options}"
+            assert choice.difference, f"{where}: {choice.machine}, and {choice.says}"
+
+
+def test_at_least_as_many_plans_agree_with_practice_as_when_they_were_last_looked_at() -> None:
+    assert sum(not choice.differs for choice in made()) >= 16
+
+
+def test_the_page_is_the_one_that_the_planner_makes() -> None:
+    renew = "renew it: python -m benchmarks.choices"
+    assert choices.RESULTS.read_text(encoding="utf-8") == choices.page(made()), renew

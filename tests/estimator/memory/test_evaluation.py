@@ -1,0 +1,37 @@
+"""Memory of the evaluation: its constants are those of the code that evaluates, and it grows as it must."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator.memory import evaluation
+from estimator.memory.evaluation import inference_bytes, inference_gpus, inference_host_bytes
+from estimator.models import find
+from estimator.plan import GIB
+from launchers import evaluate
+from launchers.dataset import batches
+
+
+def test_the_batch_and_the_loss_are_those_of_the_code_that_evaluates() -> None:
+    assert evaluate.MAX_BATCH_TOKENS["cuda"] == evaluation.BATCH_TOKENS
+    assert batches.LOSS_CHUNK == evaluation.LOSS_POSITIONS
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "llama-8b", "llama-70b", "mixtral-8x7b"])
+def test_a_copy_takes_its_weights_and_less_of_each_gpu_the_more_share_it(name: str) -> None:
+    model = find(name)
+    sizes = [inference_bytes(model, gpus, 2048) for gpus in (1, 2, 4, 8)]
+    assert sizes[0] > 2 * model.parameters
+    assert sizes[1:] == sorted(sizes[1:], reverse=True)
+    assert inference_bytes(model, 1, 4096) > sizes[0]
+
+
+def test_the_fewest_gpus_that_hold_it_are_taken_and_the_rest_waits_in_host_memory() -> None:
+    large = find("llama-70b")
+    assert inference_gpus(find("llama-8b"), 8, 80 * GIB, 2048) == 1
+    gpus = inference_gpus(large, 8, 80 * GIB, 2048)
+    assert inference_bytes(large, gpus, 2048) <= 80 * GIB < inference_bytes(large, gpus - 1, 2048)
+    assert inference_gpus(large, 1, 80 * GIB, 2048) == 1
+    short = inference_bytes(large, 1, 2048) - 80 * GIB
+    assert inference_host_bytes(large, 1, 80 * GIB, 2048) > short
+    assert inference_host_bytes(large, gpus, 80 * GIB, 2048) < 10 * GIB

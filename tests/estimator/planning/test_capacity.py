@@ -1,0 +1,86 @@
+"""What can rarely be had: which machines, why, and that they come after the others."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+
+import pytest
+
+from estimator import Job, Plan, Target, UserError, hardware
+from estimator.models import find
+from estimator.planning.capacity import TABLE, why_rare
+from estimator.planning.goals import Goals
+from estimator.planning.places import Place, choose_places
+from estimator.planning.planner import plan, plans
+from estimator.planning.report import render
+
+USUAL, WHATEVER = Target(kind="catalogue"), Target(kind="catalogue", capacity="any")
+FULL = Job(model=find("llama-8b"), global_batch_size=16)
+
+
+def place_of(name: str) -> Place:
+    return choose_places(FULL, replace(USUAL, instance_type=name), Goals())[0]
+
+
+def test_every_row_names_machines_of_the_table_with_reason_source_and_date() -> None:
+    names = [(item.cloud, item.name) for item in hardware.instances()]
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            pattern = re.compile(row["machines"], re.IGNORECASE)
+            assert any(cloud == row["cloud"] and pattern.match(name) for cloud, name in names), row
+            assert row["reason"]
+            assert row["source"]
+            assert row["date"] >= "2026"
+
+
+@pytest.mark.parametrize(
+    ("name", "rare"),
+    [
+        ("p5.48xlarge", True),
+        ("p5.4xlarge", True),
+        ("p5en.48xlarge", True),
+        ("p6-b200.48xlarge", True),
+        ("a3-highgpu-1g", True),
+        ("a3-ultragpu-8g", True),
+        ("a3-highgpu-8g", False),
+        ("p4d.24xlarge", False),
+        ("g6e.12xlarge", False),
+    ],
+)
+def test_machines_sold_ahead_are_rarely_to_be_had(name: str, rare: bool) -> None:
+    place = place_of(name)
+    assert bool(why_rare(place)) == rare
+    assert why_rare(replace(place, there=2)) == ""  # a cluster's own node is there
+    assert why_rare(replace(place, spot=True)) == ""
+
+
+def test_what_is_rarely_had_comes_last_with_its_reason_and_competes_where_that_is_asked_for() -> None:
+    usual = plans(FULL, USUAL, top=500)
+    # What is not known to fit the machine's memory comes after all of these
+    marks = [bool(made.prediction.rarely_had) for made in usual.plans if _has_known_memory(made)]
+    assert any(marks)
+    assert marks == sorted(marks)
+    assert "can rarely be had on demand last" in usual.order
+    rejected = plans(FULL, USUAL, top=3).rejected
+    assert any("rarely to be had: sold ahead" in line.reason for line in rejected)
+    whatever = plans(FULL, WHATEVER, top=500)
+    marks = [bool(made.prediction.rarely_had) for made in whatever.plans if _has_known_memory(made)]
+    assert marks != sorted(marks)
+    assert "rarely" not in whatever.order
+
+
+def _has_known_memory(made: Plan) -> bool:
+    return hardware.instance(made.request.instance_type or "").ram_bytes is not None
+
+
+def test_a_rare_machine_that_is_asked_for_is_planned_and_marked() -> None:
+    made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
+    assert "Capacity Blocks" in made.prediction.rarely_had
+    assert "rarely to be had: sold ahead in Capacity Blocks" in " ".join(render(made).split())
+
+
+def test_a_capacity_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UserError, match="Choose one of usual, any"):
+        Target(kind="catalogue", capacity="plenty")  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""The order of plans: what can't be told apart counts as equal, by one rule that is stable."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import Job, Target
+from estimator.models import find
+from estimator.planning.capacity import why_rare
+from estimator.planning.clusters import Survey, build_plan, survey_places
+from estimator.planning.goals import Goals
+from estimator.planning.planner import plan, plans
+from estimator.planning.ranking import in_order
+from estimator.planning.search import INDISTINCT, Candidate, Evidence, complexity
+from estimator.planning.support import with_engine
+
+ANY, USUAL = Target(kind="catalogue", capacity="any"), Target(kind="catalogue")
+FULL = Job(model=find("llama-8b"), global_batch_size=16)
+
+
+def surveyed(job: Job = FULL, goals: Goals | None = None, target: Target = ANY) -> Survey:
+    return survey_places(with_engine(job), target, goals or Goals(), Evidence())
+
+
+def ordered(survey: Survey, candidates: list[Candidate]) -> list[Candidate]:
+    return in_order(candidates, survey.goals, tokens=survey.tokens, capacity=survey.target.capacity)
+
+
+@pytest.mark.parametrize(
+    "goals",
+    [
+        Goals(),
+        Goals(prefer="speed"),
+        Goals(tokens=10**9, budget_usd=500),
+        Goals(tokens=10**9, deadline_hours=20),
+    ],
+)
+def test_the_same_candidates_come_in_the_same_order_however_they_are_shuffled(goals: Goals) -> None:
+    survey = surveyed(goals=goals)
+    keys = [(c.what, c.layout) for c in ordered(survey, survey.candidates)]
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(survey.candidates, len(survey.candidates))
+        again = [(c.usd_per_hour, c.layout) for c in ordered(survey, shuffled)]
+        assert again == [(c.usd_per_hour, c.layout) for c in ordered(survey, survey.candidates)]
+    assert len(keys) > 10
+
+
+def test_of_those_within_a_fifth_of_the_cheapest_a_token_the_cheapest_an_hour_comes_first() -> None:
+    survey = surveyed()
+    known = [c for c in survey.candidates if c.usd_per_token and c.place and c.place.ram_bytes]
+    least = min(c.usd_per_token or 0 for c in known)
+    band = [c for c in known if (c.usd_per_token or 0) <= least * (1 + INDISTINCT)]
+    assert len(band) > 3
+    first = ordered(survey, survey.candidates)[: len(band)]
+    assert {c.what for c in first} == {c.what for c in band}
+    hourly = [c.usd_per_hour or 0 for c in first]
+    assert hourly == sorted(hourly)
+    assert hourly[0] < 0.2 * max(hourly)  # the least an hour, not 8x B200 at $114
+
+
+def test_a_plan_says_in_which_way_its_machine_is_the_cheapest() -> None:
+    seen = set()
+    for model in ("llama-8b", "llama-3.2-3b", "qwen2.5-14b", "llama-70b", "mixtral-8x7b"):
+        survey = surveyed(Job(model=find(model), engine="auto", global_batch_size=64), target=USUAL)
+        best = survey.candidates[0]
+        weighed = [c for c in survey.candidates if not why_rare(c.place) and c.place and c.place.ram_bytes]
+        least = min(c.usd_per_token or 9 for c in weighed)
+        words = " ".join(build_plan(survey, best, (), best).why)
+        cheapest = best.usd_per_token == least
+        assert ("is the cheapest a token of" in words) == cheapest
+        assert (f"of those within 20% of the cheapest, ${least * 1e6:.2f} a million tokens," in words) != (
+            cheapest
+        )
+        seen.add(cheapest)
+    assert seen == {True, False}
+
+
+def test_one_far_from_the_cheapest_comes_after_all_that_are_near_it() -> None:
+    survey = surveyed()
+    known = [c for c in survey.candidates if c.place and c.place.ram_bytes]
+    found = [c.usd_per_token for c in ordered(survey, known) if c.usd_per_token]
+    for number, cost in enumerate(found):
+        assert cost <= (1 + INDISTINCT) * min(found[number:])
+
+
+def test_fewer_gpus_and_then_the_simpler_layout_decide_where_the_price_an_hour_is_one() -> None:
+    survey = surveyed(replace(FULL, method="lora"))
+    some = next(c for c in survey.candidates if c.layout.world_size == 8 and c.usd_per_hour)
+    halved = replace(some, layout=replace(some.layout, processes_per_node=4))
+    tensor = replace(some, layout=replace(some.layout, tensor_parallel=2))
+    offload = replace(some, layout=replace(some.layout, offload="cpu"))
+    assert ordered(survey, [offload, tensor, some, halved]) == [halved, some, offload, tensor]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank"),
+    [
+        ({"sharding": "none"}, (0, False)),
+        ({"sharding": "ddp"}, (1, False)),
+        ({"sharding": "zero0"}, (1, False)),
+        ({"sharding": "fsdp"}, (2, False)),
+        ({"sharding": "zero3", "offload": "cpu"}, (2, True)),
+        ({"sharding": "fsdp", "tensor_parallel": 2}, (3, False)),
+        ({"sharding": "none", "pipeline_parallel": 4}, (3, False)),
+    ],
+)
+def test_layouts_have_a_rank_of_simplicity(fields: dict[str, Any], rank: tuple[int, bool]) -> None:
+    layout = replace(plan(FULL, replace(ANY, gpu="A100 SXM 80GB")).layout, **fields)
+    assert complexity(layout) == rank
+
+
+def test_tensor_parallel_is_left_out_where_sharding_alone_is_as_fast() -> None:
+    job = Job(model=find("llama-8b"), engine="torchtitan", global_batch_size=64)
+    assert plan(job, replace(ANY, gpu="H100 SXM", nodes=1, gpus=8)).layout.tensor_parallel == 1
+
+
+# Machines
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_machine_is_filled_before_a_second_one_is_asked_for(method: Any) -> None:
+    part = Target(kind="catalogue", instance_type="p5.48xlarge", gpus=1)
+    for made in plans(replace(FULL, method=method), part, top=20).plans:
+        assert (made.request.nodes, made.request.gpus_per_node) == (1, 1)
+    both = plan(replace(FULL, method=method), replace(part, nodes=2))
+    assert (both.request.nodes, both.request.gpus_per_node) == (2, 1)
+
+
+def test_single_gpus_of_several_machines_are_not_joined_where_one_machine_has_as_many() -> None:
+    for made in plans(Job(model=find("qwen2.5-14b"), global_batch_size=16), ANY, top=50).plans:
+        machines = made.request.nodes
+        if machines > 1:
+            assert made.request.gpus_per_node > 1
+    one = Target(kind="catalogue", gpu="H100 SXM", nodes=2, cloud="aws")
+    assert plan(FULL, one).request.instance_type == "p5.48xlarge"
+
+
+# Reasons
+
+
+@pytest.mark.parametrize("model", ["llama-8b", "llama-3.2-3b", "qwen2.5-14b", "llama-70b"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("engine", ["torchtune", "torchtitan"])
+def test_what_a_plan_says_of_its_micro_batch_and_checkpointing_is_true(
+    model: str, method: Any, engine: Any
+) -> None:
+    survey = surveyed(Job(model=find(model), method=method, engine=engine, global_batch_size=32))
+    for candidate in survey.candidates[:40]:
+        made = build_plan(survey, candidate, (), survey.candidates[0])
+        layout, capacity = candidate.layout, candidate.memory.capacity_bytes or 0
+        search = survey.searches[layout.precision]
+        fitting = search.fitting(layout.nodes, layout.processes_per_node, capacity, candidate.gpu)
+        largest = max(other.micro_batch_size for other in fitting)
+        line = next(line for line in made.why if line.startswith("micro batch"))
+        if "fits, but may need up to" in line:
+            roomier = search.estimate(layout, candidate.gpu).needs_range[1]
+            tight = max(fitting, key=lambda o: (o.sharding == layout.sharding, o.micro_batch_size))
+            assert roomier <= capacity or layout.micro_batch_size < tight.micro_batch_size
+        elif ": the largest that fits" in line and ";" not in line:
+            assert layout.micro_batch_size == largest
+        elif ": the largest that fits" in line:
+            assert f"{largest} fits with" in line
+            alike = [o for o in fitting if o.activation_checkpointing == layout.activation_checkpointing]
+            most = max(o.micro_batch_size for o in alike)
+            assert (layout.micro_batch_size == most) == ("with this sharding" not in line)
+        without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
+        said = any("without it this micro batch needs" in line for line in made.why)
+        assert said == (layout.activation_checkpointing and without.needs_bytes > capacity)

@@ -1,0 +1,79 @@
+"""Minutes before the first step: their parts, and that they are in the hours and the price."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from estimator import Job, Target, hardware
+from estimator.models import find
+from estimator.planning.goals import Goals
+from estimator.planning.places import choose_places
+from estimator.planning.planner import plan, plans
+from estimator.planning.report import render
+from estimator.planning.start_up import TABLE, rates_of, start_up
+
+ANY = Target(kind="catalogue")
+SMALL, LARGE = find("llama-8b"), find("llama-70b")
+
+
+def place_of(name: str):  # type: ignore[no-untyped-def]
+    return choose_places(Job(model=SMALL), replace(ANY, instance_type=name), Goals())[0]
+
+
+def test_every_figure_has_its_source_and_date() -> None:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["what"] for row in rows if row["cloud"] == "*"} == {"machine", "image", "disk"}
+    for row in rows:
+        assert float(row["value"]) > 0
+        assert row["source"]
+        assert row["date"] >= "2026"
+        assert row["cloud"] == "*" or row["cloud"] in hardware.clouds()
+
+
+def test_weights_are_written_at_the_slower_of_disk_and_network() -> None:
+    disk = rates_of("aws").disk_bytes_per_second
+    fast = start_up(place_of("p4d.24xlarge"), 1, LARGE)
+    assert fast.weights_minutes == pytest.approx(2 * LARGE.parameters / disk / 60)
+    slow = replace(place_of("p4d.24xlarge"), network_gbps=0.5)
+    assert start_up(slow, 1, LARGE).weights_minutes == pytest.approx(2 * LARGE.parameters / (0.5e9 / 8) / 60)
+    assert start_up(replace(slow, network_gbps=None), 1, LARGE) == fast
+
+
+def test_a_node_that_exists_need_not_come_up() -> None:
+    new = start_up(place_of("p4d.24xlarge"), 4, SMALL)
+    some = replace(place_of("p4d.24xlarge"), there=4)
+    assert start_up(some, 4, SMALL).machine_minutes == 0
+    assert start_up(some, 4, SMALL).hours < new.hours
+    assert start_up(some, 5, SMALL) == new
+
+
+def test_start_up_is_in_the_hours_the_price_and_the_text_of_a_plan() -> None:
+    job, goals = Job(model=LARGE, method="lora", global_batch_size=64), Goals(tokens=10**8)
+    made = plan(job, ANY, goals)
+    prediction = made.prediction
+    assert prediction.start_up is not None
+    trained = 10**8 / (prediction.tokens_per_second or 1) / 3600
+    assert prediction.hours == pytest.approx(trained + prediction.start_up.hours)
+    assert prediction.usd == pytest.approx((prediction.hours or 0) * (prediction.usd_per_hour or 0))
+    text = " ".join(render(made).split())
+    assert f"of it {prediction.start_up.hours * 60:.0f} min to start: machine 5, image 3, weights" in text
+
+
+def test_a_short_job_is_not_sent_to_many_dear_machines_that_would_be_started_for_minutes() -> None:
+    job = Job(model=SMALL, global_batch_size=64)
+    ranked = plans(job, replace(ANY, capacity="any"), Goals(tokens=10**9, budget_usd=300, max_nodes=64))
+    for made in ranked.plans:
+        assert made.prediction.start_up is not None
+        assert (made.prediction.hours or 0) > 3 * made.prediction.start_up.hours
+
+
+def test_a_deadline_counts_the_start() -> None:
+    job = Job(model=LARGE, method="lora", global_batch_size=64)
+    made = plan(job, ANY, Goals(tokens=10**7, deadline_hours=1))
+    assert (made.prediction.hours or 9) <= 1
+    trained = 10**7 / (made.prediction.tokens_per_second or 1) / 3600
+    assert trained <= 1 - (made.prediction.start_up.hours if made.prediction.start_up else 0)

@@ -1,0 +1,91 @@
+"""Which engine trains what: the one rule by which plans choose engines and runs refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import Job, Target, UserError
+from estimator.models import find, names
+from estimator.planning.planner import plan, plans
+from estimator.planning.support import unsupported_job, unsupported_shards, with_engine
+
+ANY = Target(kind="catalogue")
+
+
+def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -> None:
+    for name in names():
+        job = Job(model=find(name), engine="auto", seq_len=min(512, find(name).max_seq_len), lora_targets=())
+        chosen = with_engine(job)
+        other = replace(job, engine="deepspeed")
+        if chosen.engine == "deepspeed":
+            assert unsupported_job(replace(job, engine="torchtune")) is not None
+            assert unsupported_job(other) is None
+        elif unsupported_job(chosen) is not None:
+            assert unsupported_job(other) is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "engine"),
+    [
+        ("llama-8b", {}, "torchtune"),
+        ("llama-8b", {"method": "qlora"}, "torchtune"),
+        ("mixtral-8x7b", {}, "deepspeed"),
+        ("mixtral-8x7b", {"method": "lora"}, "deepspeed"),
+        ("qwen3-8b", {}, "deepspeed"),
+        ("llama-8b", {"zero_stage": 2}, "deepspeed"),
+        ("llama-8b", {"offload": "cpu"}, "deepspeed"),
+        ("llama-8b", {"precision": "bf16-mixed"}, "deepspeed"),
+        ("llama-8b", {"compile": True}, "torchtune"),
+    ],
+)
+def test_what_is_asked_for_chooses_the_engine(model: str, fields: dict[str, Any], engine: str) -> None:
+    made = plan(Job(model=find(model), engine="auto", global_batch_size=16, **fields), ANY)
+    assert made.engine == engine
+
+
+def test_every_model_and_method_is_planned_and_what_no_engine_trains_says_so() -> None:
+    for name in names():
+        model = find(name)
+        if model.parameters > 200e9 or not model.projections:
+            continue  # no machine of one kind in so small a number holds it
+        for method in ("full", "lora"):
+            job = Job(
+                model=model,
+                method=method,  # type: ignore[arg-type]
+                engine="auto",
+                seq_len=min(512, model.max_seq_len),
+                global_batch_size=64,
+                lora_targets=tuple(model.projections),
+            )
+            made = plan(job, ANY)
+            only = unsupported_job(replace(job, engine=made.engine))  # type: ignore[arg-type]
+            assert any("planned only" in line for line in made.why) == (only is not None), name
+
+
+def test_a_method_left_open_passes_over_those_that_no_engine_has() -> None:
+    job = Job(model=find("mixtral-8x7b"), method="auto", engine="auto", global_batch_size=16)
+    ranked = plans(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=4))
+    assert (ranked.best.method, ranked.best.engine) == ("lora", "deepspeed")
+
+
+def test_quantised_weights_are_not_planned_over_processes_that_do_not_divide_them() -> None:
+    job = Job(model=find("llama-8b"), method="qlora", global_batch_size=48)
+    reason = unsupported_shards(job.model, 3)
+    assert reason is not None
+    for made in plans(job, ANY, top=50).plans:
+        assert unsupported_shards(job.model, made.layout.world_size) is None
+    with pytest.raises(UserError) as caught:
+        plan(job, replace(ANY, nodes=3, gpus=1))
+    assert caught.value.problem == f"{reason}."
+
+
+def test_an_optimizer_in_the_backward_pass_is_planned_only_and_accumulates_nothing() -> None:
+    job = Job(model=find("llama-3.2-3b"), optimizer_in_backward=True, global_batch_size=4, seq_len=512)
+    made = plan(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=1))
+    assert made.layout.accumulation == 1
+    assert "planned only" in made.why[-1]
+    with pytest.raises(UserError, match="deepspeed has no such thing"):
+        replace(job, engine="deepspeed")
