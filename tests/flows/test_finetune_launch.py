@@ -5,13 +5,18 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from decorators.backends import destination
 from estimator import calibration
 from estimator.errors import Change, UserError
-from flows import finetune_launch
+from estimator.hardware.cluster import Cluster
+from flows import finetune_artifacts, finetune_launch
+from flows.finetune_launch import Backend
 from launchers import settings
+from tests.estimator.planning.test_clusters import nodes_of
 
 PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
 Usage = namedtuple("Usage", "total used free")
@@ -99,3 +104,90 @@ def test_finished_runs_correct_the_plan_unless_told_not_to(
     assert "line 2, is left out" in capsys.readouterr().err
     plain = finetune_launch.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
     assert plain.prediction.memory.shows_bytes == before.shows_bytes
+
+
+ON_CLUSTER = {"model": "llama-8b", "method": "lora", "engine": "torchtune"}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
+    """What the backend answers; the first of the list. Nothing is staged for tasks elsewhere."""
+    p5 = nodes_of("p5.48xlarge", 2)
+    answers: list[Cluster | UserError] = [Cluster(context="training", nodes=(p5,))]
+
+    def read(_: str) -> Cluster:
+        if isinstance(answers[0], UserError):
+            raise answers[0]
+        return answers[0]
+
+    monkeypatch.setattr(destination, "read_cluster", read)
+    monkeypatch.setattr(finetune_artifacts, "stage", lambda _, model: (model, {}))
+    monkeypatch.setattr(finetune_artifacts, "carry", lambda *_: None)
+    return answers
+
+
+@pytest.mark.parametrize("backend", ["kubernetes", "batch"])
+def test_a_run_elsewhere_is_planned_with_what_is_there(cluster: list[Cluster], backend: Backend) -> None:
+    made = finetune_launch.plan_from_parameters(ON_CLUSTER, backend)
+    assert (made.request.instance_type, made.target) == ("p5.48xlarge", backend)
+    assert any("the cluster has 2 of p5.48xlarge" in line for line in made.why)
+
+
+def test_where_the_cluster_can_not_be_asked_one_line_says_so(
+    cluster: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster[0] = UserError("The API can't be reached: refused.", "Is the VPN up?")
+    made = finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes")
+    assert made.request.instance_type is not None
+    said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
+    assert said == ["Planned with the catalogue's machines: The API can't be reached: refused."]
+
+
+def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(
+    cluster: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = finetune_launch.FLOW.words
+    assert words(Change("resources.from_catalogue", True)) == ("--from-catalogue",)
+    assert words(Change("resources.from_catalogue", False)) == ()
+    in_file = {"resources": {"from_catalogue": True}}
+    for given, meant in (({}, False), ({"from_catalogue": True}, True)):
+        assert finetune_launch.settings_from({}, given).resources.from_catalogue is meant
+        assert finetune_launch.settings_from(in_file, given).resources.from_catalogue
+    assert finetune_launch.settings_from(in_file, {"from_catalogue": False}).resources.from_catalogue
+    cluster[0] = UserError("Nobody is to be asked.")
+    finetune_launch.plan_from_parameters({**ON_CLUSTER, "from_catalogue": True}, "kubernetes")
+    assert "--from-catalogue" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parameters", [{"device": "cpu", "model": "tiny-llama", "method": "full"}])
+def test_nobody_is_asked_for_gpus_where_the_run_is_for_cpus(
+    cluster: list[Any], parameters: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster[0] = UserError("Nobody is to be asked.")
+    made = finetune_launch.plan_from_parameters({**ON_CLUSTER, **parameters}, "kubernetes")
+    assert made.layout.device == "cpu"
+    assert "catalogue" not in capsys.readouterr().err
+
+
+def test_a_deployment_that_is_only_written_out_asks_no_cluster(
+    cluster: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(finetune_launch, "compiles_only", lambda: True)
+    cluster[0] = UserError("Nobody is to be asked.")
+    finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes")
+    assert "Planned with the catalogue's machines: --only-json asks no cluster." in capsys.readouterr().err
+
+
+def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_started_with(
+    cluster: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = finetune_launch.plan_from_parameters({**ON_CLUSTER, "gpus": 4}, "kubernetes")
+    busy = nodes_of("p5.48xlarge", 1)
+    cluster[0] = Cluster(context="training", nodes=(busy,))
+    monkeypatch.setattr(finetune_launch, "command", lambda: "resume")
+    monkeypatch.setattr(finetune_launch, "_newest_checklist", lambda *_, **__: None)
+    kept: list[Any] = [first]
+    monkeypatch.setattr(finetune_launch, "resumed_artifact", lambda *_: kept[0])
+    assert finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes") == first
+    kept[0] = None  # its step start has not ended
+    assert finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes") != first

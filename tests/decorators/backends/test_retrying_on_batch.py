@@ -21,11 +21,9 @@ from estimator import Plan, Target, plan
 from estimator.planning.next_plan import NextPlan
 from launchers.replanning import Replanning, plans_key
 from launchers.store.bundles import LocalStorage
-from tests.decorators.backends.batch.test_preflight import account as account
-from tests.decorators.backends.batch.test_preflight import queue as queue
 from tests.decorators.backends.test_retrying import JOB, other, started
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("account")]
 
 GPU = "a100-80gb"
 

@@ -1,0 +1,171 @@
+"""Which machines of a cluster a plan may use: what is free first, then what others hold, within quotas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import Job, Target, UserError, hardware
+from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
+from estimator.hardware.cluster_quotas import Quota
+from estimator.models import find
+from estimator.plan import GIB
+from estimator.planning.goals import Goals
+from estimator.planning.obstacles import explain, taints_of
+from estimator.planning.places import Place, choose_places
+from estimator.planning.planner import CannotFit, plan
+from tests.estimator.planning.test_clusters import nodes_of
+
+KUBERNETES = Target(kind="kubernetes")
+LORA = Job(model=find("llama-8b"), method="lora", engine="torchtune")
+FULL = Job(model=find("llama-70b"), method="full", engine="torchtune", global_batch_size=64)
+TINY = Job(model=find("tiny-llama"), engine="torchtune", seq_len=256)
+GPUS = "requests.nvidia.com/gpu"
+
+
+def cluster_of(*nodes: ClusterNodes, **more: Any) -> Cluster:
+    return Cluster(context="training", nodes=nodes, **more)
+
+
+def beside(nodes: ClusterNodes, gpus: int) -> ClusterNodes:
+    """With so many GPUs free on each."""
+    free = Free(gpus=gpus, cpu=nodes.cpu / 2, memory_bytes=nodes.memory_bytes // 2)
+    return replace(nodes, free=free, holders=("team/train",))
+
+
+def places(*nodes: ClusterNodes, target: Target = KUBERNETES, **more: Any) -> list[Place]:
+    return choose_places(LORA, target, Goals(cluster=cluster_of(*nodes, **more)))
+
+
+def test_what_is_free_comes_before_what_is_in_use() -> None:
+    p5 = nodes_of("p5.48xlarge", 2)
+    free, busy = places(p5, beside(p5, 0))
+    assert (free.tier, free.gpus, free.most_nodes, free.there) == (0, 8, 2, 2)
+    assert (busy.tier, busy.gpus, busy.most_nodes, busy.there) == (1, 8, 4, 0)
+    assert busy.notes[-1] == "the run waits: 16 of these 32 H100 SXM are in use now, by team/train"
+
+
+def test_of_a_node_that_others_use_a_power_of_two_is_planned_with_and_its_share() -> None:
+    part, _ = places(beside(nodes_of("p5.48xlarge", 1), 5))
+    assert (part.gpus, part.tier) == (4, 0)
+    assert part.vcpu == int(int(90.5 / 2 * 0.9) * 4 / 5)
+    whole = hardware.instance("p5.48xlarge").usd_per_hour
+    assert whole is not None
+    assert part.usd_per_hour == pytest.approx(whole * 4 / 5)
+
+
+def test_cores_of_a_whole_node_are_not_all_asked_for() -> None:
+    (place,) = places(nodes_of("p5.48xlarge", 1))
+    assert place.vcpu == 81  # of 90.5
+
+
+def test_machines_that_may_come_add_to_those_that_are_there() -> None:
+    there = nodes_of("p5.48xlarge", 2)
+    more = replace(there, count=0, may_come=3, added_by="Karpenter's NodePool gpus", names=())
+    (place,) = places(there, more)
+    assert (place.most_nodes, place.there) == (5, 2)
+    assert "Karpenter's NodePool gpus may add 3 of p5.48xlarge" in place.notes
+    (endless,) = places(replace(more, may_come=None))
+    assert endless.most_nodes is None
+
+
+def test_only_the_machines_and_the_cloud_that_are_named_are_left() -> None:
+    mixed = (nodes_of("p5.48xlarge", 1), nodes_of("p4d.24xlarge", 1))
+    (place,) = places(*mixed, target=replace(KUBERNETES, instance_type="P4D.24xlarge"))
+    assert place.name == "p4d.24xlarge"
+    with pytest.raises(
+        UserError, match="No machine of the cluster of context training goes with --cloud gcp"
+    ):
+        places(*mixed, target=replace(KUBERNETES, cloud="gcp"))
+
+
+def test_a_guess_takes_a_user_who_names_the_machine() -> None:
+    guess = replace(nodes_of("p5.48xlarge", 0), may_come=2, guessed=True, added_by="the node group big")
+    with pytest.raises(UserError, match="it has"):
+        places(guess)
+    (place,) = places(guess, target=replace(KUBERNETES, instance_type="p5.48xlarge"))
+    assert place.tier == 2
+
+
+def quota(most: float, used: float = 0, what: str = GPUS) -> Quota:
+    return Quota(name="team", what=what, most=most, used=used)
+
+
+@pytest.mark.parametrize(("most", "gpus", "nodes"), [(16, 8, 2), (12, 8, 1), (7, 4, 1), (1, 1, 1)])
+def test_a_quota_on_gpus_bounds_machines_and_parts_of_one(most: int, gpus: int, nodes: int) -> None:
+    (place,) = places(nodes_of("p5.48xlarge", 4), quotas=(quota(most),))
+    assert (place.gpus, place.most_nodes) == (gpus, nodes)
+
+
+def test_a_quota_that_is_in_use_is_waited_for() -> None:
+    now, later = places(nodes_of("p5.48xlarge", 4), quotas=(quota(16, used=12),))
+    assert (now.gpus, now.tier) == (4, 0)
+    assert (later.gpus, later.most_nodes, later.tier) == (8, 2, 1)
+    assert later.notes[-1] == f"the run waits: of ResourceQuota team 12 of 16 {GPUS} are in use now"
+
+
+def test_quotas_on_cores_and_memory_bound_what_all_nodes_ask_for() -> None:
+    cpu, memory = quota(100, what="requests.cpu"), quota(300 * GIB, what="memory")
+    (place,) = places(nodes_of("p5.48xlarge", 4), quotas=(cpu, memory))
+    assert (place.vcpu, place.ram_bytes, place.most_nodes) == (81, 300 * GIB, 1)
+
+
+def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
+    made = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(without_gpu=3)))
+    assert made.layout.device == "cpu"
+    assert any(
+        "the cluster of context training has no GPU, and the model is small" in line for line in made.why
+    )
+    for goals in (
+        Goals(cluster=cluster_of(aside=(Aside(reason="cordoned", names=("a",)),))),
+        Goals(cluster=cluster_of(), instance_types=("p5.48xlarge",)),
+    ):
+        with pytest.raises(UserError, match="No machine of the cluster") as caught:
+            plan(TINY, KUBERNETES, goals)
+        assert "or on CPUs: --device cpu" in caught.value.advice
+    with pytest.raises(UserError) as caught:
+        plan(LORA, KUBERNETES, Goals(cluster=cluster_of()))
+    assert "CPUs" not in caught.value.advice
+
+
+def told(job: Job, cluster: Cluster) -> UserError:
+    with pytest.raises(UserError) as caught:
+        plan(job, KUBERNETES, Goals(cluster=cluster.open))
+    return explain(caught.value, job, KUBERNETES, cluster)
+
+
+def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None:
+    taints = ("team=vision:NoSchedule", "nvidia.com/gpu:NoSchedule")
+    fenced = replace(nodes_of("p5.48xlarge", 8), taints=taints, fences=taints[:1])
+    cluster = cluster_of(fenced, nodes_of("g6e.xlarge", 1))
+    error = told(FULL, cluster)
+    assert "fenced off by the taint team=vision:NoSchedule: 8x H100 SXM of node-0, node-1" in error.problem
+    assert '"key":"team"' in error.advice
+    assert '"key":"nvidia.com/gpu"' in error.advice
+    opened = plan(FULL, KUBERNETES, Goals(cluster=cluster))
+    assert taints_of(opened, cluster) == taints
+    assert taints_of(opened, cluster_of(replace(fenced, fences=()))) == ()
+
+
+def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
+    cluster = cluster_of(nodes_of("p5.48xlarge", 8), quotas=(quota(4, used=1),))
+    error = told(FULL, cluster)
+    assert error.problem.startswith(
+        f"ResourceQuota team allows 4 {GPUS} (1 of them in use); llama-70b (full)"
+    )
+    assert not isinstance(error, CannotFit)
+
+
+def test_a_guess_in_the_way_is_named_with_the_machine_to_name() -> None:
+    guess = replace(nodes_of("p5.48xlarge", 0), may_come=8, guessed=True, added_by="the node group big")
+    error = told(FULL, cluster_of(nodes_of("g6e.xlarge", 1), guess))
+    assert "the node group big may add machines, and it is not told which" in error.problem
+    assert "--instance-type p5.48xlarge" in error.advice
+
+
+def test_where_nothing_stands_in_the_way_the_error_is_the_planners_and_shows_no_other_machines() -> None:
+    error = told(FULL, cluster_of(nodes_of("g6e.xlarge", 2)))
+    assert isinstance(error, CannotFit)
+    assert error.example_plan is None
