@@ -10,17 +10,18 @@ from metaflow import FlowSpec, Parameter, step
 from plans import make_plan
 from synthetic import events
 
-from decorators._metaflow import main
+from decorators._metaflow import command, main, resumed_artifact
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import origin_run_ids
 from estimator.errors import UserError
 
 
 def counted(parameters, backend):
-    """Leave a mark for each time a plan is made."""
+    """Leave a mark for each time a plan is made, with the model of the plan of the run that is resumed."""
     if "COUNT_PLANS" in os.environ:
+        earlier = resumed_artifact("start", "plan") if command() == "resume" else None
         with Path(os.environ["COUNT_PLANS"]).open("a") as file:
-            file.write(f"{os.getpid()} {backend}\n")
+            file.write(f"{os.getpid()} {backend} {earlier.model if earlier else 'none'}\n")
     return make_plan(parameters, backend)
 
 
