@@ -57,7 +57,8 @@ def test_a_small_machine_leaves_pods_less_than_nine_tenths() -> None:
 
 
 def test_nothing_is_known_of_a_machine_whose_size_is_not() -> None:
-    assert cluster_tables.room_on(replace(hardware.instance("g2-standard-4"), ram_bytes=None)) is None
+    unknown = replace(hardware.instance("g2-standard-4"), ram_bytes=None)
+    assert cluster_tables.room_on(unknown) is None
 
 
 def test_every_machine_leaves_pods_something_and_never_all() -> None:
