@@ -153,10 +153,15 @@ def run_trials(
         raise error
     fastest = max(succeeded, key=lambda result: result.tokens_per_second or 0.0)
     decision = Decision(plan=fastest.plan, results=tuple(results))
-    values = {"plan": decision.plan.to_json(), "results": [result.to_dict() for result in results]}
-    store.put_bytes(_key(prefix), json.dumps(values).encode())
+    _leave(store, prefix, decision)
     _say(address, f"kept: {layout_words(decision.plan)}")
     return decision
+
+
+def _leave(store: Storage, prefix: str, decision: Decision) -> None:
+    results = [result.to_dict() for result in decision.results]
+    values = {"plan": decision.plan.to_json(), "results": results}
+    store.put_bytes(_key(prefix), json.dumps(values).encode())
 
 
 def _await_decision(store: Storage, prefix: str) -> Decision:

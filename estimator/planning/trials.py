@@ -27,7 +27,8 @@ def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]
     gpu = hardware.find_gpu_by_nvml_name(plan.request.gpu) if plan.request.gpu else None
     search = Search(job, layout.precision, layout.device, Evidence())
     layouts = search.fitting(layout.nodes, layout.processes_per_node, capacity, gpu)
-    layouts = [*layouts, *(smaller for each in layouts if (smaller := _smaller(each)) is not None)]
+    if job.micro_batch_size is None:
+        layouts = [*layouts, *(smaller for each in layouts if (smaller := _smaller(each)) is not None)]
     others = [each for each in dict.fromkeys(layouts) if each != layout]
     speeds = {each: search.speed(each, gpu, None).tokens_per_second or 0.0 for each in others}
     others.sort(key=lambda each: -speeds[each])

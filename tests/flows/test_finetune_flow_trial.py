@@ -1,0 +1,66 @@
+"""``--trial``: the best plans run some steps before the run, on its machines; the fastest is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from estimator.calibration import VARIABLE, Store
+from tests.conftest import write_sums
+from tests.flows.conftest import QUICK, FlowRun
+from tests.flows.test_finetune_flow_out_of_memory import HUNGRY
+from tests.lab import small_engine
+
+pytestmark = pytest.mark.slow
+
+SHORT = ("--max-steps=6", "--checkpoint-every=3", "--trial=2")
+
+
+def test_a_plan_that_runs_out_of_memory_in_its_trial_is_told_and_left_out(
+    flow: Callable[..., FlowRun], tmp_path: Path
+) -> None:
+    (tmp_path / "hungry").mkdir()
+    (tmp_path / "hungry" / "sitecustomize.py").write_text(
+        HUNGRY.replace("micro_batch_size > 1", "micro_batch_size > 2")
+    )
+    runs = tmp_path / "runs.jsonl"
+    data = write_sums(tmp_path / "sums.jsonl")
+    run = flow(
+        "run",
+        *QUICK,
+        *SHORT,
+        f"--dataset={data}",
+        PYTHONPATH=str(tmp_path / "hungry"),
+        **{VARIABLE: str(runs)},
+    )
+    assert run.returncode == 0, run.output
+    assert "trial 1 of 3: micro batch 4 x 1, no checkpointing, 4 steps" in run.output
+    assert run.output.count("ran out of memory") == 2
+    assert "kept: micro batch 2 x 2, no checkpointing" in run.output
+    found = run.artifacts()
+    assert found["plan"].layout.micro_batch_size == 2
+    assert [trial.out_of_memory for trial in found["outcome"].tried] == [True, True, False]
+    kept = found["outcome"].tried[2]
+    assert kept.steps == 2
+    assert kept.tokens_per_second > 0
+    assert [row["step"] for row in found["metrics"]] == list(range(1, 7))
+    names = [record.run for record in Store(runs).read().finished]
+    assert sum("trial-3" in name for name in names) == 1
+    assert len(names) == 2  # that trial, and the run
+
+
+def test_two_nodes_try_the_same_plans_and_keep_the_same_one(
+    flow: Callable[..., FlowRun], tmp_path: Path
+) -> None:
+    site = small_engine.install(tmp_path / "site")
+    small = [f"--set={value}" for value in small_engine.SMALL]
+    data = write_sums(tmp_path / "sums.jsonl")
+    nothing_to_evaluate = ("--set=evaluation.generations=0", "--set=evaluation.fraction=0")
+    given = (*QUICK, *small, *SHORT, "--nodes=2", f"--dataset={data}", *nothing_to_evaluate)
+    run = flow("run", *given, PYTHONPATH=str(site))
+    assert run.returncode == 0, run.output
+    assert "trial 3 of 3" in run.output
+    assert run.output.count("kept: ") == 1
+    assert len(run.artifacts()["outcome"].tried) == 3

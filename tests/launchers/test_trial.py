@@ -1,0 +1,69 @@
+"""What a trial leaves, and how nodes agree on it; real trials: tests/flows/test_finetune_flow_trial.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers import trial
+from launchers.store.bundles import LocalStorage
+from launchers.trial import Decision, RankPeaks, TrialResult, find_decision, layout_words, result_words
+from tests.launchers.gang.conftest import make_plan
+
+GIB = 2**30
+PEAKS = (RankPeaks(rank=0, device="cpu", allocated_bytes=None, reserved_bytes=None, rss_bytes=GIB),)
+
+
+def result(**changes: object) -> TrialResult:
+    values: dict[str, object] = {
+        "plan": make_plan(1, 1),
+        "steps": 3,
+        "tokens_per_second": 640.0,
+        "ranks": PEAKS,
+    }
+    return TrialResult(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_decision_is_found_as_it_was_left(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    assert find_decision(store, "trials/7") is None
+    failed = result(steps=0, tokens_per_second=None, failure="rank 0 failed: no memory", out_of_memory=True)
+    decision = Decision(plan=result().plan, results=(failed, result()))
+    trial._leave(store, "trials/7", decision)
+    assert find_decision(store, "trials/7") == decision
+
+
+def test_a_node_waits_no_longer_than_the_limit_for_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "DECISION_S", 0.1)
+    with pytest.raises(UserError, match="has not decided within 0 s"):
+        trial._await_decision(LocalStorage(tmp_path), "trials/7")
+
+
+def test_measured_stands_beside_predicted() -> None:
+    assert result_words(result()) == "predicted unknown speed, 1 B; measured 640 tokens/s, 1.00 GiB".replace(
+        "1 B", "0.00 GiB"
+    )
+    assert result_words(result(failure="x", out_of_memory=True)).endswith("; ran out of memory")
+    assert result_words(result(failure="rank 0 failed")).endswith("; failed: rank 0 failed")
+
+
+def test_the_largest_process_counts_by_what_torch_reserved_where_it_did() -> None:
+    on_gpus = (
+        RankPeaks(rank=0, device="cuda:0", allocated_bytes=1, reserved_bytes=2 * GIB, rss_bytes=9 * GIB),
+        RankPeaks(rank=1, device="cuda:1", allocated_bytes=1, reserved_bytes=3 * GIB, rss_bytes=9 * GIB),
+    )
+    assert result(ranks=on_gpus).memory_peak_bytes == 3 * GIB
+    assert result().memory_peak_bytes == GIB
+    assert result(ranks=()).memory_peak_bytes is None
+
+
+def test_tried_plans_are_told_apart_by_their_layout() -> None:
+    plan = make_plan(1, 1)
+    other = replace(plan, layout=replace(plan.layout, sharding="zero2", activation_checkpointing=True))
+    assert layout_words(plan) == "micro batch 1 x 1, no checkpointing"
+    assert layout_words(other) == "zero2, micro batch 1 x 1, checkpointing"
