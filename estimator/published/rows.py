@@ -83,6 +83,8 @@ def _row(cells: Cells) -> PublishedRow:
         throughput_skip = f"GPU {cells.text('gpu')!r} is not in the catalogue"
     elif "ambiguous" in cells.text("tps_derived"):
         throughput_skip = "tokens/s of one GPU or of all: the publication doesn't say"
+    elif re.search("gptq|awq|hqq", cells.text("quant").lower()):
+        throughput_skip = "kernels of such 4-bit weights unpack them at a speed of their own"
     elif "short samples" in cells.text("packing"):
         throughput_skip = "its samples are shorter than the sequence length, by how much is not stated"
     setup, unread = None, None
@@ -122,7 +124,7 @@ def _row(cells: Cells) -> PublishedRow:
 def _capacity(gpu: Gpu | None, cells: Cells) -> int | None:
     """Memory of one GPU; a row's own figure, in the GiB that makers call GB, where its GPU isn't known."""
     if gpu is not None:
-        return gpu.vram_bytes
+        return gpu.usable_bytes
     stated = cells.number("gpu_mem_GB")
     return None if not stated else int(stated * GIB)
 
