@@ -39,7 +39,8 @@ def printed(command: str) -> str:
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
-    lines = [line.rstrip() for line in (done.stdout + done.stderr).strip("\n").splitlines()]
+    told = re.sub(r"^Prices of .* days old: .*\n", "", done.stderr, flags=re.MULTILINE)  # each day another
+    lines = [line.rstrip() for line in (done.stdout + told).strip("\n").splitlines()]
     return "\n".join(lines) + "\n"
 
 

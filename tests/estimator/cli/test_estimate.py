@@ -259,3 +259,20 @@ def test_measured_bandwidth_replaces_the_data_sheets() -> None:
     slow = answer(*words, "--busbw-intra", "2")["speed"]
     assert slow["tokens_per_second"] < answer(*words)["speed"]["tokens_per_second"]
     assert "as measured" in slow["basis"]
+
+
+def test_a_name_of_several_gpus_lists_them_where_one_is_needed() -> None:
+    done = run("--model", "llama-8b", "--gpu", "A100")
+    assert done.exit_code == 1
+    assert "'A100' stands for 4 GPUs." in done.stderr
+    assert "Name one of them: A100 SXM 80GB, A100 SXM 40GB, A100 PCIe 80GB, A100 PCIe 40GB." in done.stderr
+    assert run("--model", "llama-8b", "--gpu", "A100", "--instance-type", "p4d.24xlarge").exit_code == 0
+    other = run("--model", "llama-8b", "--gpu", "A100", "--instance-type", "p5.48xlarge")
+    assert "--gpu A100 is not the GPU of --instance-type p5.48xlarge" in other.stderr
+
+
+def test_an_old_price_is_told_beside_the_answer() -> None:
+    done = run("--model", "llama-8b", "--gpu", "L4", "--csv")
+    assert "days old: `finetune gpus --refresh` asks for today's." in done.stderr
+    assert "days old" not in done.stdout
+    assert "days old" not in run("--model", "llama-8b", "--gpu", "RTX 4090").stderr  # it has no price

@@ -65,10 +65,11 @@ def test_24_finds_the_cards_that_are_sold_as_24_gb_and_says_what_they_have() -> 
     assert {"L4", "A10G", "RTX 4090", "RTX 3090", "H200 SXM"} <= found.keys()
     assert "T4" not in found
     assert (found["L4"]["vram_gib"], found["L4"]["vram_bytes"], found["L4"]["label_gb"]) == (
-        22.352,
-        22888 * 2**20,
+        22.494,
+        23034 * 2**20,
         24,
     )
+    assert found["L4"]["usable_bytes"] == int(22.05 * 2**30)
     assert all(item["gpu_count"] > 0 for item in record["instances"])  # a share of a card has less
 
 
@@ -109,17 +110,19 @@ def test_a_price_carries_region_date_age_and_source() -> None:
 
 def test_the_table_shows_the_same_for_people() -> None:
     text = run("--gpu", "l4").stdout
-    assert "22.35 GiB (22,888 MiB)" in text
+    assert "22.05 GiB of 23,034 MiB" in text
     assert f"{(date.today() - date(2026, 7, 20)).days} days" in text
     assert "g6.xlarge" in text
     assert "g6.xlarge" not in run("--gpu", "l4", "--no-instances").stdout
-    assert "22.35 GiB (label: 24 GB)" in run("--gpu", "rtx-4090").stdout
+    assert "22.35 GiB (22,888 MiB)" in run("--gpu", "a10g").stdout
+    assert "22.35 GiB (label: 24 GB)" in run("--gpu", "a30").stdout
     assert "No GPU goes with these options." in run("--min-vram", "5000").stdout
 
 
 def test_what_is_not_known_is_a_question_mark_and_null() -> None:
-    assert answer("--gpu", "a10g")["gpus"][0]["bf16_tflops_dense"] is None
-    (line,) = (line for line in run("--gpu", "a10g", "--no-instances").stdout.splitlines() if "A10G" in line)
+    assert answer("--gpu", "a5000")["gpus"][0]["bf16_tflops_dense"] is None
+    shown = run("--gpu", "a5000", "--no-instances").stdout
+    (line,) = (line for line in shown.splitlines() if "A5000" in line)
     assert " ? " in line
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from estimator import Plan
+from estimator import Plan, hardware
 from estimator.cli.app import app
 from estimator.plan import GIB
 from estimator.planning.search import Miss
@@ -88,7 +88,7 @@ def test_a_mistake_is_told_in_a_line_without_a_traceback(text: str, words: str) 
 @pytest.mark.parametrize(
     "text",
     [
-        "--model llama-70b --gpu L4 --max-gpus 4",
+        "--model llama-70b --gpu L4 --max-gpus 2",
         "--model llama-70b --method full --engine deepspeed --zero-stage 3 --offload cpu --gpu L4 --gpus 1",
         "--model llama-8b --method lora --micro-batch-size=8 --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
         "--model llama-8b --method lora --no-checkpointing --seq-len 8192 --gpu L4 --gpus 1 --nodes 1",
@@ -171,3 +171,19 @@ def test_the_document_names_every_rejection_it_shows_as_the_code_words_it() -> N
     shown = re.findall(r"needs [\d.]+ GiB, has [\d.]+ GiB: [\d.]+ % over", DOCUMENT)
     miss = Miss(what="1x L4", needs=int(23.86 * GIB), has=int(22.352 * GIB))
     assert shown == [miss.reason]
+
+
+def test_an_ambiguous_gpu_stands_for_all_of_its_kind() -> None:
+    result = run("--model llama-8b --method lora --gpu A100 --top 8 --json")
+    assert result.exit_code == 0
+    gpus = {row["gpu"] for row in json.loads(result.stdout)["summary"]}
+    assert len(gpus) > 1
+    assert all(name.startswith("A100 ") for name in gpus)
+
+
+def test_prices_that_are_old_are_told_once_and_not_in_the_answer() -> None:
+    result = run("--model llama-8b --method lora --gpu A10G --json")
+    told = [line for line in result.stderr.splitlines() if "days old" in line]
+    assert told == [hardware.old_prices(["g5.xlarge"])]
+    assert told[0].startswith("Prices of 2026-07-20 are ")
+    assert "days old" not in result.stdout

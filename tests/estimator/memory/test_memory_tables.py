@@ -100,7 +100,7 @@ def test_fp8_levels_hold_the_bytes_that_ms_amp_lists(
 
 def on(gpu: str, setup: Setup) -> float:
     """The upper bound of the need as a share of what that GPU has."""
-    return memory.estimate(setup).needs_bytes / hardware.gpu(gpu).vram_bytes
+    return memory.estimate(setup).needs_bytes / hardware.gpu(gpu).usable_bytes
 
 
 @pytest.mark.parametrize("gpu", ["RTX 4090", "A10G", "L4"])
@@ -183,7 +183,7 @@ def test_7b_lora_in_16_bits_possibly_fits_a_card_of_16_gb() -> None:
     """The rule says "possibly 1-2 cards of 16 GB": 13.5 GB of weights leave room for a short sequence."""
     setup = Setup(model=find("llama-2-7b"), method="lora", checkpointing="full", loss="chunked")
     assert on("RTX A4000", replace(setup, seq_len=512)) < 1
-    assert on("RTX A4000", replace(setup, seq_len=4096)) > 1
+    assert on("RTX A4000", replace(setup, seq_len=8192)) > 1
 
 
 # ---------------------------------------------------------------------------------------------------------

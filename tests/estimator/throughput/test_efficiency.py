@@ -80,7 +80,7 @@ def test_every_coefficient_is_used_by_the_model() -> None:
     ("coefficient", "low", "high"),
     [
         ("products", 0.6, 1.0),
-        ("products of", 0.75, 1.3),
+        ("products of", 0.75, 1.4),
         ("best product", 0.5, 1.0),
         ("attention", 0.2, 1.0),
         ("moved", 0.2, 2.5),
