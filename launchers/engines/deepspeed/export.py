@@ -44,8 +44,8 @@ def merge(base: Path, adapter: Path, destination: Path) -> None:
         if name not in products:
             return weight
         down, up, scale = products.pop(name)
-        product = up.float() @ down.float()
-        return product.mul_(scale).add_(weight).to(weight.dtype)
+        down = down.float()
+        return _merge.by_rows(weight, lambda rows: (up[rows].float() @ down).mul_(scale).add_(weight[rows]))
 
     _merge.merge(_weight_files(base), destination, change)
     if products:

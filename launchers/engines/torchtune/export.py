@@ -104,8 +104,8 @@ class _Change:
         module = tune_name.removesuffix(".weight")
         down = self._left.pop(f"{module}.lora_a.weight", None)
         if down is not None:
-            product = self._scale * self._left.pop(f"{module}.lora_b.weight") @ down
-            weight = (weight + product).to(weight.dtype)
+            up = self._scale * self._left.pop(f"{module}.lora_b.weight")
+            weight = _added(weight, up, down)
         ((_, weight),) = self._to_hf({tune_name: weight}).items()
         return weight
 
@@ -128,6 +128,11 @@ class _Change:
         sizes = {"block_size": held.block_size, "scaler_block_size": held.scaler_block_size}
         quantised: torch.Tensor = to_nf4(weight.to(self._dtype).to(self._device), **sizes)
         return quantised.to(self._dtype).cpu()
+
+
+def _added(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """The sum in the adapter's type, kept in the weight's."""
+    return _merge.by_rows(weight, lambda rows: weight[rows] + up[rows] @ down)
 
 
 def _conversions(model_dir: Path) -> tuple[Callable[[Tensors], Tensors], Callable[[Tensors], Tensors]]:
