@@ -178,7 +178,7 @@ def test_karpenters_pools_without_nodes_count_as_the_machines_that_they_allow(
         )
         plan = run(method="lora")
         assert plan.request.cloud == "aws"
-        assert (plan.request.instance_type or "").startswith("g6")
+        assert (plan.request.instance_type or "").startswith(("g6", "g7"))
         assert plan.request.nodes * plan.request.gpus_per_node <= 4
         assert "Karpenter's NodePool gpus may add" in capsys.readouterr().err
         findings, facts = shape.preflight(plan)

@@ -112,7 +112,11 @@ def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
 def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Two nodes of a cloud that may grow, but don't: the preflight can't refuse, so the wait must end."""
+    """A node group that may grow, but doesn't: the preflight can't refuse, so the wait must end."""
+    status = "autoscalerStatus: Running\nnodeGroups:\n- name: gpus\n  health: {maxSize: 4}\n"
+    path = "/api/v1/namespaces/kube-system/configmaps"
+    told = {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}}
+    cluster.api.create(path, told)
     command = [sys.executable, str(FLOWS / "profiled.py"), "run", "--with", "kubernetes"]
     with (tmp_path / "log").open("w") as log:
         run = cluster.hub.popen(
@@ -123,6 +127,7 @@ def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
             stderr=subprocess.STDOUT,
         )
         code = run.wait(600)
+    cluster.api.delete(f"{path}/cluster-autoscaler-status")
     said = (tmp_path / "log").read_text()
     assert code != 0, said
     assert "Can Kubernetes context lab" in said, said  # what is unknown is shown, and stops nobody
