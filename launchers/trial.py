@@ -134,8 +134,10 @@ def run_trials(
         )
         _say(address, f"trial {number} of {len(plans)}: {layout_words(plan)}, {steps} steps")
         listener = _Listener(trial, data)
+        # A gang of its own, so that a node that is there first doesn't meet the one that is just ending
+        meeting = replace(address, run=f"{address.run}/trial-{number}")
         try:
-            run_node(trial, address, on_event=listener)
+            run_node(trial, meeting, on_event=listener)
         except GangFailed as failed:
             error = failed
             results.append(listener.failed(failed))
