@@ -70,23 +70,14 @@ class Survey:
         return self
 
     def _is_scattered(self, candidate: Candidate) -> bool:
-        """Whether a layout is spread over machines of one GPU where one machine of the cloud has as many.
+        """Whether a layout is spread over more machines than it takes in the cloud, without being cheaper.
 
-        Or fewer machines have. What fits on those, too, is meant; who gives the GPUs of each node gets that.
+        Single GPUs of several machines are not joined where one machine, or fewer, do it at whatever price;
+        parts of a machine not where the whole one costs no more. Who gives the GPUs of each node gets that.
         """
-        place, layout = candidate.place, candidate.layout
-        if place is None or place.gpus > 1 or layout.nodes == 1 or self.target.gpus:
+        if candidate.layout.nodes == 1 or self.target.gpus:
             return False
-        return any(
-            other.place is not None
-            and (
-                other.place.gpus >= layout.world_size
-                or (other.layout.nodes < layout.nodes and other.layout.world_size >= layout.world_size)
-            )
-            and other.place.cloud == place.cloud
-            and (bool(why_rare(place)) or not why_rare(other.place))
-            for other in self.candidates
-        )
+        return any(_does_as_much(other, candidate) for other in self.candidates)
 
     def _look_at(self, place: Place) -> None:
         """All shapes of one machine type, until larger ones can only be worse."""
@@ -135,6 +126,22 @@ class Survey:
     def thorough(self) -> bool:
         """Whether to go on after the first machine that fits: for a catalogue, and where there are goals."""
         return self.target.kind == "catalogue" or self.goals != Goals()
+
+
+def _does_as_much(one: Candidate, many: Candidate) -> bool:
+    """Whether ``one`` is on fewer machines of the cloud that ``many`` takes, with as many GPUs."""
+    here, there = one.place, many.place
+    if here is None or there is None or here.cloud != there.cloud:
+        return False
+    if why_rare(here) and not why_rare(there):
+        return False
+    gpus = many.layout.world_size
+    if there.gpus == 1:
+        return here.gpus >= gpus or (one.layout.nodes < many.layout.nodes and one.layout.world_size >= gpus)
+    prices = (one.usd_per_hour, many.usd_per_hour)
+    dearer = prices[0] is None or prices[1] is None or round(prices[0], 2) > round(prices[1], 2)
+    same = here.gpu.name == there.gpu.name and one.layout.world_size >= gpus
+    return same and one.layout.nodes < many.layout.nodes and not dearer
 
 
 def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:

@@ -65,7 +65,7 @@ def in_order(
     whole job with its start-up where ``tokens`` tell its size, else of a token; with a budget, or where speed
     is preferred, the time does. Figures that can't be told apart count as equal, in bands: the best figure
     and all within :data:`INDISTINCT` of it, then the best of what is left and all within as much of that. In
-    a band the lower price an hour comes first, then fewer GPUs, then the simpler layout, then the figure.
+    a band the lower price an hour comes first, then fewer GPUs, then the simpler layout, then fewer machines.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
     for candidate in candidates:
@@ -106,11 +106,11 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
     hourly = candidate.usd_per_hour
     layout = candidate.layout
     return (
-        math.inf if hourly is None else hourly,
+        math.inf if hourly is None else round(hourly, 2),  # a dozen small machines cost what a large one does
         layout.world_size,
         complexity(layout),
-        figure,
         layout.nodes,
+        figure,
     )
 
 

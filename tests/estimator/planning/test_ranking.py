@@ -170,3 +170,10 @@ def test_what_a_plan_says_of_its_micro_batch_and_checkpointing_is_true(
         without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
         said = any("without it this micro batch needs" in line for line in made.why)
         assert said == (layout.activation_checkpointing and without.needs_bytes > capacity)
+
+
+def test_a_whole_machine_comes_before_parts_of_it_that_cost_as_much() -> None:
+    job = Job(model=find("mixtral-8x7b"), engine="auto", global_batch_size=16)
+    target = replace(ANY, gpu="RTX PRO 6000 Blackwell", cloud="aws")
+    made = plan(job, target)
+    assert (made.request.nodes, made.request.gpus_per_node) == (1, 8)

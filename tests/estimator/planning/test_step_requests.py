@@ -34,7 +34,7 @@ def test_prepare_asks_for_the_disk_of_weights_and_data_and_no_more(model: str, n
     [
         ("llama-8b", "full", "H100 SXM", 1, 1),
         ("llama-70b", "full", "H100 SXM", 2, 2),
-        ("llama-70b", "lora", "A100 SXM 40GB", 4, 1),
+        ("llama-70b", "lora", "A100 SXM 40GB", 5, 1),
         ("mixtral-8x7b", "full", "A100 SXM 80GB", 2, 2),
     ],
 )
