@@ -37,7 +37,10 @@ def check_refused(run: FlowRun, *words: str) -> None:
         (["--global-batch-size", "8", "--nodes", "3"], ["8", "3"]),
         (["--set", "optimizer.lt=1"], ["optimizer.lt", "optimizer.lr"]),
         (["--dataset", "missing.jsonl"], ["missing.jsonl"]),
-        (["--model", "mixtral-8x7b", "--method", "lora"], ["torchtune", "--engine deepspeed"]),
+        (
+            ["--model", "mixtral-8x7b", "--method", "lora", "--engine", "torchtune"],
+            ["torchtune", "--engine deepspeed"],
+        ),
         (["--engine", "deepspeed", "--method", "qlora"], ["qlora", "--engine torchtune"]),
         (["--tracker", "notes"], ["tracker"]),
     ],
