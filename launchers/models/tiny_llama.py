@@ -2,25 +2,33 @@
 
 Everything that handles a real checkpoint handles it: Hugging Face layout, safetensors, a real BPE
 tokenizer, a chat template. Needs numpy, safetensors and tokenizers, not torch.
+
+Given the configuration of a larger Llama (:func:`config_of`), the same code makes a checkpoint of that shape,
+with nothing downloaded: memory and speed of training don't depend on what the weights are.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.errors import UserError
+from estimator.models import ModelSpec
 from launchers.dataset import python_docs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer  # type: ignore[import-untyped,unused-ignore]
 
-VOCAB_SIZE = 4096
+VOCAB_SIZE = 4096  # of the tokenizer, and of tiny-llama
 # The size of every matrix is a multiple of 64 * 256 (NF4's block times the block of its scales), as QLoRA
 # needs.
 CONFIG: dict[str, Any] = {
@@ -48,6 +56,10 @@ CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
 }
 
+# The largest matrix whose values are all drawn; larger ones, which tiny-llama hasn't, repeat so many of them
+_DRAWN = 2**22
+_FILE_BYTES = 2**30  # a file of weights is ended by the matrix that makes it so large
+
 # Llama 3's names; the vocabulary is filled up with <|reserved_special_token_N|>.
 BOS, EOS, EOT = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
 PAD = "<|finetune_right_pad_id|>"
@@ -68,11 +80,47 @@ CHAT_TEMPLATE = (
 )
 
 
-def make(folder: Path, seed: int = 0) -> Path:
-    """Write the checkpoint into ``folder`` and return it; a folder that is there already is left alone.
+def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
+    """config.json of a checkpoint of that shape, whose weights are of type ``dtype``: float32 or bfloat16.
 
-    The same Python version and seed give the same bytes. Takes a second or two. The folder appears in one
-    step, whole.
+    Raises UserError for a model that isn't a plain Llama.
+    """
+    if spec.family != "llama" or spec.experts or spec.qkv_bias or spec.o_bias or spec.mlp_bias:
+        raise UserError(
+            f"{spec.name} ({spec.family}) can't be made of random weights: only plain Llamas can.",
+            "Choose a Llama of the table, such as llama-3.2-1b or llama-3.1-8b.",
+        )
+    rope: dict[str, Any] = {"rope_theta": spec.rope_theta, "rope_type": spec.rope_scaling_type or "default"}
+    if spec.rope_scaling_type is not None:
+        rope |= {
+            "factor": spec.rope_scaling_factor,
+            "low_freq_factor": spec.rope_low_freq_factor,
+            "high_freq_factor": spec.rope_high_freq_factor,
+            "original_max_position_embeddings": spec.rope_original_max_seq_len,
+        }
+    return CONFIG | {
+        "dtype": dtype,
+        "head_dim": spec.head_dim,
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.ffn,
+        "max_position_embeddings": spec.max_seq_len,
+        "num_attention_heads": spec.heads,
+        "num_hidden_layers": spec.layers,
+        "num_key_value_heads": spec.kv_heads,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_parameters": rope,
+        "rope_theta": spec.rope_theta,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "vocab_size": spec.vocab,
+    }
+
+
+def make(folder: Path, seed: int = 0, config: Mapping[str, Any] = CONFIG) -> Path:
+    """Write a checkpoint into ``folder`` and return it; a folder that is there already is left alone.
+
+    The same Python version, seed and configuration give the same bytes. Takes a second or two for tiny-llama,
+    and for larger shapes as long as the disk takes to write them. The folder appears in one step, whole. The
+    tokenizer is tiny-llama's for any shape, so that text uses the first 4096 tokens of a larger vocabulary.
     """
     folder = Path(folder)
     if (folder / "config.json").exists():
@@ -80,7 +128,7 @@ def make(folder: Path, seed: int = 0) -> Path:
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     temporary.mkdir(parents=True)
     try:
-        _write(temporary, seed)
+        _write(temporary, seed, config)
         try:
             temporary.rename(folder)  # replaces an empty folder, too
         except OSError:  # another process was first
@@ -91,9 +139,7 @@ def make(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def _write(folder: Path, seed: int) -> None:
-    from safetensors.numpy import save_file
-
+def _write(folder: Path, seed: int, config: Mapping[str, Any]) -> None:
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {
@@ -110,46 +156,103 @@ def _write(folder: Path, seed: int) -> None:
             "pad_token": PAD,
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
-            "model_max_length": CONFIG["max_position_embeddings"],
+            "model_max_length": config["max_position_embeddings"],
             "chat_template": CHAT_TEMPLATE,
         },
     )
-    save_file(_weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_weights(folder, seed, config)
     _write_json(folder / "generation_config.json", {**ids, "do_sample": False})
-    _write_json(folder / "config.json", CONFIG | ids)
+    _write_json(folder / "config.json", {**config, **ids})
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _weights(seed: int) -> dict[str, NDArray[np.float32]]:
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """One tensor: its values, which are repeated where the shape has more of them."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: NDArray[np.float32]
+
+
+def _write_weights(folder: Path, seed: int, config: Mapping[str, Any]) -> None:
+    """model.safetensors; where that would be large, several files and their index, as the Hub has them."""
+    files: list[list[_Weight]] = [[]]
+    held, size = 0, 4 if config["dtype"] == "float32" else 2
+    for weight in _weights(seed, config):
+        if held >= _FILE_BYTES:
+            files.append([])
+            held = 0
+        files[-1].append(weight)
+        held += math.prod(weight.shape) * size
+    if len(files) == 1:
+        _save(files[0], folder / "model.safetensors", config["dtype"])
+        return
+    names = [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
+    for name, weights in zip(names, files, strict=True):
+        _save(weights, folder / name, config["dtype"])
+    index = {weight.name: name for name, weights in zip(names, files, strict=True) for weight in weights}
+    total = sum(math.prod(weight.shape) * size for weights in files for weight in weights)
+    _write_json(
+        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index}
+    )
+
+
+def _save(weights: Sequence[_Weight], path: Path, dtype: str) -> None:
+    if dtype == "float32":
+        from safetensors.numpy import save_file
+
+        arrays = {weight.name: np.resize(weight.values, weight.shape) for weight in weights}
+        save_file(arrays, path, metadata={"format": "pt"})
+        return
+    import torch  # numpy has no bfloat16
+    from safetensors.torch import save_file as save_tensors
+
+    tensors = {}
+    for weight in weights:
+        values, size = torch.from_numpy(weight.values).to(getattr(torch, dtype)), math.prod(weight.shape)
+        tensors[weight.name] = values.repeat(-(-size // len(values)))[:size].reshape(weight.shape)
+    save_tensors(tensors, path, metadata={"format": "pt"})
+
+
+def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
     random = np.random.Generator(np.random.PCG64(seed))
-    hidden, ffn, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
-    queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
+    hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    vocabulary = config["vocab_size"]
+    shared: list[NDArray[np.float32]] = []  # what all large matrices repeat, once it is drawn
 
-    def matrix(*shape: int) -> NDArray[np.float32]:
-        values = random.standard_normal(shape, dtype=np.float32)
-        return values * np.float32(CONFIG["initializer_range"])
+    def drawn(count: int) -> NDArray[np.float32]:
+        return random.standard_normal(count, dtype=np.float32) * np.float32(config["initializer_range"])
 
-    def norm() -> NDArray[np.float32]:
-        return np.ones(hidden, dtype=np.float32)
+    def matrix(name: str, rows: int, columns: int) -> _Weight:
+        if rows * columns <= _DRAWN:
+            return _Weight(name, (rows, columns), drawn(rows * columns))
+        if not shared:
+            shared.append(drawn(_DRAWN))
+        return _Weight(name, (rows, columns), shared[0])
 
-    weights = {"model.embed_tokens.weight": matrix(VOCAB_SIZE, hidden)}
-    for layer in range(CONFIG["num_hidden_layers"]):
+    def norm(name: str) -> _Weight:
+        return _Weight(name, (hidden,), np.ones(hidden, dtype=np.float32))
+
+    yield matrix("model.embed_tokens.weight", vocabulary, hidden)
+    for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        weights |= {
-            f"{prefix}input_layernorm.weight": norm(),
-            f"{prefix}self_attn.q_proj.weight": matrix(queries, hidden),
-            f"{prefix}self_attn.k_proj.weight": matrix(keys, hidden),
-            f"{prefix}self_attn.v_proj.weight": matrix(keys, hidden),
-            f"{prefix}self_attn.o_proj.weight": matrix(hidden, queries),
-            f"{prefix}post_attention_layernorm.weight": norm(),
-            f"{prefix}mlp.gate_proj.weight": matrix(ffn, hidden),
-            f"{prefix}mlp.up_proj.weight": matrix(ffn, hidden),
-            f"{prefix}mlp.down_proj.weight": matrix(hidden, ffn),
-        }
-    return weights | {"model.norm.weight": norm(), "lm_head.weight": matrix(VOCAB_SIZE, hidden)}
+        yield norm(f"{prefix}input_layernorm.weight")
+        yield matrix(f"{prefix}self_attn.q_proj.weight", queries, hidden)
+        yield matrix(f"{prefix}self_attn.k_proj.weight", keys, hidden)
+        yield matrix(f"{prefix}self_attn.v_proj.weight", keys, hidden)
+        yield matrix(f"{prefix}self_attn.o_proj.weight", hidden, queries)
+        yield norm(f"{prefix}post_attention_layernorm.weight")
+        yield matrix(f"{prefix}mlp.gate_proj.weight", ffn, hidden)
+        yield matrix(f"{prefix}mlp.up_proj.weight", ffn, hidden)
+        yield matrix(f"{prefix}mlp.down_proj.weight", hidden, ffn)
+    yield norm("model.norm.weight")
+    if not config["tie_word_embeddings"]:
+        yield matrix("lm_head.weight", vocabulary, hidden)
 
 
 def _tokenizer() -> Tokenizer:

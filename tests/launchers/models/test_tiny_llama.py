@@ -2,12 +2,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
 
+from estimator import models
+from estimator.errors import UserError
 from launchers.models import tiny_llama
+from launchers.models.files import check_complete
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,7 @@ def test_two_processes_make_the_same_bytes(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(seed: int) -> None:
+    def fail(seed: int, config: Mapping[str, Any]) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(tiny_llama, "_weights", fail)
@@ -84,3 +90,49 @@ def test_a_checkpoint_that_is_there_is_not_made_again(folder: Path) -> None:
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert tiny_llama.make(folder) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_configuration_of_the_tables_tiny_llama_is_tiny_llamas_own() -> None:
+    assert tiny_llama.config_of(models.find("tiny-llama"), "float32") == tiny_llama.CONFIG
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"])
+def test_a_configuration_describes_the_model_of_the_table(name: str, tmp_path: Path) -> None:
+    spec = models.find(name)
+    (tmp_path / "config.json").write_text(json.dumps(tiny_llama.config_of(spec)))
+    read = models.resolve(str(tmp_path)).spec
+    told = {"name", "hf_id", "gated", "published_parameters", "source"}  # of the table alone
+    for field in fields(spec):
+        if field.name not in told:
+            assert getattr(read, field.name) == getattr(spec, field.name), field.name
+
+
+def test_a_checkpoint_of_another_shape_is_whole_and_has_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, of several files, without a head of its own, with matrices that repeat values."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(tiny_llama, "_FILE_BYTES", 2**20)
+    monkeypatch.setattr(tiny_llama, "_DRAWN", 2**16)
+    spec = replace(
+        models.find("llama-3.2-1b"), layers=2, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=8000
+    )
+    folder = tiny_llama.make(tmp_path / "small", config=tiny_llama.config_of(spec))
+    check_complete(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert model.dtype == torch.bfloat16
+    assert sum(parameter.numel() for parameter in model.parameters()) == spec.parameters
+    embedding = model.get_input_embeddings().weight.flatten()
+    assert embedding.numel() == 8192 * 256
+    assert torch.equal(embedding[: 2**16], embedding[2**16 : 2**17])
+    assert embedding[: 2**16].float().std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_a_model_that_is_no_plain_llama_is_refused_in_words() -> None:
+    with pytest.raises(UserError, match="only plain Llamas"):
+        tiny_llama.config_of(models.find("mixtral-8x7b"))
