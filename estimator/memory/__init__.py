@@ -65,8 +65,11 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
 
 
 def range_of(setup: Setup, kind: str) -> Range:
-    """What one counter of memory should show: "allocated", "active", "reserved", or "process"."""
-    return shows(setup, kind)
+    """What one counter of memory should show: "allocated", "active", "reserved", or "process".
+
+    For "needed" it is what the run needs, whatever any counter shows.
+    """
+    return needs(setup)[0] if kind == "needed" else shows(setup, kind)
 
 
 def active(setup: Setup) -> dict[str, int]:

@@ -72,7 +72,7 @@ def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
     """The runs of a table of measurements whose memory can be scored."""
     runs = []
     for row in rows.read(path):
-        if row.memory_skip or row.setup is None or row.gib is None or row.kind in (None, "process"):
+        if row.memory_skip or row.setup is None or row.gib is None or row.kind not in (*LIVE, "reserved"):
             continue
         counter = "live" if row.kind in LIVE else "held"
         largest = peak(row.setup, residual_of(row.setup, row.kind).factor)

@@ -66,10 +66,11 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         optimizer_in_backward=bool(cells.flag("opt_in_bwd")),
         seq_len=_padded(seq_len, parallelism["context"]),
         fixed_length=vocabulary.fixed_length(cells.text("packing")),
-        longest_first="longest-first" in cells.text("packing").lower(),
+        longest_first=bool(re.search("longest-first|longest rows first", cells.text("packing").lower())),
         longest_once="longest-first" in cells.text("packing").lower(),
         # an emptied cache keeps no block that is too small for what follows, as expandable segments don't
         expandable_segments=bool(re.search("expandable|empty_cache", cells.text("notes").lower())),
+        document_mask="dense document mask" in cells.text("packing").lower(),
         checkpointing=checkpointing or _CHECKPOINTING.get(engine, "none"),
         # Unsloth's own checkpointing moves each block's input to the host
         activation_offload=bool(cells.flag("act_offload")) or "unsloth" in cells.text("act_ckpt").lower(),
@@ -77,6 +78,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         loss=loss,
         loss_chunks=chunks,
         attention=vocabulary.attention_of(cells.text("attn")),
+        device="cpu" if cells.text("gpu").upper() == "CPU" else "cuda",
         **_offload(cells),
         **parallelism,
     )

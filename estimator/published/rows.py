@@ -133,6 +133,8 @@ def _no_run(cells: Cells) -> str | None:
     """Why the row is of no run that either fitted or not."""
     if "estimate" in cells.text("mem_kind").lower():
         return "an estimate, not a run"
+    if "same run as" in cells.text("notes").lower():
+        return "another figure of a run that has a row already"
     if "inconsistent" in cells.text("notes").lower():
         return "the publication contradicts itself"
     if not cells.text("act_ckpt") and not cells.text("mem_kind"):

@@ -12,7 +12,7 @@ from typing import Literal
 from estimator.models import ATTENTION_PROJECTIONS, PROJECTIONS
 from estimator.setup import Checkpointing, Engine, Fp8, LossKind, Method, Optimizer, Quantization, Task
 
-Kind = Literal["active", "allocated", "reserved", "process"]
+Kind = Literal["active", "allocated", "reserved", "process", "needed"]
 UNKNOWN_KIND = "active, allocated or reserved is not known"
 
 
@@ -255,6 +255,8 @@ def loss_of(text: str, engine: Engine, seq_len: int) -> tuple[LossKind, int]:
         return ("chunked" if engine in ("torchtune", "litgpt") else "plain"), _litgpt_chunks(engine, seq_len)
     if re.search(r"liger|fused|cut[- ]?ce|cce", words):
         return "fused", chunks
+    if "recomputed" in words:  # launchers/dataset/batches.py: the head's products are made again
+        return "recomputed", chunks
     if "chunk" in words:
         if count := re.search(r"(\d+) chunks", words):
             return "chunked", int(count[1])
@@ -294,7 +296,7 @@ def attention_of(text: str) -> Literal["flash", "math"]:
 
 
 def kind_of(text: str) -> Kind:
-    """What was measured: of torch.cuda's three counters, or the whole process."""
+    """What was measured: of torch.cuda's three counters, the whole process, or the least that will do."""
     words = text.lower()
     if not words:
         raise UnsupportedRow("no memory was measured")
@@ -302,7 +304,7 @@ def kind_of(text: str) -> Kind:
         raise UnsupportedRow(f"memory of kind {text!r} is not the peak of a training step")
     if "estimate" in words:
         raise UnsupportedRow("an estimate, not a measurement")
-    for kind in ("reserved", "active", "allocated"):
+    for kind in ("needed", "reserved", "active", "allocated"):
         if kind in words:
             return kind
     if "nvidia-smi" in words or "nvml" in words or "process" in words:

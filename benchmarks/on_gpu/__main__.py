@@ -1,0 +1,180 @@
+"""What training needs of this machine's GPUs, shows and does, measured beside what is predicted.
+
+    python -m benchmarks.on_gpu [--minutes 20]
+
+Runs the launchers with full training, LoRA and QLoRA on torchtune and DeepSpeed, with packed rows and rows
+of many lengths, with longest_first and expandable_segments on and off, on random weights in the shapes of
+Llama 3.2 1B, 3B and Llama 3.1 8B: the largest that is planned to fit. Nothing is downloaded. For each case:
+live and reserved memory, what NVML shows, tokens/s, and the smallest memory limit on which it still runs.
+Writes a page (.md), rows for `finetune compare` (.csv) and all figures (.json), after each case anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from benchmarks.machine import describe
+from benchmarks.on_gpu import cases, checks, page, rows
+from benchmarks.on_gpu.session import Clock, Measured, Session
+from estimator import models
+from estimator.errors import UserError
+from estimator.hardware.local_machine import here
+from launchers import pipeline, workdir
+
+RESULTS = Path(__file__).parents[1] / "results"
+MISTAKE = 2
+INTERRUPTED = 130
+CHECKLIST_SHARE = 0.2  # of the time, at most
+NO_GPU = (
+    "No NVIDIA GPU is seen here (by its driver, NVML): tiny shapes are measured on the CPU only.\n"
+    "That shows that the benchmark runs, and how far the estimator's CPU class is off; nothing of GPUs."
+)
+
+
+def main() -> None:
+    """``python -m benchmarks.on_gpu``."""
+    options = _options()
+    try:
+        status = run(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        status = MISTAKE
+    raise SystemExit(status)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.on_gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=20.0, help="the whole, at most (default: 20)")
+    parser.add_argument("--model", help="a plain Llama of the model table, instead of the largest that fits")
+    parser.add_argument("--only", help="words that a case's name must have: 'lora torchtune packed'")
+    parser.add_argument(
+        "--resolution", type=float, default=0.02, help="of what a case needs, as a part of what it shows"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the page and the rows")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and write; returns the exit status. Raises UserError for what the user can mend."""
+    _check(options)
+    machine = here(workdir.root())
+    scale = cases.ON_GPUS if machine.gpus else cases.ON_CPU
+    if not machine.gpus:
+        print(NO_GPU, flush=True)
+    wanted = cases.chosen(cases.in_order(scale, machine, options.model), options.only)
+    clock = Clock(options.minutes)
+    measured: Sequence[Measured] = [Measured(case=case) for case in wanted]
+    with workdir.work_folder("on_gpu", "session", "0") as folder:
+        limit_s = 60 * options.minutes * CHECKLIST_SHARE
+        checked = checks.check(scale.device, len(machine.gpus), folder, limit_s)
+        writer = _Writer(options, scale, checked, clock)
+        session = Session(
+            scale=scale,
+            folder=folder,
+            clock=clock,
+            resolution=options.resolution,
+            say=lambda line: print(line, flush=True),
+            keep=writer,
+        )
+        try:
+            measured = session.measure(wanted)
+        except KeyboardInterrupt:
+            print(f"ended by Ctrl-C; what was measured until then is in {writer.page}", file=sys.stderr)
+            return INTERRUPTED
+    left = sum(bool(each.left_out) for each in measured)
+    print(f"{len(measured)} cases, {left} of them left out in part or whole: {writer.page}, {writer.rows}")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not options.minutes > 0:
+        raise UserError(f"--minutes {options.minutes:g} is not possible.", "Give a number above 0.")
+    if not 0 < options.resolution < 1:
+        raise UserError(
+            f"--resolution {options.resolution:g} is not possible.", "Give a number such as 0.02."
+        )
+    for engine in pipeline.PACKAGES:
+        pipeline.check_installed(engine)
+    if options.model:
+        from launchers.models import tiny_llama
+
+        tiny_llama.config_of(models.find(options.model))  # raises for what can't be made
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {options.out} can't be made: {error.strerror}.") from None
+
+
+class _Writer:
+    """Writes all that is measured so far, each time anew, so that a session that is ended has its results."""
+
+    def __init__(
+        self, options: argparse.Namespace, scale: cases.Scale, checked: checks.Checked, clock: Clock
+    ) -> None:
+        self._scale, self._checked, self._clock, self._options = scale, checked, clock, options
+        self._machine = describe()
+        names = self._machine["gpus"]
+        self._place = f"{len(names)}x {names[0]}" if names else "a CPU"
+        self._name = "on_gpu_" + (re.sub(r"[^a-z0-9]+", "_", self._place.lower()) if names else "cpu")
+        self.page, self.rows = (options.out / f"{self._name}{suffix}" for suffix in (".md", ".csv"))
+
+    def __call__(self, measured: Sequence[Measured]) -> None:
+        day = date.today().isoformat()
+        heading = page.Heading(
+            title=f"What training needs, shows and does on {self._place}",
+            command=self._command(),
+            machine=self._machine["text"],
+            day=day,
+            minutes=(time.monotonic() - self._clock.began) / 60,
+            resolution=self._options.resolution,
+        )
+        table = rows.rows(
+            measured,
+            source=f"benchmarks.on_gpu on {self._place}, {day}",
+            prefix=f"{self._name}-{day.replace('-', '')}",
+        )
+        figures = {
+            "command": heading.command,
+            "day": day,
+            "machine": self._machine,
+            "versions": self._checked.versions,
+            "cases": [_figures(each) for each in measured],
+        }
+        self.page.write_text(page.render(heading, measured, self._scale, self._checked))
+        self.rows.write_text(rows.as_csv(table))
+        self.page.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+
+    def _command(self) -> str:
+        options = self._options
+        words = ["python -m benchmarks.on_gpu", f"--minutes {options.minutes:g}"]
+        words += [f"--model {options.model}"] if options.model else []
+        words += [f"--only '{options.only}'"] if options.only else []
+        return " ".join([*words, f"--resolution {options.resolution:g}"])
+
+
+def _figures(measured: Measured) -> dict[str, object]:
+    """All that is known of a case, without the plan's text."""
+
+    def of(outcome: object) -> dict[str, object]:
+        return {name: value for name, value in outcome.to_dict().items() if name != "plan"}  # type: ignore[attr-defined]
+
+    return {
+        "case": measured.case.name,
+        "run": of(measured.outcome) if measured.outcome else None,
+        "needed_bytes": measured.needed_bytes,
+        "trials": [of(trial) for trial in measured.trials],
+        "left_out": measured.left_out,
+    }
+
+
+if __name__ == "__main__":
+    main()

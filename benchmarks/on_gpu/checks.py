@@ -1,0 +1,56 @@
+"""What ``python -m checklist`` says of this machine: its GPUs, its software, NCCL (gloo on CPUs) over it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from checklist import result
+from estimator.errors import UserError
+
+PROCESSES_ON_CPU = 2  # fewer have nothing to tell each other
+LEFT_OUT = "datastore,storage"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """The checklist's answer, or why there is none."""
+
+    command: str
+    answer: result.Result | None = None
+    problem: str = ""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """driver, cuda, nccl, torch, python, kernel: those that are known."""
+        facts = self.answer.measurements.facts if self.answer else ()
+        found = facts[0].versions if facts else {}
+        return {name: value for name, value in found.items() if value}
+
+
+def check(device: str, gpus: int, folder: Path, limit_s: float) -> Checked:
+    """Run it on this machine as one node; whatever goes wrong is told, never raised."""
+    file = folder / "checklist.json"
+    ranks = gpus or PROCESSES_ON_CPU
+    options = ["--nodes", "1", "--gpus-per-node", str(ranks), "--device", device, "--skip", LEFT_OUT]
+    shown = " ".join(["python -m checklist", *options])
+    command = [sys.executable, "-m", "checklist", *options, "--json", str(file)]
+    with (folder / "checklist.log").open("wb") as log:
+        try:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Checked(command=shown, problem=f"it had not ended after {limit_s:.0f} s")
+    try:
+        return Checked(command=shown, answer=result.read(file))
+    except UserError as error:
+        last = (folder / "checklist.log").read_text(errors="replace").strip().splitlines()[-1:]
+        return Checked(command=shown, problem=" ".join([error.problem, *last]))

@@ -1,0 +1,244 @@
+"""One run through the launchers: ``python -m benchmarks.on_gpu.one_run ORDER PARENT_PID``.
+
+What a user's run does from its settings on (launchers.pipeline, launchers.gang), up to the end of the last
+step: nothing is saved, as nothing more is measured then. The order and what came of it are JSON files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.on_gpu import cases, limited
+from decorators.profile.sampling import Sampler
+from estimator.errors import UserError
+from estimator.hardware.local_machine import here
+from estimator.job import Target
+from launchers import pipeline
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.processes import die_with_parent
+from launchers.dataset.prepared import Prepared
+from launchers.gang.allocator import GENERAL_NAME, NAME
+from launchers.gang.failures import GangFailed
+from launchers.gang.job import TrainJob
+from launchers.gang.node import run_node
+from launchers.models import weights
+from launchers.report.metrics import Meter, median, tokens_of_steps
+from launchers.report.telemetry import Event, Memory, Phase
+from launchers.settings import Settings
+
+SAMPLE_S = 0.1  # between two looks at NVML, where they cost little enough
+Ended = Literal["ran", "out of memory", "failed", "refused", "no time"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What is to be run, and where its files go."""
+
+    settings: dict[str, Any]
+    warm_up: int  # steps that don't count for the speed
+    folder: Path  # of this run alone
+    data: Path  # where prepared rows are kept for runs that have the same
+    limit_bytes: int | None = None  # of each process's memory
+
+    def save(self) -> Path:
+        """Write the order into its folder; the result will lie beside it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "order.json"
+        values = {name: getattr(self, name) for name in ("settings", "warm_up", "limit_bytes")}
+        path.write_text(json.dumps(values | {"folder": str(self.folder), "data": str(self.data)}))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Order:
+        values = json.loads(path.read_text())
+        return cls(**{**values, "folder": Path(values["folder"]), "data": Path(values["data"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended and what was measured; bytes of the largest process. None: not known, or not there."""
+
+    ended: Ended
+    message: str = ""  # why it did not run
+    seconds: float = 0.0
+    plan: str | None = None  # the plan's JSON
+    limit_bytes: int | None = None
+    live_bytes: int | None = None  # torch.cuda.max_memory_allocated
+    reserved_bytes: int | None = None  # torch.cuda.max_memory_reserved
+    resident_bytes: int | None = None  # host memory
+    device_bytes: int | None = None  # NVML: the whole GPU, less what was in use before
+    device_before_bytes: int | None = None
+    device_total_bytes: int | None = None
+    device_name: str = ""  # as NVML has it
+    samples: int = 0  # looks at NVML
+    steps: int = 0
+    step_seconds: float | None = None  # median of the steps after the warm-up
+    tokens_per_second: float | None = None  # of one process, padding not counted; median likewise
+    notes: tuple[str, ...] = field(default=())  # what the sampler could not see
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Outcome:
+        return cls(**{**values, "notes": tuple(values["notes"])})
+
+
+class _Trained(Exception):  # noqa: N818 it says what has happened
+    """All ranks have made their last step."""
+
+
+class _Listener:
+    """Hears the ranks' telemetry, and ends the run when there is nothing more to measure."""
+
+    def __init__(self, job: TrainJob) -> None:
+        self._processes = job.plan.layout.processes_per_node
+        self._meter = Meter(job.plan, tokens_of_steps(Prepared(job.data_dir)))
+        self._saving: set[int] = set()
+        self.memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
+        self.step_seconds: list[float] = []
+        self.tokens_per_second: list[float] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Memory):
+            self.memory[event.rank] = event
+        metrics = self._meter.add(event)
+        if metrics is not None:
+            self.step_seconds.append(metrics.dt)
+            self.tokens_per_second.append(metrics.tokens_per_second_per_gpu)
+        if isinstance(event, Phase) and event.name == "save":
+            self._saving.add(event.rank)
+            if len(self._saving) == self._processes:
+                raise _Trained
+
+    def measured(self, warm_up: int) -> dict[str, Any]:
+        """For Outcome."""
+        memory = list(self.memory.values())
+        live = [each.allocated_peak for each in memory if each.allocated_peak is not None]
+        reserved = [each.reserved_peak for each in memory if each.reserved_peak is not None]
+        return {
+            "live_bytes": max(live, default=None),
+            "reserved_bytes": max(reserved, default=None),
+            "resident_bytes": max((each.rss_peak for each in memory), default=None),
+            "steps": len(self.step_seconds),
+            "step_seconds": median(self.step_seconds[warm_up:]),
+            "tokens_per_second": median(self.tokens_per_second[warm_up:]),
+        }
+
+
+def run(order: Order) -> Outcome:
+    """Run it; whatever comes of it is an outcome, and only a mistake in here raises."""
+    began = time.monotonic()
+    outcome = Outcome(ended="refused")
+    try:
+        job = _prepare(order)
+        outcome = _train(job, order)
+    except UserError as error:
+        outcome = dataclasses.replace(outcome, ended="refused", message=_one_line(error.problem))
+    return dataclasses.replace(outcome, seconds=time.monotonic() - began, limit_bytes=order.limit_bytes)
+
+
+def _prepare(order: Order) -> TrainJob:
+    settings = Settings.model_validate(order.settings)
+    target = Target(machine=here(order.folder))
+    planned = pipeline.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)
+    pipeline.check_installed(planned.settings.engine)
+    model_dir = weights.fetch(planned.model, order.folder)
+    data_dir = order.data / _key(planned.settings)
+    if not (data_dir / "info.json").exists():
+        conversations, held_out = pipeline.read_data(planned.settings, order.folder)
+        pipeline.tokenise(conversations, held_out, planned.settings, model_dir, data_dir)
+    return TrainJob(
+        plan=planned.plan,
+        settings=planned.settings,
+        model=planned.model,
+        model_dir=model_dir,
+        data_dir=data_dir,
+        work_dir=order.folder / "node",
+        total_steps=Prepared(data_dir).info.total_steps,
+    )
+
+
+def _key(settings: Settings) -> str:
+    """Of all that prepared rows depend on."""
+    names = ("model", "dataset", "seq_len", "packing", "longest_first", "global_batch_size", "max_steps")
+    values = [getattr(settings, name) for name in names]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+def _train(job: TrainJob, order: Order) -> Outcome:
+    for name in (NAME, GENERAL_NAME):  # the settings alone decide on the allocator
+        os.environ.pop(name, None)
+    os.environ.pop(limited.LIMIT, None)
+    if order.limit_bytes is not None:
+        os.environ[limited.LIMIT] = str(order.limit_bytes)
+    listener, sampler = _Listener(job), Sampler(SAMPLE_S)
+    address = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="on_gpu")
+    ended: Ended = "ran"
+    message = ""
+    sampler.start()
+    try:
+        run_node(job, address, on_event=listener, engine=limited.ENGINE)
+    except _Trained:
+        pass
+    except GangFailed as error:
+        ended = "out of memory" if error.failure.out_of_memory else "failed"
+        message = _one_line(error.failure.message)
+    finally:
+        sampler.stop()
+    return Outcome(
+        ended=ended,
+        message=message,
+        plan=job.plan.to_json(),
+        **listener.measured(order.warm_up),
+        **_device(sampler, job.plan.layout.processes_per_node),
+    )
+
+
+def _device(sampler: Sampler, processes: int) -> dict[str, Any]:
+    """What NVML saw of the GPUs that the run had: of the one that was used most."""
+    with sampler.lock:
+        samples, notes = sampler.samples, tuple(sampler.notes)
+        gpus = list(zip(sampler.gpus, samples.gpu_start, samples.gpu_peak, strict=False))[:processes]
+        if not gpus:
+            return {"notes": notes}
+        info, before, peak = max(gpus, key=lambda gpu: gpu[2] - gpu[1])
+        return {
+            "device_name": info.name,
+            "device_total_bytes": info.total_bytes,
+            "device_before_bytes": before,
+            "device_bytes": peak - before,
+            "samples": samples.count,
+            "notes": notes,
+        }
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def result_of(order: Path) -> Path:
+    """Where the outcome of an order lies."""
+    return order.with_name("outcome.json")
+
+
+def main() -> None:
+    path, parent = Path(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(parent, signal.SIGTERM)  # on which the run ends its ranks in order
+    outcome = run(Order.load(path))
+    temporary = result_of(path).with_suffix(".tmp")
+    temporary.write_text(json.dumps(outcome.to_dict()))
+    temporary.rename(result_of(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The page of one session: what was measured beside what was predicted, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.on_gpu.cases import Scale
+from benchmarks.on_gpu.checks import Checked
+from benchmarks.on_gpu.data import SHORTEST_SHARE
+from benchmarks.on_gpu.session import Measured
+from checklist.result import Figure
+from estimator.plan import GIB, Plan
+
+VERSIONS = ("driver", "cuda", "nccl", "torch")
+NONE = ""  # in a cell: not measured, or not predicted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heading:
+    """What stands above the tables."""
+
+    title: str
+    command: str
+    machine: str
+    day: str
+    minutes: float  # that it took
+    resolution: float
+
+
+def render(heading: Heading, measured: Sequence[Measured], scale: Scale, checked: Checked) -> str:
+    """The whole page, as Markdown."""
+    on_gpus = scale.device == "cuda"
+    ran = [each for each in measured if each.ran]
+    parts = [
+        f"# {heading.title}",
+        f"`{heading.command}`, {heading.day}, {heading.minutes:.0f} minutes, {heading.machine}.",
+        _versions(checked),
+        _of_runs(scale, heading),
+        "## Memory of one process" if ran else "",
+        _memory_words(on_gpus) if ran else "",
+        _table(MEMORY, ran),
+        "## Speed" if ran else "",
+        _SPEED_WORDS if ran else "",
+        _table(SPEED, ran),
+        *(["## NVML beside torch's counters", _NVML, _table(DEVICE, ran)] if on_gpus and ran else []),
+        "## The checklist",
+        *_checklist(checked),
+        *_not_measured(measured),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# ---- the words
+
+
+_SPEED_WORDS = (
+    "Medians of the steps after the warm-up. Packed sequences count with their full length, as predictions "
+    "do; of rows that vary in length padding doesn't count, and nothing is predicted."
+)
+_NVML = (
+    "What nvidia-smi shows of the whole GPU, beyond what was in use before, over `max_memory_reserved`: "
+    "CUDA's context, NCCL's buffers, and what the libraries allocate themselves. Seen by the sampler of "
+    "`@gpu_profile`."
+)
+
+
+def _versions(checked: Checked) -> str:
+    known = [f"{name} {checked.versions[name]}" for name in VERSIONS if name in checked.versions]
+    return f"{', '.join(known)}." if known else ""
+
+
+def _of_runs(scale: Scale, heading: Heading) -> str:
+    checkpointing = "with" if scale.checkpointing else "without"
+    return (
+        f"Random weights, nothing downloaded. Sequences of up to {scale.seq_len:,} tokens, micro batch "
+        f"{scale.micro_batch_size}, {scale.accumulation} passes an optimizer step, {checkpointing} "
+        f"activation checkpointing, {scale.steps} steps of which the first {scale.warm_up} don't count for "
+        "the speed. Lengths are drawn uniformly in their logarithm from "
+        f"{scale.seq_len * SHORTEST_SHARE:.0f} tokens up; packed are such texts, several to a sequence. "
+        f"What a case needs is sought by halving, down to {heading.resolution:.0%} of what it shows."
+    )
+
+
+def _memory_words(on_gpus: bool) -> str:
+    if on_gpus:
+        return (
+            "GiB. Live: `max_memory_allocated`. Shows: NVML, the whole process. Needs: the smallest limit "
+            "(`set_per_process_memory_fraction`) on which it still ran, and what lies outside of torch's "
+            "allocator. Errors are predicted over measured, minus 1."
+        )
+    return (
+        "GiB. Shows: resident memory. Needs: the smallest limit of private writable memory (`RLIMIT_DATA`) "
+        "on which it still ran. Errors are predicted over measured, minus 1. Tiny shapes on a CPU say "
+        "nothing of GPUs: they show that the benchmark runs, and how far the estimator's CPU class is off."
+    )
+
+
+def _checklist(checked: Checked) -> list[str]:
+    shown = f"`{checked.command}`"
+    if checked.answer is None:
+        return [f"{shown}: no answer, {checked.problem}."]
+    answer = checked.answer
+    lines = ["| Check | Verdict | Why |", "|---|---|---|"]
+    lines += [f"| {check.check} | {check.verdict} | {_cell(check.reason)} |" for check in answer.checks]
+    figures = [_figure(figure) for check in answer.checks for figure in check.figures]
+    table = ["| Figure | Measured | Expected |", "|---|---:|---:|", *figures]
+    said = f"{shown}: {answer.verdict}. {answer.headline}"
+    return [said, "\n".join(lines), "\n".join(table) if figures else ""]
+
+
+def _figure(figure: Figure) -> str:
+    size = f", {figure.bytes:,} B" if figure.bytes else ""
+    expected = NONE if figure.expected is None else f"{figure.expected:.4g}"
+    return f"| {figure.name}{size} | {figure.value:.4g} {figure.unit} | {expected} |"
+
+
+def _not_measured(measured: Sequence[Measured]) -> list[str]:
+    parts: list[str] = []
+    if full := [each for each in measured if each.outcome and each.outcome.ended == "out of memory"]:
+        lines = [f"{each.case.name}: {_predicted_needs(each)}" for each in full]
+        parts += ["## Out of memory", _list(lines)]
+    reasons: dict[str, list[str]] = {}
+    for each in measured:
+        if each.left_out:
+            reasons.setdefault(each.left_out, []).append(each.case.name)
+    if reasons:
+        parts.append("## Left out")
+        parts += [f"{_cell(reason)}:\n\n{_list(names)}" for reason, names in reasons.items()]
+    others = {
+        trial.message
+        for each in measured
+        for trial in each.trials
+        if trial.ended not in ("ran", "out of memory")
+    }
+    if others:
+        parts.append(f"Below a limit runs ended with other words, too:\n\n{_list(sorted(others))}")
+    return parts
+
+
+def _predicted_needs(measured: Measured) -> str:
+    memory = _plan(measured).prediction.memory
+    capacity = measured.outcome.device_total_bytes if measured.outcome else None
+    there = f" of {capacity / GIB:.1f}" if capacity else ""
+    return f"predicted to need {memory.needs_bytes / GIB:.1f} GiB{there}"
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_cell(line)}" for line in lines)
+
+
+# ---- the tables
+
+
+Column = tuple[str, Callable[[Measured], str]]
+
+
+def _table(columns: Sequence[Column], measured: Sequence[Measured]) -> str:
+    if not measured:
+        return ""
+    names = [name for name, _ in columns]
+    lines = [f"| {' | '.join(names)} |", "|---|" + "---:|" * (len(names) - 1)]
+    lines += [f"| {' | '.join(value(each) for _, value in columns)} |" for each in measured]
+    return "\n".join(lines)
+
+
+def _plan(measured: Measured) -> Plan:
+    assert measured.outcome is not None
+    assert measured.outcome.plan is not None
+    return Plan.from_json(measured.outcome.plan)
+
+
+def _of(name: str) -> Callable[[Measured], int | None]:
+    """A figure of the run's outcome by its name."""
+    return lambda measured: getattr(measured.outcome, name, None)
+
+
+def _predicted(name: str) -> Callable[[Measured], int]:
+    """A figure of the plan's memory by its name."""
+    return lambda measured: int(getattr(_plan(measured).prediction.memory, name))
+
+
+def _gib(figure: Callable[[Measured], int | None]) -> Callable[[Measured], str]:
+    def cell(measured: Measured) -> str:
+        size = figure(measured)
+        return NONE if size is None else f"{size / GIB:.2f}"
+
+    return cell
+
+
+def _error(
+    predicted: Callable[[Measured], float | None], actual: Callable[[Measured], float | None]
+) -> Callable[[Measured], str]:
+    def cell(measured: Measured) -> str:
+        ours, theirs = predicted(measured), actual(measured)
+        return NONE if ours is None or not theirs else f"{ours / theirs - 1:+.1%}"
+
+    return cell
+
+
+def _shown(measured: Measured) -> int | None:
+    """What the whole process showed: on a GPU by NVML, on a CPU what was resident."""
+    outcome = measured.outcome
+    if outcome is None:
+        return None
+    return outcome.resident_bytes if outcome.reserved_bytes is None else outcome.device_bytes
+
+
+def _needed(measured: Measured) -> int | None:
+    return measured.needed_bytes
+
+
+def _between(measured: Measured) -> str:
+    """How far above a limit that did not do the smallest one is that did, and after how many runs."""
+    found = measured.found
+    if found is None:
+        return NONE
+    return f"{(found.runs_bytes - found.fails_bytes) / GIB:.2f} ({len(measured.trials)} runs)"
+
+
+def _speed(measured: Measured) -> float | None:
+    return measured.tokens_per_second
+
+
+def _predicted_speed(measured: Measured) -> float | None:
+    """Of one process; of rows that vary in length nothing is predicted: their padding is not known."""
+    plan = _plan(measured)
+    rate = plan.prediction.tokens_per_second
+    if rate is None or measured.case.lengths == "varying":
+        return None
+    return rate / plan.layout.world_size
+
+
+def _number(figure: Callable[[Measured], float | None], digits: int) -> Callable[[Measured], str]:
+    def cell(measured: Measured) -> str:
+        value = figure(measured)
+        return NONE if value is None else f"{value:,.{digits}f}"
+
+    return cell
+
+
+CASE: Column = ("Case", lambda measured: measured.case.name)
+MEMORY: tuple[Column, ...] = (
+    CASE,
+    ("live, predicted", _gib(_predicted("live_bytes"))),
+    ("measured", _gib(_of("live_bytes"))),
+    ("error", _error(_predicted("live_bytes"), _of("live_bytes"))),
+    ("shows, predicted", _gib(_predicted("shows_bytes"))),
+    ("measured", _gib(_shown)),
+    ("error", _error(_predicted("shows_bytes"), _shown)),
+    ("needs, predicted", _gib(_predicted("needs_bytes"))),
+    ("measured", _gib(_needed)),
+    ("known to", _between),
+    ("error", _error(_predicted("needs_bytes"), _needed)),
+)
+SPEED: tuple[Column, ...] = (
+    CASE,
+    ("tokens/s of one process, predicted", _number(_predicted_speed, 0)),
+    ("measured", _number(_speed, 0)),
+    ("error", _error(_predicted_speed, _speed)),
+    ("s a step", _number(_of("step_seconds"), 3)),
+)
+DEVICE: tuple[Column, ...] = (
+    CASE,
+    ("NVML", _gib(_of("device_bytes"))),
+    ("reserved", _gib(_of("reserved_bytes"))),
+    ("outside of torch", _gib(lambda measured: measured.outside_bytes)),
+    ("in use before", _gib(_of("device_before_bytes"))),
+    ("looks", _number(_of("samples"), 0)),
+)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

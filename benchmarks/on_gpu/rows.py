@@ -1,0 +1,165 @@
+"""What was measured, in the columns of estimator/data/measured.csv, as ``finetune compare`` reads them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.on_gpu.session import Measured
+from estimator import models
+from estimator.plan import GIB, Layout, Plan
+from estimator.planning.engines import dense_mask
+from estimator.published import rows as published
+from launchers.settings import Settings
+
+TABLE = Path(published.__file__).parents[1] / "data" / "measured.csv"
+DIGITS = 4  # of GiB
+
+
+def columns() -> list[str]:
+    """The names of the shipped table's columns, in order."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return next(csv.reader(file))
+
+
+def rows(measured: Sequence[Measured], *, source: str, prefix: str) -> list[dict[str, Any]]:
+    """A row for each figure of each run that ran, and one for each that ran out of memory.
+
+    ``source`` names the machine and the day; ids are ``prefix`` and a number.
+    """
+    table: list[dict[str, Any]] = []
+    for each in measured:
+        outcome = each.outcome
+        if outcome is None or outcome.plan is None or outcome.ended not in ("ran", "out of memory"):
+            continue
+        common = _of_run(each, Plan.from_json(outcome.plan)) | {"source": source}
+        first = f"{prefix}-{len(table) + 1:03d}"
+        figures = _figures(each) if each.ran else [{"oom": 1}]
+        for number, figure in enumerate(figures):
+            notes = [common["notes"], figure.pop("notes", "")]
+            if number:
+                notes.append(f"same run as {first}")
+            row = {**common, **figure, "id": f"{prefix}-{len(table) + 1:03d}"}
+            table.append({**row, "notes": "; ".join(filter(None, notes))})
+    return table
+
+
+def _figures(measured: Measured) -> list[dict[str, Any]]:
+    """The cells of each figure of memory; the first has the speed, too."""
+    outcome, found = measured.outcome, measured.found
+    assert outcome is not None
+    if outcome.reserved_bytes is None:
+        peaks = [("process (resident)", outcome.resident_bytes, "")]
+    else:
+        peaks = [
+            ("reserved (max_memory_reserved)", outcome.reserved_bytes, ""),
+            ("allocated (max_memory_allocated)", outcome.live_bytes, ""),
+            ("process (NVML, beyond what was in use before)", outcome.device_bytes, ""),
+        ]
+    if found is not None and measured.needed_bytes is not None:
+        above = (found.runs_bytes - found.fails_bytes) / GIB
+        how = f"smallest limit that ran, {above:.2f} GiB above one that did not"
+        peaks.append(("needed", measured.needed_bytes, how))
+    cells = [
+        {
+            "peak_mem": _gib(size),
+            "unit": "GiB",
+            "mem_kind": kind,
+            "peak_mem_GiB": _gib(size),
+            "gib_min": _gib(size),
+            "gib_max": _gib(size),
+            "notes": notes,
+        }
+        for kind, size, notes in peaks
+        if size is not None
+    ]
+    if cells and measured.tokens_per_second is not None:
+        cells[0]["tps_per_gpu"] = round(measured.tokens_per_second, 1)
+    return cells
+
+
+def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
+    case, layout, outcome = measured.case, plan.layout, measured.outcome
+    assert outcome is not None
+    spec, lora = models.find(case.model), Settings().lora
+    adapters = case.method != "full"
+    capacity = outcome.device_total_bytes or plan.prediction.memory.capacity_bytes
+    return {
+        "locator": case.name,
+        "model": spec.name,
+        "n_params": spec.parameters,
+        "hidden": spec.hidden,
+        "layers": spec.layers,
+        "heads": spec.heads,
+        "kv_heads": spec.kv_heads,
+        "ffn": spec.ffn,
+        "vocab": spec.vocab,
+        "tied": int(spec.tied_embeddings),
+        "method": case.method,
+        "lora_rank": lora.rank if adapters else "",
+        "lora_targets": " ".join(lora.targets) if adapters else "",
+        "trainable_params": spec.lora_parameters(lora.rank, lora.targets) if adapters else spec.parameters,
+        "framework": f"{case.engine} {version(case.engine)}",
+        "gpu": outcome.device_name or ("CPU" if layout.device == "cpu" else plan.request.gpu),
+        "gpu_mem_GB": _gib(capacity) if capacity else "",
+        "n_gpus": case.processes,
+        "nodes": 1,
+        **_sharding(layout),
+        "micro_batch": layout.micro_batch_size,
+        "grad_accum": layout.accumulation,
+        "seq_len": layout.seq_len,
+        "packing": _packing(measured, layout),
+        **_types(layout),
+        "quant": "nf4 (torchao, double)" if case.method == "qlora" else "",
+        "optimizer": {"adamw": "AdamW", "sgd": "SGD"}[layout.optimizer],
+        "opt_in_bwd": 0,
+        "act_ckpt": "full" if layout.activation_checkpointing else "none",
+        "compile": 0,
+        "cpu_offload": 0,
+        "loss_impl": {"torchtune": "CE chunked (8 chunks)", "deepspeed": "CE recomputed"}[case.engine],
+        "attn": "sdpa",
+        "quality": "A",
+        "notes": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        if case.expandable_segments and layout.device == "cuda"
+        else "",
+    }
+
+
+def _sharding(layout: Layout) -> dict[str, Any]:
+    if layout.sharding.startswith("zero"):
+        return {"zero_stage": int(layout.sharding[-1])}
+    return {"fsdp_shard": layout.world_size} if layout.sharding == "fsdp" else {}
+
+
+def _packing(measured: Measured, layout: Layout) -> str:
+    """In words that estimator/published knows; of rows that vary, the mean length is not the longest."""
+    if measured.case.lengths == "fixed":
+        return "packed, dense document mask" if dense_mask(measured.case.engine, layout.device) else "packed"
+    first = ", longest rows first" if measured.case.longest_first else ""
+    return f"variable length (short samples), padded to the micro batch's longest{first}"
+
+
+def _types(layout: Layout) -> dict[str, Any]:
+    """Of what is kept, and of what is computed in."""
+    kept = {"bf16": "bf16", "bf16-mixed": "fp32 master weights", "fp32": "fp32"}
+    return {
+        "param_dtype": kept[layout.precision],
+        "compute_dtype": "fp32" if layout.precision == "fp32" else "bf16",
+    }
+
+
+def _gib(size: int) -> float:
+    return round(size / GIB, DIGITS)
+
+
+def as_csv(table: Sequence[dict[str, Any]]) -> str:
+    """The table as the shipped one is written."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns(), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()

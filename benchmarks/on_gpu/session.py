@@ -1,0 +1,240 @@
+"""Goes through the cases within the time that there is, each run in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+
+from benchmarks.on_gpu import cases, data
+from benchmarks.on_gpu.cases import Case, Scale
+from benchmarks.on_gpu.one_run import Order, Outcome, result_of
+from benchmarks.on_gpu.search import Found, smallest_limit
+from estimator import models
+from estimator.plan import Plan
+from launchers.models import tiny_llama
+
+ROOT = Path(__file__).parents[2]
+FIRST_RUN_S = 60.0  # what a run is taken to last before one has been seen
+LONGEST_RUN_S = 300.0  # a run that lasts longer is ended
+ENDING_S = 20.0  # for a run to end its processes in order
+# Of a CPU's private memory only what a run touches is seen: where to begin to look for the limit
+ABOVE_RESIDENT, BESIDE_RESIDENT = 1.25, 2**28
+
+
+class Clock:
+    """The time that is left."""
+
+    def __init__(self, minutes: float) -> None:
+        self.began = time.monotonic()
+        self._end = self.began + 60 * minutes
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; below 0 when it is over."""
+        return self._end - time.monotonic()
+
+
+@dataclass(kw_only=True, slots=True)
+class Measured:
+    """One case and what came of it so far."""
+
+    case: Case
+    outcome: Outcome | None = None  # of the run without a limit; None: it was not made
+    found: Found | None = None
+    trials: list[Outcome] = field(default_factory=list)  # below limits, in the order of the search
+    left_out: str = ""  # why something is missing
+
+    @property
+    def ran(self) -> bool:
+        return self.outcome is not None and self.outcome.ended == "ran"
+
+    @property
+    def outside_bytes(self) -> int:
+        """What the process holds on the GPU beside what torch reserves: CUDA's context, NCCL's buffers."""
+        outcome = self.outcome
+        if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
+            return 0
+        return max(outcome.device_bytes - outcome.reserved_bytes, 0)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of one process. Packed sequences count with their full length; of others padding doesn't count."""
+        outcome = self.outcome
+        if outcome is None or self.case.lengths == "varying" or outcome.plan is None:
+            return outcome.tokens_per_second if outcome else None
+        layout = Plan.from_json(outcome.plan).layout
+        tokens = layout.micro_batch_size * layout.accumulation * layout.seq_len
+        return tokens / outcome.step_seconds if outcome.step_seconds else None
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """The smallest memory of one process with which the case still ran; None where it was not sought."""
+        return None if self.found is None else self.found.runs_bytes + self.outside_bytes
+
+
+@dataclass(kw_only=True)
+class Session:
+    """The measuring itself.
+
+    Parameters
+    ----------
+    folder:
+        Where weights, rows and logs go; removed by the caller.
+    resolution:
+        How narrow the interval of the smallest limit shall be, as a part of what the case reserved.
+    say:
+        Hears a line for each run.
+    keep:
+        Is called after each case with all that is measured until then.
+    """
+
+    scale: Scale
+    folder: Path
+    clock: Clock
+    resolution: float
+    say: Callable[[str], None]
+    keep: Callable[[Sequence[Measured]], None]
+    _seconds: dict[str, float] = field(default_factory=dict)  # of the last run of such a case
+    _runs: int = 0
+
+    def measure(self, wanted: Sequence[Case]) -> list[Measured]:
+        """All cases, as far as the time allows: of those with the same switches first what each shows, then
+        what each needs."""
+        every = [Measured(case=case) for case in wanted]
+        for _, group in groupby(every, key=lambda each: each.case.switches):
+            alike = list(group)
+            for measured in alike:
+                self._show(measured)
+                self.keep(every)
+            for measured in alike:
+                if measured.ran:
+                    self._need(measured)
+                    self.keep(every)
+        return every
+
+    def _show(self, measured: Measured) -> None:
+        case = measured.case
+        reason = cases.unsupported(case, self.scale)
+        if reason is not None:
+            measured.left_out = reason
+            return
+        outcome = self._run(case)
+        if outcome is None:
+            measured.left_out = "no time was left to run it"
+            return
+        measured.outcome = outcome
+        if outcome.ended not in ("ran", "out of memory"):
+            measured.left_out = f"{outcome.ended}: {outcome.message}"
+
+    def _need(self, measured: Measured) -> None:
+        outcome = measured.outcome
+        assert outcome is not None
+        largest = outcome.reserved_bytes or outcome.resident_bytes
+        if largest is None:
+            measured.left_out = "its processes reported no memory"
+            return
+
+        def trial(limit_bytes: int) -> bool | None:
+            below = self._run(measured.case, limit_bytes)
+            if below is None or below.ended == "no time":
+                return None
+            measured.trials.append(below)
+            return below.ended == "ran"
+
+        runs = largest
+        if outcome.reserved_bytes is None:  # on a CPU: resident memory and private memory are not the same
+            runs = int(largest * ABOVE_RESIDENT) + BESIDE_RESIDENT
+            if not trial(runs):
+                measured.left_out = "no limit was found with which it runs"
+                return
+        measured.found = smallest_limit(
+            trial,
+            fails_bytes=outcome.live_bytes or 0,
+            runs_bytes=runs,
+            resolution_bytes=int(largest * self.resolution),
+        )
+        if not measured.found.finished:
+            measured.left_out = "no time was left to narrow down what it needs"
+            if not measured.found.trials:
+                measured.found = None
+
+    def _run(self, case: Case, limit_bytes: int | None = None) -> Outcome | None:
+        """One run; None where the time that is left would not do for it."""
+        expected = self._seconds.get(case.what, max(self._seconds.values(), default=FIRST_RUN_S))
+        if self.clock.left_s < expected:
+            return None
+        model_dir = self._model(case.model)
+        rows = cases.rows_needed(case, self.scale)
+        dataset = data.write(self.folder / f"rows-{rows}.jsonl", model_dir, rows, self.scale.seq_len)
+        self._runs += 1
+        order = Order(
+            settings=cases.settings_of(case, self.scale, model_dir, dataset).model_dump(mode="json"),
+            warm_up=self.scale.warm_up,
+            folder=self.folder / f"run-{self._runs}",
+            data=self.folder / "data",
+            limit_bytes=limit_bytes,
+        )
+        outcome = run_apart(order, min(self.clock.left_s, LONGEST_RUN_S))
+        if outcome.ended == "ran":
+            self._seconds[case.what] = outcome.seconds
+        below = "" if limit_bytes is None else f" below {limit_bytes / 2**30:.2f} GiB"
+        self.say(f"{case.name}{below}: {outcome.ended} ({outcome.seconds:.0f} s) {outcome.message}".rstrip())
+        return outcome
+
+    def _model(self, name: str) -> Path:
+        """Random weights in the model's shape, made by the first case that wants them."""
+        folder = self.folder / name
+        if not folder.exists():
+            self.say(f"making random weights in the shape of {name}")
+        dtype = "bfloat16" if self.scale.device == "cuda" else "float32"
+        return tiny_llama.make(folder, config=tiny_llama.config_of(models.find(name), dtype))
+
+
+def run_apart(order: Order, limit_s: float) -> Outcome:
+    """The order in a process of its own, which is ended with all its children when the time is over."""
+    path = order.save()
+    log = order.folder / "log.txt"
+    command = [sys.executable, "-m", "benchmarks.on_gpu.one_run", str(path), str(os.getpid())]
+    began = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return Outcome(ended="no time", message=f"ended after {limit_s:.0f} s", seconds=limit_s)
+        finally:
+            _end(process)
+    file = result_of(path)
+    if not file.is_file():
+        last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        seconds = time.monotonic() - began
+        return Outcome(ended="failed", message=last[:300], seconds=seconds)
+    outcome = Outcome.from_dict(json.loads(file.read_text()))
+    return replace(outcome, message=_without_host(outcome.message), seconds=time.monotonic() - began)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, on which it ends its ranks; SIGKILL, on which the kernel and the gang's sweeper do."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=ENDING_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _without_host(message: str) -> str:
+    """What a rank said, without whose machine it was on."""
+    return re.sub(r"^rank \d+ on \S+ failed: ", "", message)

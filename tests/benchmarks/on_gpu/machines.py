@@ -1,0 +1,59 @@
+"""Machines with GPUs as NVML describes them, and runs on them as the launchers plan them, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.on_gpu import cases
+from benchmarks.on_gpu.cases import Case, Scale
+from benchmarks.on_gpu.one_run import Outcome
+from benchmarks.on_gpu.session import Measured
+from estimator import models
+from estimator.job import Job, Machine, Target
+from estimator.plan import Plan
+from launchers import pipeline
+
+MIB = 2**20
+
+
+def machine(gpu: str, mib: int, count: int = 1) -> Machine:
+    return Machine(
+        gpus=((gpu, mib * MIB),) * count, cpu_cores=16 * count, ram_bytes=2**38, disk_free_bytes=2**40
+    )
+
+
+H200 = machine("NVIDIA H200", 143_771)
+L4 = machine("NVIDIA L4", 23_034)
+H100S = machine("NVIDIA H100 80GB HBM3", 81_559, 8)
+
+
+def job_of(case: Case, scale: Scale) -> Job:
+    """What the launchers make of the case's settings, with the table's model."""
+    spec = models.find(case.model)
+    settings = cases.settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
+    return pipeline.build_job(pipeline.resolve_auto(settings, spec), spec, settings.max_steps)
+
+
+def plan_of(case: Case, scale: Scale, place: Machine) -> Plan:
+    settings = cases.settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
+    target = pipeline.apply_resources(settings, Target(machine=place))
+    return cases.plan_anyway(job_of(case, scale), target)
+
+
+def ran(case: Case, plan: Plan, **figures: Any) -> Measured:
+    """A run that showed what was predicted, but for ``figures``."""
+    memory = plan.prediction.memory
+    shown = {
+        "live_bytes": memory.live_bytes,
+        "reserved_bytes": memory.shows_bytes - 2**30,
+        "device_bytes": memory.shows_bytes,
+        "device_before_bytes": 0,
+        "device_name": plan.request.gpu or "",
+        "device_total_bytes": memory.capacity_bytes,
+        "resident_bytes": 2**31,
+        "steps": 12,
+        "step_seconds": 2.0,
+        "tokens_per_second": 1000.0,
+    }
+    return Measured(case=case, outcome=Outcome(ended="ran", plan=plan.to_json(), **{**shown, **figures}))

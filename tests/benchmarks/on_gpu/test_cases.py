@@ -1,0 +1,106 @@
+"""Which runs are measured, in which order, and what a user's settings for them are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.on_gpu import cases
+from benchmarks.on_gpu.cases import ON_CPU, ON_GPUS
+from estimator.errors import UserError
+from estimator.job import Machine
+from tests.benchmarks.on_gpu.machines import H100S, H200, L4, plan_of
+
+ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
+
+
+def models_of(machine: Machine, **traits: object) -> dict[str, str]:
+    """The model by method and engine, of cases with these traits."""
+    return {
+        f"{case.method} {case.engine}": case.model
+        for case in cases.in_order(ON_GPUS, machine)
+        if all(getattr(case, name) == value for name, value in traits.items())
+    }
+
+
+def test_every_method_engine_length_and_switch_is_a_case_once() -> None:
+    every = cases.in_order(ON_GPUS, H200)
+    assert len(every) == len({case.name for case in every}) == 3 * 2 * (4 + 2)
+    switches = {(case.longest_first, case.expandable_segments) for case in every if case.lengths == "varying"}
+    assert len(switches) == 4
+
+
+def test_what_users_run_by_default_comes_first_and_switches_alone_last() -> None:
+    every = cases.in_order(ON_GPUS, H200)
+    assert {(case.lengths, case.longest_first, case.expandable_segments) for case in every[:6]} == {
+        ("varying", True, True)
+    }
+    assert every[-1].lengths == "fixed"
+    assert not every[-1].expandable_segments
+
+
+def test_each_case_takes_the_largest_model_that_is_planned_to_fit() -> None:
+    on_24_gib = models_of(L4)
+    assert on_24_gib["qlora torchtune"] == "llama-3.1-8b"
+    assert on_24_gib["full torchtune"] == "llama-3.2-1b"
+    assert set(models_of(H200).values()) == {"llama-3.1-8b", "llama-3.2-3b"}
+
+
+def test_a_machine_of_several_gpus_is_measured_on_one_and_on_all() -> None:
+    assert {case.processes for case in cases.in_order(ON_GPUS, H100S)} == {1, 8}
+    assert models_of(H100S, processes=8)["full deepspeed"] == "llama-3.1-8b"
+    assert models_of(H100S, processes=1)["full deepspeed"] == "llama-3.2-3b"
+
+
+def test_a_small_disk_gets_a_small_model() -> None:
+    small = replace(H200, disk_free_bytes=10 * 2**30)
+    assert set(models_of(small).values()) == {"llama-3.2-1b"}
+
+
+def test_where_nothing_fits_the_smallest_model_is_tried_all_the_same() -> None:
+    tiny = replace(H200, gpus=(("NVIDIA T400", 2 * 2**30),))
+    case = cases.in_order(ON_GPUS, tiny)[1]
+    assert (case.method, case.model) == ("full", "llama-3.2-1b")
+    plan = plan_of(case, ON_GPUS, tiny)
+    assert plan.prediction.memory.needs_bytes > 2 * 2**30
+    assert plan.layout.micro_batch_size == ON_GPUS.micro_batch_size
+
+
+def test_full_training_on_several_gpus_that_does_not_fit_is_planned_as_lean_as_it_goes() -> None:
+    every = cases.in_order(ON_GPUS, H100S, "llama-3.1-70b")
+    case = next(each for each in every if each.what == "llama-3.1-70b full deepspeed on 8")
+    assert plan_of(case, ON_GPUS, H100S).layout.sharding == "zero3"
+
+
+def test_without_a_gpu_tiny_llama_is_trained_on_the_cpu() -> None:
+    every = cases.in_order(ON_CPU, ALONE)
+    assert {(case.model, case.processes) for case in every} == {("tiny-llama", 1)}
+
+
+def test_what_an_engine_can_not_do_is_told_in_its_own_words() -> None:
+    refused = [case for case in cases.in_order(ON_CPU, ALONE) if cases.unsupported(case, ON_CPU)]
+    assert {(case.method, case.engine) for case in refused} == {("qlora", "deepspeed")}
+    assert "bitsandbytes" in str(cases.unsupported(refused[0], ON_CPU))
+
+
+def test_settings_are_a_users_with_the_switches_of_the_case_and_nothing_that_is_not_measured() -> None:
+    for case in cases.in_order(ON_GPUS, H100S):
+        settings = cases.settings_of(case, ON_GPUS, Path("/models/m"), Path("rows.jsonl"))
+        assert settings.longest_first == case.longest_first
+        assert settings.expandable_segments == case.expandable_segments
+        assert settings.packing == (case.lengths == "fixed")
+        assert settings.global_batch_size == 4 * case.processes
+        assert settings.checkpoint_every > ON_GPUS.steps
+        assert settings.evaluation.fraction == settings.evaluation.generations == 0
+
+
+def test_only_takes_words_of_a_cases_name_in_any_order() -> None:
+    every = cases.in_order(ON_CPU, ALONE)
+    found = cases.chosen(every, "packed lora off")
+    assert {case.name for case in found} == {
+        f"tiny-llama lora {engine}, packed, expandable segments off" for engine in ("torchtune", "deepspeed")
+    }
+    with pytest.raises(UserError, match="--only lora megatron: no case has all these words"):
+        cases.chosen(every, "lora megatron")

@@ -1,0 +1,60 @@
+"""The rows that are trained on: their lengths, as the launchers' own tokenisation finds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.on_gpu import data
+from launchers import pipeline, settings
+from launchers.dataset.prepared import Prepared, PreparedInfo
+from launchers.models import tiny_llama
+
+LONGEST = 256
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+def prepared(folder: Path, model: Path, **values: object) -> tuple[PreparedInfo, Prepared]:
+    file = data.write(folder / "rows.jsonl", model, 80, LONGEST)
+    given = settings.build(
+        {"dataset": str(file), "seq_len": LONGEST, "evaluation": {"fraction": 0}, "max_steps": 4, **values}
+    )
+    conversations, held_out = pipeline.read_data(given, folder)
+    info = pipeline.tokenise(conversations, held_out, given, model, folder / "data")
+    return info, Prepared(folder / "data")
+
+
+def test_lengths_spread_evenly_over_their_logarithm_and_one_is_the_longest() -> None:
+    drawn = data.lengths(4000, 2048)
+    assert max(drawn) == 2048 + data.SPARE
+    assert min(drawn) >= 2048 * data.SHORTEST_SHARE - 1
+    below = [sum(length < limit for length in drawn) / len(drawn) for limit in (256, 512, 1024)]
+    assert below == pytest.approx([0.25, 0.5, 0.75], abs=0.03)
+
+
+def test_rows_have_the_lengths_that_were_drawn_and_the_longest_is_cut_to_the_full_length(
+    tmp_path: Path, model: Path
+) -> None:
+    info, rows = prepared(tmp_path, model, global_batch_size=20)
+    assert (info.longest_row, info.truncated_rows, info.dropped_rows) == (LONGEST, 1, 0)
+    wanted = [min(length, LONGEST) for length in data.lengths(80, LONGEST)]
+    assert sorted(rows.row_lengths.tolist()) == pytest.approx(sorted(wanted), abs=8)
+
+
+def test_packed_rows_are_nearly_full(tmp_path: Path, model: Path) -> None:
+    info, rows = prepared(tmp_path, model, packing=True, global_batch_size=4)
+    assert info.packed
+    assert info.tokens > 0.85 * info.rows * LONGEST
+    assert len(rows.order) == 16
+
+
+def test_a_file_that_is_there_is_kept(tmp_path: Path, model: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"text": "mine"}) + "\n")
+    assert data.write(file, model, 10, LONGEST).read_text() == '{"text": "mine"}\n'
