@@ -12,6 +12,7 @@ from estimator.errors import UserError
 
 PROCESSES_ON_CPU = 2  # fewer have nothing to tell each other
 LEFT_OUT = "datastore,storage"
+LONGEST_PROBLEM = 300  # characters of it that are shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +50,10 @@ def check(device: str, gpus: int, folder: Path, limit_s: float) -> Checked:
             )
         except subprocess.TimeoutExpired:
             return Checked(command=shown, problem=f"it had not ended after {limit_s:.0f} s")
+    if not file.is_file():  # it has said why
+        said = (folder / "checklist.log").read_text(errors="replace").split()
+        return Checked(command=shown, problem=" ".join(said)[-LONGEST_PROBLEM:] or "it said nothing")
     try:
         return Checked(command=shown, answer=result.read(file))
     except UserError as error:
-        last = (folder / "checklist.log").read_text(errors="replace").strip().splitlines()[-1:]
-        return Checked(command=shown, problem=" ".join([error.problem, *last]))
+        return Checked(command=shown, problem=error.problem)

@@ -99,7 +99,7 @@ def _memory_words(on_gpus: bool) -> str:
 def _checklist(checked: Checked) -> list[str]:
     shown = f"`{checked.command}`"
     if checked.answer is None:
-        return [f"{shown}: no answer, {checked.problem}."]
+        return [f"{shown}: no answer: {checked.problem.rstrip(".")}."]
     answer = checked.answer
     lines = ["| Check | Verdict | Why |", "|---|---|---|"]
     lines += [f"| {check.check} | {check.verdict} | {_cell(check.reason)} |" for check in answer.checks]

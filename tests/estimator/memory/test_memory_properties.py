@@ -93,7 +93,7 @@ def test_every_step_has_categories_of_at_least_0_and_figures_within_their_ranges
     assert found.needs_bytes == sum(size for _, size in found.categories)
     assert found.needs_range[0] <= found.needs_bytes <= found.needs_range[1]
     assert found.shows_range[0] <= found.shows_bytes <= found.shows_range[1]
-    for kind in ("allocated", "active", "reserved", "process"):
+    for kind in ("allocated", "active", "reserved", "process", "needed"):
         span = memory.range_of(step, kind)
         assert 0 < span.lower_bytes <= span.likely_bytes <= span.upper_bytes
     assert memory.host_bytes(step) > 0

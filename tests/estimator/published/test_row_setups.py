@@ -56,3 +56,20 @@ def test_torchtitans_batch_is_cut_into_the_pipelines_micro_batches(tmp_path: Pat
     assert row.setup is not None
     assert (row.setup.micro_batch_size, row.setup.accumulation) == (4, 8)
     assert (row.setup.schedule, row.setup.virtual_stages) == ("interleaved", 2)
+
+
+def test_rows_of_the_launchers_say_how_their_batches_come(tmp_path: Path) -> None:
+    packed = read(tmp_path, packing="packed, dense document mask").setup
+    varying = read(tmp_path, packing="variable length (short samples), longest rows first").setup
+    assert packed is not None
+    assert varying is not None
+    assert (packed.document_mask, packed.fixed_length, packed.longest_first) == (True, True, False)
+    assert (varying.document_mask, varying.fixed_length, varying.longest_first) == (False, False, True)
+    assert not varying.longest_once
+
+
+def test_a_run_on_a_cpu_is_read_as_one(tmp_path: Path) -> None:
+    alone = {"framework": "torchtune", "n_gpus": "1", "fsdp_shard": "", "zero_stage": ""}
+    setup = read(tmp_path, gpu="CPU", compute_dtype="fp32", **alone).setup
+    assert setup is not None
+    assert (setup.device, setup.precision) == ("cpu", "fp32")

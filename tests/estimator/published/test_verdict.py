@@ -49,3 +49,10 @@ def test_the_memory_that_a_row_states_stands_in_for_a_gpu_that_is_not_in_the_cat
 ) -> None:
     row = read(tmp_path, gpu="a card of next year", gpu_mem_GB="128")
     assert row.capacity_bytes == 128 * 2**30
+
+
+def test_a_run_whose_figures_are_several_rows_is_judged_once(tmp_path: Path) -> None:
+    first, second = read(tmp_path), read(tmp_path, notes="same run as x1", mem_kind="allocated")
+    found = compare.compare_rows([first, second])
+    assert [item.row for item in found.judged] == [first]
+    assert len(found.memory) == 2

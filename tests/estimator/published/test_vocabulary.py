@@ -152,3 +152,12 @@ def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
 )
 def test_an_optimizer_is_known_in_every_spelling(text: str, kind: str) -> None:
     assert vocabulary.optimizer_of(text) == kind
+
+
+def test_the_least_memory_that_will_do_is_a_kind_of_its_own() -> None:
+    assert vocabulary.kind_of("needed") == "needed"
+    assert vocabulary.kind_of("reserved (max_memory_reserved)") == "reserved"
+
+
+def test_a_head_that_is_computed_again_is_a_loss_of_its_own() -> None:
+    assert vocabulary.loss_of("CE recomputed in chunks", "deepspeed", 2048) == ("recomputed", 8)

@@ -1,0 +1,46 @@
+"""Holding a process below a limit: of the host's memory for real, of a GPU's by what torch is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.on_gpu import limited
+
+FILL = """
+import torch
+from benchmarks.on_gpu.limited import _limit_host
+_limit_host({limit})
+held = [torch.ones(64 * 2**20, dtype=torch.uint8) for _ in range(8)]  # 512 MiB
+print("held")
+"""
+
+
+@pytest.mark.parametrize(("gib", "said"), [(4, "held\n"), (0.4, "")])
+def test_a_process_that_would_hold_more_than_the_limit_fails_as_out_of_memory(gib: float, said: str) -> None:
+    code = FILL.format(limit=int(gib * 2**30))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == said
+    assert ("DefaultCPUAllocator: can't allocate memory" in done.stderr) == (not said)
+
+
+@pytest.mark.parametrize(("limit", "fraction"), [(36 * 2**30, 0.25), (200 * 2**30, 1.0)])
+def test_a_gpus_limit_is_told_to_torch_as_a_part_of_the_ranks_own_device(
+    limit: int, fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, Any]] = []
+    device = SimpleNamespace(total_memory=144 * 2**30)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: told.append(("device", index)))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {3: device}.__getitem__)
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda value, index: told.append(("fraction", (value, index))),
+    )
+    limited._limit_gpu(limit, 3)
+    assert told == [("device", 3), ("fraction", (fraction, 3))]

@@ -1,0 +1,105 @@
+"""The page: predicted beside measured, and everything that is missing with its reason."""
+
+from __future__ import annotations
+
+from benchmarks.on_gpu import cases, page
+from benchmarks.on_gpu.cases import ON_CPU, ON_GPUS
+from benchmarks.on_gpu.checks import Checked
+from benchmarks.on_gpu.one_run import Outcome
+from benchmarks.on_gpu.page import Heading
+from benchmarks.on_gpu.search import Found
+from benchmarks.on_gpu.session import Measured
+from estimator.job import Machine
+from estimator.plan import GIB
+from tests.benchmarks.on_gpu.machines import H200, plan_of, ran
+
+HEADING = Heading(
+    title="What training needs, shows and does on 1x NVIDIA H200",
+    command="python -m benchmarks.on_gpu --minutes 20",
+    machine="on a processor",
+    day="2026-10-01",
+    minutes=12.0,
+    resolution=0.02,
+)
+NOT_CHECKED = Checked(command="python -m checklist", problem="it had not ended after 240 s")
+CASES = cases.in_order(ON_GPUS, H200)
+
+
+def rendered(*measured: Measured, scale: cases.Scale = ON_GPUS) -> str:
+    return page.render(HEADING, measured, scale, NOT_CHECKED)
+
+
+def cells(text: str, section: str, case: str) -> list[str]:
+    """The cells of a case's line in the table below a heading."""
+    below = text.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
+    line = next(line for line in below.splitlines() if line.startswith(f"| {case} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_live_shown_and_needed_memory_stand_beside_what_was_predicted() -> None:
+    case = CASES[0]
+    plan = plan_of(case, ON_GPUS, H200)
+    memory = plan.prediction.memory
+    needed = round(memory.needs_bytes / 1.25)
+    measured = ran(case, plan, live_bytes=memory.live_bytes * 2, device_bytes=memory.shows_bytes)
+    limit = needed - measured.outside_bytes
+    measured.found = Found(runs_bytes=limit, fails_bytes=limit - GIB // 2, trials=2, finished=True)
+    measured.trials = [Outcome(ended="ran"), Outcome(ended="out of memory")]
+    found = cells(rendered(measured), "Memory of one process", case.name)
+    assert found[0] == f"{memory.live_bytes / GIB:.2f}"
+    assert found[1:3] == [f"{memory.live_bytes * 2 / GIB:.2f}", "-50.0%"]
+    assert found[5] == "+0.0%"
+    assert found[7:] == [f"{needed / GIB:.2f}", "0.50 (2 runs)", "+25.0%"]
+
+
+def test_speed_of_packed_rows_is_compared_and_of_others_only_told() -> None:
+    packed = next(case for case in CASES if case.lengths == "fixed")
+    plan = plan_of(packed, ON_GPUS, H200)
+    predicted = plan.prediction.tokens_per_second
+    assert predicted is not None
+    step = 4 * 2048 / predicted
+    text = rendered(ran(packed, plan, step_seconds=2 * step), ran(CASES[0], plan_of(CASES[0], ON_GPUS, H200)))
+    assert cells(text, "Speed", packed.name)[2] == "+100.0%"
+    assert cells(text, "Speed", CASES[0].name)[:3] == ["", "1,000", ""]
+
+
+def test_nvml_stands_beside_torchs_counters() -> None:
+    case = CASES[0]
+    measured = ran(
+        case, plan_of(case, ON_GPUS, H200), device_bytes=30 * GIB, reserved_bytes=29 * GIB, samples=41
+    )
+    assert cells(rendered(measured), "NVML beside torch's counters", case.name) == [
+        "30.00",
+        "29.00",
+        "1.00",
+        "0.00",
+        "41",
+    ]
+
+
+def test_what_ran_out_of_memory_or_was_left_out_is_named_with_its_reason() -> None:
+    full, late, refused = CASES[1], CASES[2], CASES[5]
+    outcome = Outcome(
+        ended="out of memory", plan=plan_of(full, ON_GPUS, H200).to_json(), device_total_bytes=140 * GIB
+    )
+    text = rendered(
+        Measured(case=full, outcome=outcome),
+        Measured(case=late, left_out="no time was left to run it"),
+        Measured(case=refused, left_out="qlora: not here"),
+    )
+    needs = plan_of(full, ON_GPUS, H200).prediction.memory.needs_bytes / GIB
+    assert f"- {full.name}: predicted to need {needs:.1f} GiB of 140.0" in text
+    assert f"no time was left to run it:\n\n- {late.name}" in text
+    assert f"qlora: not here:\n\n- {refused.name}" in text
+    assert "## Memory of one process" not in text
+    assert "python -m checklist`: no answer: it had not ended after 240 s." in text
+
+
+def test_on_a_cpu_the_page_says_what_it_is_good_for() -> None:
+    alone = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
+    case = cases.in_order(ON_CPU, alone)[1]
+    none = dict.fromkeys(("live_bytes", "reserved_bytes", "device_bytes"))
+    text = rendered(ran(case, plan_of(case, ON_CPU, alone), **none), scale=ON_CPU)
+    assert "say nothing of GPUs" in " ".join(text.split())
+    assert "NVML" not in text
+    assert cells(text, "Memory of one process", case.name)[4] == "2.00"

@@ -1,0 +1,87 @@
+"""Going through the cases: within the time, each run apart, and nothing left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.on_gpu import cases, data
+from benchmarks.on_gpu.cases import ON_CPU
+from benchmarks.on_gpu.one_run import Order, Outcome
+from benchmarks.on_gpu.session import Clock, Measured, Session, run_apart
+from estimator.job import Machine
+from launchers.models import tiny_llama
+
+ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
+FULL = next(case for case in cases.in_order(ON_CPU, ALONE) if case.what == "tiny-llama full torchtune")
+
+
+def order(folder: Path, limit_bytes: int | None = None) -> Order:
+    model = tiny_llama.make(folder / "tiny-llama")
+    rows = data.write(folder / "rows.jsonl", model, cases.rows_needed(FULL, ON_CPU), ON_CPU.seq_len)
+    return Order(
+        settings=cases.settings_of(FULL, ON_CPU, model, rows).model_dump(mode="json"),
+        warm_up=ON_CPU.warm_up,
+        folder=folder / "run",
+        data=folder / "data",
+        limit_bytes=limit_bytes,
+    )
+
+
+def alive(folder: Path) -> list[str]:
+    """Processes whose command names something of the folder."""
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [" ".join(command) for command in commands if any(str(folder) in word for word in command)]
+
+
+def test_a_case_for_which_no_time_is_left_is_not_begun_and_named(tmp_path: Path) -> None:
+    kept: list[int] = []
+
+    def keep(measured: Sequence[Measured]) -> None:
+        kept.append(len(measured))
+
+    session = Session(
+        scale=ON_CPU, folder=tmp_path, clock=Clock(0.1), resolution=0.1, say=lambda _: None, keep=keep
+    )
+    every = session.measure(cases.in_order(ON_CPU, ALONE)[:6])
+    assert [each.left_out for each in every[:5]] == ["no time was left to run it"] * 5
+    assert "bitsandbytes" in every[5].left_out
+    assert kept == [6] * 6, "results are kept after each case"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_outside_of_torch_is_added_to_the_limit_that_ran() -> None:
+    measured = Measured(case=FULL, outcome=Outcome(ended="ran", reserved_bytes=900, device_bytes=1000))
+    assert measured.outside_bytes == 100
+    assert measured.needed_bytes is None
+
+
+@pytest.mark.slow
+def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path) -> None:
+    outcome = run_apart(order(tmp_path), 4.0)
+    assert (outcome.ended, outcome.message) == ("no time", "ended after 4 s")
+    deadline = time.monotonic() + 10
+    while alive(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_run_below_too_low_a_limit_is_out_of_memory_and_names_no_machine(tmp_path: Path) -> None:
+    outcome = run_apart(order(tmp_path, limit_bytes=430 * 2**20), 300)
+    assert outcome.ended == "out of memory", outcome.message
+    assert not outcome.message.startswith("rank")
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_mistake_in_the_settings_is_refused_with_its_reason(tmp_path: Path) -> None:
+    given = order(tmp_path)
+    given.settings["seq_len"] = 4096
+    outcome = run_apart(given, 300)
+    assert outcome.ended == "refused"
+    assert "takes at most 2048 tokens" in outcome.message
