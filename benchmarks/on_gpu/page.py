@@ -99,7 +99,8 @@ def _memory_words(on_gpus: bool) -> str:
 def _checklist(checked: Checked) -> list[str]:
     shown = f"`{checked.command}`"
     if checked.answer is None:
-        return [f"{shown}: no answer: {checked.problem.rstrip(".")}."]
+        problem = checked.problem.rstrip(".")
+        return [f"{shown}: no answer: {problem}."]
     answer = checked.answer
     lines = ["| Check | Verdict | Why |", "|---|---|---|"]
     lines += [f"| {check.check} | {check.verdict} | {_cell(check.reason)} |" for check in answer.checks]
