@@ -12,10 +12,10 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
+from decorators.card.trial import trial_rows
 from decorators.profile.history import CardState, RankRow
 from estimator.plan import Plan, Request
 from launchers.report.metrics import dist_lines, duration
-from launchers.trial import TrialResult, layout_words
 
 MOST_RANKS = 64  # rows of the rank table
 MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their maximum
@@ -201,25 +201,6 @@ def memory_points(state: CardState) -> list[MemoryPoint]:
             return [_point(state, m.at, "a rank", m.rss) for m in state.memory]
         return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.memory]
     return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.samples]
-
-
-def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[str, str, str], ...]:
-    """A row for each plan that was tried: speed and memory of a process, predicted and measured."""
-    rows = []
-    for trial in trials:
-        prediction = trial.plan.prediction
-        measured = f"{count(trial.tokens_per_second)} tokens/s, {size(trial.memory_peak_bytes)}"
-        if trial.failure is not None:
-            measured = "ran out of memory" if trial.out_of_memory else trial.failure
-        taken = " (taken)" if kept is not None and kept.layout == trial.plan.layout else ""
-        rows.append(
-            (
-                layout_words(trial.plan) + taken,
-                f"{count(prediction.tokens_per_second)} tokens/s, {size(prediction.memory.shows_bytes)}",
-                measured,
-            )
-        )
-    return tuple(rows)
 
 
 def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,32 @@
+"""The card's table of plans that were tried before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decorators.card.blocks import size
+from estimator.plan import Plan
+from launchers.trial import TrialResult, layout_words
+
+
+def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[str, str, str], ...]:
+    """A row for each plan that was tried: speed and memory of a process, predicted and measured."""
+    rows = []
+    for trial in trials:
+        prediction = trial.plan.prediction
+        measured = f"{_rate(trial.tokens_per_second)}, {size(trial.memory_peak_bytes)}"
+        if trial.failure is not None:
+            measured = "ran out of memory" if trial.out_of_memory else trial.failure
+        taken = " (taken)" if kept is not None and kept.layout == trial.plan.layout else ""
+        rows.append(
+            (
+                layout_words(trial.plan) + taken,
+                f"{_rate(prediction.tokens_per_second)}, {size(prediction.memory.shows_bytes)}",
+                measured,
+            )
+        )
+    return tuple(rows)
+
+
+def _rate(tokens_per_second: float | None) -> str:
+    return "unknown speed" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"

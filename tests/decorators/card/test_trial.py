@@ -1,0 +1,41 @@
+"""The card's table of tried plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from decorators.card.step import draw
+from decorators.card.trial import trial_rows
+from launchers.trial import RankPeaks, TrialResult
+from tests.decorators.flows.plans import make_plan
+from tests.decorators.profile.states import make_state
+
+GIB = 2**30
+
+
+def result(micro_batch_size: int, **changes: object) -> TrialResult:
+    plan = make_plan({}, "kubernetes")
+    layout = replace(plan.layout, micro_batch_size=micro_batch_size)
+    peaks = RankPeaks(rank=0, device="cuda:0", allocated_bytes=GIB, reserved_bytes=33 * GIB, rss_bytes=GIB)
+    values: dict[str, object] = {
+        "plan": replace(plan, layout=layout),
+        "steps": 10,
+        "tokens_per_second": 21000.0,
+        "ranks": (peaks,),
+    }
+    return TrialResult(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_each_tried_plan_stands_beside_its_prediction_and_the_taken_one_is_marked() -> None:
+    kept, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
+    rows = trial_rows([kept, failed], kept.plan)
+    assert rows[0][0].endswith("(taken)")
+    assert rows[0][1:] == ("24,000 tokens/s, 34.0 GiB", "21,000 tokens/s, 33.0 GiB")
+    assert rows[1][2] == "ran out of memory"
+    assert "taken" not in rows[1][0]
+
+
+def test_a_card_has_the_table_only_where_plans_were_tried() -> None:
+    state = make_state()
+    without, with_trials = draw(state), draw(replace(state, trials=(result(1),)))
+    assert len(with_trials) == len(without) + 2
