@@ -199,7 +199,7 @@ def _choose_plan(
     from flows import checklist_gate
 
     bandwidth = checked.bandwidth()
-    if bandwidth is not None and checked.is_of(plan):
+    if goals is not None and bandwidth is not None and checked.is_of(plan):
         again = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
         if checked.is_of(again):  # else it would be another machine's bandwidth
             reason = checklist_gate.explain_bandwidth(again, bandwidth)
@@ -212,16 +212,16 @@ def _choose_plan(
 
 def _plan_for_place(
     job: Job, target: Target, corrections: Calibration | None, backend: Backend, resources: Resources
-) -> tuple[Plan, Goals]:
+) -> tuple[Plan, Goals | None]:
     """The plan, and what it was made with: what the run's cluster or queue has and could get.
 
-    A run that is resumed has its plan already: the steps that it goes on with train by that one. Raises
-    UserError, in the words of what stands in the way where that is all that is wrong.
+    A run that is resumed has its plan already (None): the steps that it goes on with train by that one.
+    Raises UserError, in the words of what stands in the way where that is all that is wrong.
     """
     if command() == "resume" and backend != "local":
         earlier = resumed_artifact("start", "plan")
         if isinstance(earlier, Plan):
-            return earlier, Goals()
+            return earlier, None
     cluster = _read_cluster(backend, resources)
     if cluster is None:
         return pipeline.best_plan(job, target, corrections), Goals()

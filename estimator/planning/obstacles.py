@@ -9,7 +9,7 @@ from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
 from estimator.plan import MIB, Plan
-from estimator.planning.clusters import best_or_none
+from estimator.planning import planner
 from estimator.planning.goals import Goals
 
 
@@ -18,13 +18,20 @@ def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> Use
 
     ``cluster``: with the machines that a taint keeps the run's pods from.
     """
-    unlimited = best_or_none(job, target, Goals(cluster=replace(cluster.open, quotas=())))
+    unlimited = _plan_or_none(job, target, replace(cluster.open, quotas=()))
     if unlimited is not None:
         return _of_quota(error, unlimited, cluster)
-    opened = best_or_none(job, target, Goals(cluster=cluster))
+    opened = _plan_or_none(job, target, cluster)
     if opened is None:
         return _of_guess(error, job, target, cluster)
     return _of_taint(opened, [nodes for nodes in nodes_of(opened, cluster) if nodes.fences])
+
+
+def _plan_or_none(job: Job, target: Target, cluster: Cluster) -> Plan | None:
+    try:
+        return planner.plan(job, target, Goals(cluster=cluster))
+    except UserError:
+        return None
 
 
 def nodes_of(plan: Plan, cluster: Cluster) -> tuple[ClusterNodes, ...]:
@@ -48,9 +55,7 @@ def taints_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
 def _of_guess(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
     """Machines of node groups that have no nodes now, of which nothing says what they are."""
     guesses = [replace(nodes, guessed=False) for nodes in cluster.nodes if nodes.guessed]
-    plan = (
-        best_or_none(job, target, Goals(cluster=replace(cluster, nodes=tuple(guesses)))) if guesses else None
-    )
+    plan = _plan_or_none(job, target, replace(cluster, nodes=tuple(guesses))) if guesses else None
     if plan is None:
         return error
     groups = ", ".join(dict.fromkeys(nodes.added_by for nodes in guesses))

@@ -165,15 +165,15 @@ def test_what_is_in_use_is_left_to_its_users(tmp_path: Path) -> None:
 
 
 def test_a_namespaces_quota_is_kept_and_named_where_it_is_too_small(tmp_path: Path) -> None:
-    quota = {"metadata": {"name": "team"}, "status": {"hard": {"requests.nvidia.com/gpu": "2"}}}
+    quota = {"metadata": {"name": "team"}, "status": {"hard": {"requests.nvidia.com/gpu": "1"}}}
     api = Api(nodes=[eks_p5(1)], quotas=[quota])
     found = shown(tmp_path, api, "--model", "llama-8b", "--method", "lora", "--json")
     requests = [plan["request"] for plan in json.loads(found[found.index("{") :])["plans"]]
-    assert max(request["gpus_per_node"] for request in requests) <= 2
+    assert max(request["gpus_per_node"] for request in requests) <= 1
     with serving_api(api) as url:
-        done = run(tmp_path, url, "--model", "mixtral-8x7b", "--method", "full")
+        done = run(tmp_path, url, "--model", "llama-70b", "--method", "lora")
     assert done.returncode == 1
-    assert "ResourceQuota team allows 2 requests.nvidia.com/gpu" in done.stderr
+    assert "ResourceQuota team allows 1 requests.nvidia.com/gpu" in done.stderr
 
 
 def test_one_machine_is_planned_where_one_of_its_gpus_is_asked_for(tmp_path: Path) -> None:
