@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.memory.states import offloads_gradients, offloads_states, offloads_weights, share, states
-from estimator.plan import GIB
+from estimator.plan import GIB, LAUNCHED_ENGINES
 from estimator.setup import Setup
 
 # CUDA context of one process 0.47-0.92 GiB, and 1.5 GiB more at NCCL's first collective: measured on A100s
@@ -38,26 +38,53 @@ def runtime_bytes(setup: Setup) -> int:
 def host_bytes(setup: Setup) -> int:
     """Host memory in bytes of one node of a job that trains on GPUs.
 
-    Each process: Python, torch and CUDA's host side. Loading: torchtune maps the safetensors files, whose
-    pages all ranks share, and permutes copies of the query and key weights in each; transformers maps them as
-    well and loads straight onto the GPU, but with ZeRO-3 each rank holds one file of up to 5 GB. Saving: the
-    first rank gathers the model on the host and converts it. Offload of states: DeepSpeed's own rule, 16 B a
-    trained parameter over the nodes, times 1.5 (runtime/zero/stage_1_and_2.py,
-    estimate_zero2_model_states_mem_needs); on NVMe, the buffers of one sub-group alone. Offload of
-    activations: every block's input.
+    Each process: Python, torch and CUDA's host side; then the larger of loading and saving, which are not at
+    the same time. Mapped files don't count: their pages are the kernel's to take back. Offload of states:
+    DeepSpeed's own rule, 16 B a trained parameter over the nodes, times 1.5
+    (runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs); on NVMe, the buffers of one
+    sub-group alone. Offload of activations: every block's input.
     """
-    model, ranks = setup.model, min(setup.processes_per_node, setup.world_size)
-    weights = 2 * model.parameters
-    base = ranks * GPU_PROCESS_HOST_BYTES
+    ranks = min(setup.processes_per_node, setup.world_size)
+    loading, saving = _loading_bytes(setup, ranks), _saving_bytes(setup)
+    return ranks * GPU_PROCESS_HOST_BYTES + max(loading, saving) + _offloaded_bytes(setup, ranks)
+
+
+def _loading_bytes(setup: Setup, ranks: int) -> int:
+    """What loading holds on a node's host beside mapped files, in bytes, over its ``ranks`` processes.
+
+    torchtune maps the safetensors files in each rank and permutes copies of the query and key weights
+    (models/convert_weights.py; not for Qwen 2). In several processes it also casts the whole model where it
+    trains in another type than the files' 16 bits, if no weight is 4-bit (training/_distributed.py,
+    load_from_full_model_state_dict). transformers maps them too and moves one tensor after the other onto
+    the GPU. With ZeRO-3 a node's first rank alone reads the weights, and puts experts together on the host
+    (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: of a dense model nothing but its
+    shards, of a mixture of experts one copy of the model in rank 0).
+    """
+    model = setup.model
     if setup.engine == "torchtune":
-        permuted = 2 * model.layers * model.hidden * (model.q_dim + model.kv_dim)
-        loading = weights + ranks * permuted
-    elif setup.sharding == "zero3":
-        loading = weights + ranks * min(weights, 5 * 10**9)
-    else:
-        loading = weights
-    saving = 2 * weights
-    return base + max(loading, saving) + _offloaded_bytes(setup, ranks)
+        permuted = (
+            0 if model.family == "qwen2" else model.layers * model.hidden * (model.q_dim + model.kv_dim)
+        )
+        cast = setup.precision == "fp32" and setup.world_size > 1 and setup.quantization == "none"
+        return ranks * (2 * permuted + 4 * model.parameters * cast)
+    if setup.sharding == "zero3":
+        return 2 * model.parameters if model.experts > 1 else 0
+    return 0
+
+
+def _saving_bytes(setup: Setup) -> int:
+    """What saving the result holds on the host, in bytes.
+
+    Of a whole model: the first rank gathers it there and converts it. Adapters are merged tensor by tensor
+    (launchers/engines/_merge.py): the adapter, and the largest matrix as it was trained on, with the product
+    added, and in Hugging Face's order of rows.
+    """
+    if not (setup.adapters and setup.engine in LAUNCHED_ENGINES):
+        return 4 * setup.model.parameters
+    matrices = [setup.model.vocab * setup.model.hidden]
+    matrices += [rows * columns for rows, columns in setup.model.linear_shapes.values()]
+    bytes_each = 4 if setup.precision == "fp32" else 2
+    return bytes_each * (setup.trainable_parameters + 3 * max(matrices))
 
 
 def _offloaded_bytes(setup: Setup, ranks: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from estimator.errors import UserError
@@ -33,11 +35,12 @@ def load(job: TrainJob, config: dict[str, Any], device: torch.device) -> Any:
     with collector_paused():
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(  # imports the model's own code
-            job.model_dir,
-            dtype=torch.float32 if layout.precision == "fp32" else torch.bfloat16,
-            **options,
-        )
+        with _weights_read_by_first_rank() if zero_stage(job) == 3 else contextlib.nullcontext():
+            model = AutoModelForCausalLM.from_pretrained(  # imports the model's own code
+                job.model_dir,
+                dtype=torch.float32 if layout.precision == "fp32" else torch.bfloat16,
+                **options,
+            )
     model.hf_deepspeed_config = hf_config
     if zero_stage(job) == 3:
         _fetch_expert_blocks_whole(model)
@@ -47,6 +50,28 @@ def load(job: TrainJob, config: dict[str, Any], device: torch.device) -> Any:
         model = _with_adapters(model, job.settings)
     model.train()
     return model
+
+
+@contextlib.contextmanager
+def _weights_read_by_first_rank() -> Iterator[None]:
+    """With ZeRO-3, let every rank but the first load names and shapes alone: the first hands out the weights.
+
+    transformers (5.4, integrations/deepspeed.py) loads all files in each rank, of which only the first rank's
+    are used. Mapped files cost little, but experts are put together: a copy of the model in every rank.
+    """
+    from transformers import modeling_utils
+
+    read = modeling_utils.load_state_dict
+
+    def read_shapes(file: Any, *_: Any, **options: Any) -> Any:
+        return read(file, **(options | {"map_location": "meta"}))
+
+    if dist.get_rank() != 0:
+        modeling_utils.load_state_dict = read_shapes
+    try:
+        yield
+    finally:
+        modeling_utils.load_state_dict = read
 
 
 def _with_adapters(model: Any, settings: Settings) -> Any:

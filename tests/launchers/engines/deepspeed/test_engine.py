@@ -180,6 +180,24 @@ def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None
     assert [path.name for path in found] == ["model-00001-of-00001.safetensors"]
 
 
+@pytest.mark.parametrize(("rank", "device"), [(0, "cpu"), (1, "meta")])
+def test_with_zero3_only_the_first_rank_reads_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, device: str
+) -> None:
+    from safetensors.torch import save_file
+    from transformers import modeling_utils
+
+    path = tmp_path / "model.safetensors"
+    save_file({"lm_head.weight": torch.ones(2, 3)}, path, {"format": "pt"})
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    read = modeling_utils.load_state_dict
+    with deepspeed_model._weights_read_by_first_rank():
+        (weight,) = modeling_utils.load_state_dict(str(path), map_location="cpu", weights_only=True).values()
+    assert weight.device.type == device
+    assert weight.shape == (2, 3)
+    assert modeling_utils.load_state_dict is read
+
+
 def write_checkpoint(folder: Path, **values: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     written = {"stage": 2, "world_size": 2, "method": "full", "precision": "fp32", "optimizer": "adamw"}

@@ -1,0 +1,68 @@
+"""Host memory of a node: what loading and saving hold there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import Job, Target, plan
+from estimator.memory import host_bytes
+from estimator.models import find
+from estimator.plan import GIB
+from estimator.setup import Setup
+
+PROCESS = 3 * GIB
+
+
+def setup_of(model: str, **values: Any) -> Setup:
+    return Setup(model=find(model), **values)
+
+
+def test_qlora_of_70b_on_one_gpu_needs_the_copies_of_queries_and_keys_and_no_second_model() -> None:
+    step = setup_of("llama-70b", method="lora", quantization="nf4-double")
+    copies = 80 * 8192 * (8192 + 1024) * 2  # layers x hidden x rows of q and k, in bf16
+    assert host_bytes(step) == PROCESS + copies
+
+
+def test_one_h100_with_the_memory_of_its_share_of_a_node_takes_qlora_of_70b() -> None:
+    job = Job(model=find("llama-70b"), method="qlora")
+    made = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=1))
+    assert (made.layout.nodes, made.layout.processes_per_node) == (1, 1)
+
+
+@pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
+def test_a_merge_holds_a_few_of_the_largest_matrices_however_many_layers_there_are(engine: Any) -> None:
+    shallow, deep = (
+        host_bytes(
+            Setup(model=find("qwen2.5-7b").with_layers(layers), engine=engine, method="lora", lora_rank=1)
+        )
+        for layers in (10, 20)
+    )
+    largest = 152064 * 3584 * 2  # the embedding in bf16
+    assert PROCESS + 3 * largest < shallow < deep < PROCESS + 3 * largest + 0.01 * GIB
+
+
+def test_a_whole_model_is_gathered_and_converted() -> None:
+    step = setup_of("llama-8b")
+    assert host_bytes(step) == PROCESS + 4 * step.model.parameters
+
+
+def test_several_processes_that_train_in_fp32_each_cast_the_model() -> None:
+    values: dict[str, Any] = {"method": "lora", "sharding": "fsdp", "shard": 4, "processes_per_node": 4}
+    cast, as_it_is = (setup_of("qwen2.5-7b", precision=p, **values) for p in ("fp32", "bf16"))
+    assert host_bytes(cast) == 4 * (PROCESS + 4 * cast.model.parameters)
+    assert host_bytes(as_it_is) < 4 * PROCESS + 4 * GIB
+
+
+def test_with_zero_3_one_rank_puts_experts_together_and_dense_models_stay_mapped() -> None:
+    values: dict[str, Any] = {
+        "engine": "deepspeed",
+        "method": "lora",
+        "sharding": "zero3",
+        "shard": 8,
+        "processes_per_node": 8,
+    }
+    experts, dense = setup_of("mixtral-8x7b", **values), setup_of("llama-70b", **values)
+    assert host_bytes(experts) == 8 * PROCESS + 2 * experts.model.parameters
+    assert host_bytes(dense) < 8 * PROCESS + 8 * GIB
