@@ -11,6 +11,7 @@ from checklist import result
 from estimator.errors import UserError
 
 PROCESSES_ON_CPU = 2  # fewer have nothing to tell each other
+VERSIONS = ("driver", "cuda", "nccl", "torch")
 LEFT_OUT = "datastore,storage"
 LONGEST_PROBLEM = 300  # characters of it that are shown
 
@@ -25,10 +26,10 @@ class Checked:
 
     @property
     def versions(self) -> dict[str, str]:
-        """driver, cuda, nccl, torch, python, kernel: those that are known."""
+        """Of what decides on memory and speed (``VERSIONS``): those that are known."""
         facts = self.answer.measurements.facts if self.answer else ()
         found = facts[0].versions if facts else {}
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name in VERSIONS if (value := found.get(name))}
 
 
 def check(device: str, gpus: int, folder: Path, limit_s: float) -> Checked:

@@ -12,7 +12,6 @@ from benchmarks.on_gpu.session import Measured
 from checklist.result import Figure
 from estimator.plan import GIB, Plan
 
-VERSIONS = ("driver", "cuda", "nccl", "torch")
 NONE = ""  # in a cell: not measured, or not predicted
 
 
@@ -66,7 +65,7 @@ _NVML = (
 
 
 def _versions(checked: Checked) -> str:
-    known = [f"{name} {checked.versions[name]}" for name in VERSIONS if name in checked.versions]
+    known = [f"{name} {value}" for name, value in checked.versions.items()]
     return f"{', '.join(known)}." if known else ""
 
 
@@ -99,8 +98,7 @@ def _memory_words(on_gpus: bool) -> str:
 def _checklist(checked: Checked) -> list[str]:
     shown = f"`{checked.command}`"
     if checked.answer is None:
-        problem = checked.problem.rstrip(".")
-        return [f"{shown}: no answer: {problem}."]
+        return [f"{shown}: no answer: {checked.problem.rstrip('.')}."]
     answer = checked.answer
     lines = ["| Check | Verdict | Why |", "|---|---|---|"]
     lines += [f"| {check.check} | {check.verdict} | {_cell(check.reason)} |" for check in answer.checks]
