@@ -27,7 +27,7 @@ NO_FOLDER = Path("unused")
 
 
 def refusal(**settings: Any) -> str | None:
-    spec: Any = SimpleNamespace(family="llama", experts=0)
+    spec: Any = SimpleNamespace(name="llama", family="llama", experts=0, max_seq_len=2048)
     return engines.get("deepspeed").unsupported(
         Settings.model_validate({"engine": "deepspeed"} | settings), spec
     )
