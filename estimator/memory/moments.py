@@ -74,50 +74,53 @@ class Moment:
         """The sum of the parts."""
         return sum(self.parts.values())
 
-    def weighed(self, weight: float) -> float:
-        """The sum of the parts, where a byte that is not of the gradients counts ``weight``."""
+    def beside(self, streams: int) -> int:
+        """Bytes that the allocator reserves beside what is alive now.
+
+        Blocks belong to the stream that they were allocated on (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
+        FSDP's reduce-scatters run on a stream of their own: their inputs and the sharded gradients can't use
+        what activations have left, so the largest of both streams, together ``streams``, are reserved.
+        """
+        return max(streams - self.total, 0)
+
+    def weighed(self, weight: float, streams: int) -> tuple[float, int]:
+        """What is alive now, and reserved beside where ``streams`` is not 0, and the first of it again.
+
+        A byte that is not of the gradients counts ``weight``.
+        """
         gradients = self.parts.get("gradients", 0)
-        return gradients + weight * (self.total - gradients)
+        alive = gradients + weight * (self.total - gradients)
+        return (alive + self.beside(streams) if streams else alive), self.total
 
 
-def peak(setup: Setup, weight: float = 1.0) -> Peak:
+def peak(setup: Setup, weight: float = 1.0, *, held: bool = True) -> Peak:
     """The largest moment of one process; in a pipeline, of the stage that needs the most.
 
-    ``weight``: what a byte counts that is not of the states, where the allocator makes more of it.
+    ``weight``: what a live byte counts that is not of the states, where the allocator makes more of it.
+    ``held``: whether what the allocator reserves beside counts, too.
     """
-    peaks = [_stage_peak(setup, part_of(setup, stage), stage, weight) for stage in stages(setup)]
+    peaks = [_stage_peak(setup, part_of(setup, stage), stage, weight, held) for stage in stages(setup)]
     if loaded := loaded_bytes(setup, part_of(setup, stages(setup)[0])):
         peaks.append(Peak({"weights": loaded}, 0))
-    return max(peaks, key=lambda each: each.states_bytes + weight * (each.dynamic_bytes + each.beside))
+    return max(peaks, key=lambda each: each.states_bytes + weight * each.dynamic_bytes + held * each.beside)
 
 
-def _stage_peak(setup: Setup, part: Part, stage: str, weight: float) -> Peak:
+def _stage_peak(setup: Setup, part: Part, stage: str, weight: float, held: bool) -> Peak:
     constant = states(setup, stage)
     gradients = constant.pop("gradients")
     logits = loss_bytes(setup, part, setup.tokens)
     block_per_token = block_bytes(setup)
     moments = _moments(setup, part, gradients, logits, block_per_token)
-    largest = max(moments, key=lambda moment: moment.weighed(weight))
+    streams = max(moment.total - moment.apart for moment in moments) + max(moment.apart for moment in moments)
+    largest = max(moments, key=lambda moment: moment.weighed(weight, streams * held))
     constant["NF4 overhead"] = scale_bytes(setup, part)
     joined = {name: constant.get(name, 0) + largest.parts.get(name, 0) for name in (constant | largest.parts)}
     return Peak(
         categories={name: size for name, size in joined.items() if size},
-        beside=_beside(moments, largest)
+        beside=largest.beside(streams)
         + logits.unfitting
         + int(setup.tokens * _unfitting(setup, block_per_token)),
     )
-
-
-def _beside(moments: list[Moment], largest: Moment) -> int:
-    """Memory that the allocator reserves beside what is active at the peak.
-
-    Blocks belong to the stream that they were allocated on (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
-    FSDP's reduce-scatters run on a stream of their own: their inputs and the sharded gradients can't use what
-    activations have left, so the largest of both are reserved.
-    """
-    main_stream = max(moment.total - moment.apart for moment in moments)
-    other_streams = max(moment.apart for moment in moments)
-    return max(main_stream + other_streams - largest.total, 0)
 
 
 def _unfitting(setup: Setup, block_per_token: float) -> float:

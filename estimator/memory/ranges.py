@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.memory.host import CUDA_CONTEXT_BYTES, runtime_bytes
+from estimator.memory.host import runtime_bytes
 from estimator.memory.moments import Peak, peak
 from estimator.memory.residuals import LIVE, Residual, residual_of
 from estimator.plan import GIB
@@ -21,6 +21,10 @@ from estimator.setup import Setup
 # of 80 GB passes with them (NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-memory-tuning).
 ALLOCATOR = 1.10
 ALLOCATOR_EXPANDABLE = 1.05
+
+# CUDA's context within what CUDA offers of a GPU: the least of what was measured (host.CUDA_CONTEXT_BYTES). What
+# the driver keeps beside is not offered (data/gpus.csv, vram_cuda_GiB).
+CONTEXT_NEEDED_BYTES = GIB // 2
 
 # NCCL's share of what a run can't do without. Its buffers take up to 1.5 GiB where there is room
 # (host.NCCL_BYTES); of the published runs that fill their GPU none leaves more than this.
@@ -48,7 +52,7 @@ def needs(setup: Setup) -> tuple[Range, Peak]:
         return Range(most.upper_bytes, most.likely_bytes, most.upper_bytes, most.basis), largest
     residual = residual_of(setup, "active")
     lost = ALLOCATOR_EXPANDABLE if setup.expandable_segments else ALLOCATOR
-    largest = peak(setup, residual.factor * lost)
+    largest = peak(setup, residual.factor * lost, held=False)
     states = largest.states_bytes + needed_runtime_bytes(setup)
     dynamic = largest.dynamic_bytes * residual.factor
     needed = Range(
@@ -64,7 +68,7 @@ def needed_runtime_bytes(setup: Setup) -> int:
     """What a process that holds no tensor yet can't do without, outside of PyTorch's allocator."""
     if setup.device == "cpu":
         return runtime_bytes(setup)
-    return CUDA_CONTEXT_BYTES + (NCCL_NEEDED_BYTES if setup.world_size > 1 else 0)
+    return CONTEXT_NEEDED_BYTES + (NCCL_NEEDED_BYTES if setup.world_size > 1 else 0)
 
 
 def shows(setup: Setup, kind: str) -> Range:
@@ -79,18 +83,17 @@ def shows(setup: Setup, kind: str) -> Range:
 
 def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
     residual = residual_of(setup, kind)
-    largest = peak(setup, residual.factor if setup.device == "cuda" else 1.0)
-    dynamic, states = largest.dynamic_bytes, largest.states_bytes
-    if kind not in LIVE:
-        dynamic += largest.beside
-    if setup.device == "cpu":
-        dynamic, states = dynamic + states, 0
+    held, on_cpu = kind not in LIVE, setup.device == "cpu"
+    largest = peak(setup, 1.0 if on_cpu else residual.factor, held=held)
+    dynamic, fixed = largest.dynamic_bytes, largest.states_bytes + held * largest.beside
+    if on_cpu:
+        dynamic, fixed = dynamic + fixed, 0
     outside = runtime_bytes(setup) if kind == "process" else 0
     likely = dynamic * residual.factor
     shown = Range(
-        likely_bytes=states + int(likely) + outside,
-        lower_bytes=states + int(likely * residual.lower_for(setup.engine)) + outside,
-        upper_bytes=states + int(likely * residual.upper_for(setup.engine)) + outside,
+        likely_bytes=fixed + int(likely) + outside,
+        lower_bytes=fixed + int(likely * residual.lower_for(setup.engine)) + outside,
+        upper_bytes=fixed + int(likely * residual.upper_for(setup.engine)) + outside,
         basis=_basis(residual, setup.engine),
     )
     return shown, largest

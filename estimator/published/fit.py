@@ -45,13 +45,13 @@ class MeasuredRun:
     counter: str
     name: str  # of the class
     measured: float
-    states: float  # what is kept from step to step
+    fixed: float  # what is kept from step to step, and what the allocator reserves beside what is alive
     dynamic: float  # all else
 
     @property
     def ratio(self) -> float:
-        """Measured over formulas, of what is not states; at least 0.05, where states are overestimated."""
-        return max((self.measured - self.states) / self.dynamic, 0.05)
+        """Measured over formulas, of what varies; at least 0.05, where the fixed part is overestimated."""
+        return max((self.measured - self.fixed) / self.dynamic, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
         if row.memory_skip or row.setup is None or row.gib is None or row.kind not in (*LIVE, "reserved"):
             continue
         counter = "live" if row.kind in LIVE else "held"
-        largest = peak(row.setup, residual_of(row.setup, row.kind).factor)
-        dynamic = largest.dynamic_bytes + (largest.beside if counter == "held" else 0)
+        held = counter == "held"
+        largest = peak(row.setup, residual_of(row.setup, row.kind).factor, held=held)
         runs.append(
             MeasuredRun(
                 id=row.id,
@@ -87,8 +87,8 @@ def runs_of(path: Path = MEASURED) -> list[MeasuredRun]:
                 counter=counter,
                 name=class_of(row.setup, counter),
                 measured=row.gib,
-                states=largest.states_bytes / GIB,
-                dynamic=max(dynamic / GIB, 1e-3),
+                fixed=(largest.states_bytes + held * largest.beside) / GIB,
+                dynamic=max(largest.dynamic_bytes / GIB, 1e-3),
             )
         )
     return runs
@@ -236,8 +236,8 @@ def predict(runs: Iterable[MeasuredRun], residuals: dict[tuple[str, str], Residu
     for run in runs:
         residual = residuals[run.counter, run.name]
         dynamic = run.dynamic * residual.factor
-        upper = run.states + dynamic * residual.upper_for(run.engine)
-        predictions.append(Prediction(run, run.states + dynamic, upper))
+        upper = run.fixed + dynamic * residual.upper_for(run.engine)
+        predictions.append(Prediction(run, run.fixed + dynamic, upper))
     return predictions
 
 

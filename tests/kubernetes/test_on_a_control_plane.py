@@ -260,7 +260,10 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
         and pod["metadata"]["annotations"]["metaflow/step_name"] == "prepare"
     )
     resources = pod["spec"]["containers"][0]["resources"]
-    assert quantity(resources["requests"]["ephemeral-storage"]) >= plan.request.disk_mib * 2**20
+    assert plan.prepare is not None
+    disk = quantity(resources["requests"]["ephemeral-storage"])
+    assert 2 * plan.parameters < disk < plan.request.disk_mib * 2**20
+    assert disk >= plan.prepare.disk_mib * 2**20
     assert "nvidia.com/gpu" not in str(resources)
 
 

@@ -55,7 +55,7 @@ def test_no_class_has_more_numbers_than_a_factor_and_its_widths() -> None:
     assert len(runs()) > 10 * len(fitted)
     for row in fitted:
         assert 1 <= row.factor <= 1.1  # the formulas carry the prediction
-        assert 0.7 < row.lower_elsewhere <= row.lower < 1 < row.upper <= row.upper_elsewhere <= 1.3
+        assert 0.65 < row.lower_elsewhere <= row.lower < 1 < row.upper <= row.upper_elsewhere <= 1.4
 
 
 # The study's runs of one model that differ in one setting each: torchtune's README, Llama 3.2 3B, A100.
@@ -73,5 +73,5 @@ def test_no_class_has_more_numbers_than_a_factor_and_its_widths() -> None:
 def test_what_each_setting_of_torchtune_saves_is_predicted(
     with_it: str, without: str, difference_gib: float
 ) -> None:
-    predicted = {run.id: run.states + run.dynamic for run in runs()}
+    predicted = {run.id: run.fixed + run.dynamic for run in runs()}
     assert predicted[without] - predicted[with_it] == pytest.approx(difference_gib, abs=0.6)
