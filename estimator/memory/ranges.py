@@ -22,8 +22,8 @@ from estimator.setup import Setup
 ALLOCATOR = 1.10
 ALLOCATOR_EXPANDABLE = 1.05
 
-# CUDA's context within what CUDA offers of a GPU: the least of what was measured (host.CUDA_CONTEXT_BYTES). What
-# the driver keeps beside is not offered (data/gpus.csv, vram_cuda_GiB).
+# CUDA's context within what CUDA offers of a GPU: the least of what was measured (host.CUDA_CONTEXT_BYTES).
+# What the driver keeps beside is not offered (data/gpus.csv, vram_cuda_GiB).
 CONTEXT_NEEDED_BYTES = GIB // 2
 
 # NCCL's share of what a run can't do without. Its buffers take up to 1.5 GiB where there is room

@@ -88,7 +88,7 @@ ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
     ("values", "machine"),
     [
         ({"model": "llama-70b", "global_batch_size": 32}, LARGE),
-        ({"model": "llama-8b", "engine": "deepspeed", "zero": {"stage": 3, "offload": "cpu"}}, ONE_GPU),
+        ({"model": "codestral", "engine": "deepspeed", "zero": {"stage": 3, "offload": "cpu"}}, ONE_GPU),
         ({**CODESTRAL, "zero": {"stage": 3}}, ONE_GPU),
         ({"model": "llama-8b", "method": "lora", "seq_len": 8192, "micro_batch_size": 8}, ONE_GPU),
         ({"model": "tiny-llama", "engine": "torchtune", "zero": {"stage": 3}}, SMALL),
