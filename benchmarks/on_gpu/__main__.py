@@ -46,6 +46,9 @@ def main() -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         status = MISTAKE
+    except KeyboardInterrupt:
+        print("ended by Ctrl-C; what was measured until then is written", file=sys.stderr)
+        status = INTERRUPTED
     raise SystemExit(status)
 
 
@@ -64,7 +67,10 @@ def _options() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and write; returns the exit status. Raises UserError for what the user can mend."""
+    """Measure and write; returns the exit status.
+
+    Raises UserError for what the user can mend, and KeyboardInterrupt when the runs are ended.
+    """
     _check(options)
     machine = here(workdir.root())
     scale = cases.ON_GPUS if machine.gpus else cases.ON_CPU
@@ -72,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
         print(NO_GPU, flush=True)
     wanted = cases.chosen(cases.in_order(scale, machine, options.model), options.only)
     clock = Clock(options.minutes)
-    measured: Sequence[Measured] = [Measured(case=case) for case in wanted]
     with workdir.work_folder("on_gpu", "session", "0") as folder:
         limit_s = 60 * options.minutes * CHECKLIST_SHARE
         checked = checks.check(scale.device, len(machine.gpus), folder, limit_s)
@@ -85,11 +90,7 @@ def run(options: argparse.Namespace) -> int:
             say=lambda line: print(line, flush=True),
             keep=writer,
         )
-        try:
-            measured = session.measure(wanted)
-        except KeyboardInterrupt:
-            print(f"ended by Ctrl-C; what was measured until then is in {writer.page}", file=sys.stderr)
-            return INTERRUPTED
+        measured = session.measure(wanted)
     left = sum(bool(each.left_out) for each in measured)
     print(f"{len(measured)} cases, {left} of them left out in part or whole: {writer.page}, {writer.rows}")
     return 0

@@ -22,6 +22,7 @@ from estimator import models
 from estimator.plan import Plan
 from launchers.models import tiny_llama
 
+NO_TIME = "no time was left to find what it needs, or to narrow it down"
 ROOT = Path(__file__).parents[2]
 FIRST_RUN_S = 60.0  # what a run is taken to last before one has been seen
 LONGEST_RUN_S = 300.0  # a run that lasts longer is ended
@@ -153,8 +154,11 @@ class Session:
         runs = largest
         if outcome.reserved_bytes is None:  # on a CPU: resident memory and private memory are not the same
             runs = int(largest * ABOVE_RESIDENT) + BESIDE_RESIDENT
-            if not trial(runs):
-                measured.left_out = "no limit was found with which it runs"
+            answer = trial(runs)
+            if not answer:
+                measured.left_out = (
+                    NO_TIME if answer is None else "even a limit above what it showed is too low"
+                )
                 return
         measured.found = smallest_limit(
             trial,
@@ -163,7 +167,7 @@ class Session:
             resolution_bytes=int(largest * self.resolution),
         )
         if not measured.found.finished:
-            measured.left_out = "no time was left to narrow down what it needs"
+            measured.left_out = NO_TIME
             if not measured.found.trials:
                 measured.found = None
 
