@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 from estimator.plan import GIB, Plan
 from estimator.planning.trials import trial_plans
 from launchers import pipeline
@@ -175,7 +175,7 @@ def _await_decision(store: Storage, prefix: str) -> Decision:
         time.sleep(1)
     raise UserError(
         f"The first node has not decided within {DECISION_S:.0f} s which of the tried plans to take.",
-        "Look at its log; or run without --trial.",
+        ("Look at its log; or run without ", Change("trial"), "."),
     )
 
 

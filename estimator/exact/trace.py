@@ -15,6 +15,7 @@ from estimator.exact import kernels, sharding, torchtune_models, transformers_mo
 from estimator.exact.built import BuiltModel
 from estimator.exact.support import FSDP, torchtune_modules
 from estimator.exact.tracker import Part, StepTracker
+from estimator.memory import implementations
 from estimator.setup import Setup
 
 PACKAGES = {True: ("torch", "torchtune", "torchao"), False: ("torch", "transformers", "peft")}
@@ -235,7 +236,11 @@ class Step:
     def _with_states(self, parameters: list[nn.Parameter]) -> _Stepper:
         local_parameters = [nn.Parameter(sharding.local(parameter).detach()) for parameter in parameters]
         kind: Any = torch.optim.AdamW
-        options: dict[str, Any] = {"fused": self.setup.device == "cuda" or self.setup.engine == "deepspeed"}
+        fused = implementations.fuses_optimizer(self.setup)
+        on_gpu = self.setup.device == "cuda"
+        options: dict[str, Any] = {"fused": fused and (on_gpu or self.setup.engine == "deepspeed")}
+        if not fused:
+            options = {"foreach": on_gpu}
         if self.setup.optimizer == "sgd":
             kind, options = torch.optim.SGD, {"momentum": 0.9, "lr": 1e-3, "foreach": False}
         optimizer = kind(local_parameters, **options)

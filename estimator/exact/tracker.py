@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._guards import active_fake_mode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")
@@ -51,6 +53,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         self.peaks: dict[str, dict[str, int]] = {}
         self._highest: dict[str, int] = {}
         self._moment = "before"
+        self._working_out_shapes = False
 
     @property
     def moment(self) -> str:
@@ -90,6 +93,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         if self._depth == 0:
             self._fake_mode_on_entry = active_fake_mode()
             self._track_resize()  # FSDP2 frees gathered weights by resizing their storages
+            self._follow_shapes()
         self._depth += 1
         TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
         return self
@@ -98,6 +102,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         self._depth -= 1
         if self._depth == 0:
             self._restore_resize()
+            self._shapes.stop()
         TorchDispatchMode.__exit__(self, *args)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,13 +114,29 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             result = args[0]  # the fake kernel makes a copy, the real one does not
         else:
             result = func(*args, **kwargs or {})
-        # DTensor works out shapes under a fake mode of its own; nothing of that is ever allocated
-        if active_fake_mode() is self._fake_mode_on_entry:
+        # DTensor works out shapes on whole tensors, under a fake mode of its own or (torch 2.13) under the
+        # one that is there: nothing of that is ever allocated
+        if active_fake_mode() is self._fake_mode_on_entry and not self._working_out_shapes:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, torch.Tensor):
                     self._track(self._part_of(func, tensor), tensor)  # type: ignore[arg-type]
             self._note_peak()
         return result
+
+    def _follow_shapes(self) -> None:
+        """Know when DTensor works out the shapes of an operation's results."""
+        name = "_propagate_tensor_meta_non_cached"
+        work_out = getattr(ShardingPropagator, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._working_out_shapes = True
+            try:
+                return work_out(*args, **kwargs)
+            finally:
+                self._working_out_shapes = False
+
+        self._shapes = mock.patch.object(ShardingPropagator, name, noted)
+        self._shapes.start()
 
     def _part_of(self, func: Any, tensor: torch.Tensor) -> Part:
         """The head's gradient is made, and added up chunk by chunk, before any hook hears of it."""

@@ -113,18 +113,19 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
 
 
 def _forward(setup: Setup, model: Any) -> Loss:
-    outputs: list[Any] = []  # loops by hand (Accelerate's, PEFT's, ours) keep the logits; the Trainer lets go
+    # The loop that calls it holds the output with its logits, or has let go of it before the backward pass
+    loop_holds_logits = setup.engine != "transformers" or setup.engine_version == "loop"
+    held: list[Any] = []
 
     def run(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {}
         if setup.document_mask:
             batch, length = tokens.shape
             options["attention_mask"] = torch.ones(batch, 1, length, length, dtype=torch.bool)
-        if setup.loss == "plain":
-            outputs[:] = [model(input_ids=tokens, labels=labels, **options)]
-            return outputs[0].loss  # type: ignore[no-any-return]
-        outputs[:] = [model(input_ids=tokens, **options)]
-        return summed_cross_entropy(outputs[0].logits, labels)
+        plain = {"labels": labels} if setup.loss == "plain" else {}
+        output = model(input_ids=tokens, **plain, **options)
+        held[:] = [output] if loop_holds_logits else []
+        return output.loss if plain else summed_cross_entropy(output.logits, labels)
 
     return run
 

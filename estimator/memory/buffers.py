@@ -180,8 +180,7 @@ def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
 
 def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
     """Bytes of the second moments' square roots in torch's foreach AdamW; 0 for the fused one."""
-    fused = setup.fused_optimizer
-    if fused or (fused is None and not implementations.of(setup).foreach):
+    if implementations.fuses_optimizer(setup):
         return 0
     if setup.optimizer_in_backward or offloads_states(setup):
         return 0

@@ -111,3 +111,10 @@ def of(setup: Setup) -> Implementation:
     Of the version that the setup names; of today's where the table has no row for that version.
     """
     return _of(setup.engine, setup.engine_version, setup.model.family)
+
+
+def fuses_optimizer(setup: Setup) -> bool:
+    """Whether AdamW on a GPU is one kernel, else torch's foreach: the setup's word, else the engine's."""
+    if setup.fused_optimizer is not None:
+        return setup.fused_optimizer
+    return not of(setup).foreach

@@ -60,6 +60,8 @@ GRID: dict[str, Setup] = {
     "torchtitan, fsdp 2, tensor 2": replace(TORCHTITAN, tensor=2, **fsdp(2)),
     "transformers": TRANSFORMERS,
     "transformers, checkpointing": replace(TRANSFORMERS, **AC),
+    "transformers, a loop that holds the logits": replace(TRANSFORMERS, engine_version="loop"),
+    "transformers, a loop that holds the logits, lora": replace(TRANSFORMERS, engine_version="loop", **LORA),
     "transformers, wide, tied": replace(TRANSFORMERS, model=WIDE),
     "transformers, qwen2": replace(TRANSFORMERS, model=QWEN2),
     "transformers, qwen3": replace(TRANSFORMERS, model=QWEN3),
@@ -122,7 +124,10 @@ def test_activations_with_logits_and_loss_are_within_5_percent_of_the_trace(
     case: str, traces: dict[str, ExactEstimate]
 ) -> None:
     found = total(memory.active(GRID[case]), ACTIVATIONS)
-    assert any(found == pytest.approx(at, rel=0.05) for at in activations_at_the_peak(traces[case]))
+    # In the optimizer's step none are left but a scalar's
+    assert any(
+        found == pytest.approx(at, rel=0.05, abs=2**15) for at in activations_at_the_peak(traces[case])
+    )
 
 
 @pytest.mark.slow
