@@ -8,6 +8,7 @@ a pipeline the first stage has the most micro batches in flight, the last one th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from estimator.memory.activations import (
     backward_bytes,
@@ -88,9 +89,9 @@ class Moment:
 
         A byte that is not of the gradients counts ``weight``.
         """
-        gradients = self.parts.get("gradients", 0)
-        alive = gradients + weight * (self.total - gradients)
-        return (alive + self.beside(streams) if streams else alive), self.total
+        gradients, total = self.parts.get("gradients", 0), self.total
+        alive = gradients + weight * (total - gradients)
+        return (alive + max(streams - total, 0) if streams else alive), total
 
 
 def peak(setup: Setup, weight: float = 1.0, *, held: bool = True) -> Peak:
@@ -99,27 +100,49 @@ def peak(setup: Setup, weight: float = 1.0, *, held: bool = True) -> Peak:
     ``weight``: what a live byte counts that is not of the states, where the allocator makes more of it.
     ``held``: whether what the allocator reserves beside counts, too.
     """
-    peaks = [_stage_peak(setup, part_of(setup, stage), stage, weight, held) for stage in stages(setup)]
-    if loaded := loaded_bytes(setup, part_of(setup, stages(setup)[0])):
+    first, *_ = stages(setup)
+    peaks = [_stage_moments(setup, stage).peak(weight, held) for stage in stages(setup)]
+    if loaded := loaded_bytes(setup, part_of(setup, first)):
         peaks.append(Peak({"weights": loaded}, 0))
     return max(peaks, key=lambda each: each.states_bytes + weight * each.dynamic_bytes + held * each.beside)
 
 
-def _stage_peak(setup: Setup, part: Part, stage: str, weight: float, held: bool) -> Peak:
+@dataclass(frozen=True, slots=True)
+class StageMoments:
+    """The moments of a step in one process of a pipeline stage, in bytes."""
+
+    constant: dict[str, int]  # by category, throughout the step
+    moments: list[Moment]
+    streams: int  # the largest of each stream, together
+    unfitting: int  # what the allocator reserves beside because freed blocks fit nothing that follows
+
+    def peak(self, weight: float, held: bool) -> Peak:
+        """The largest moment, as :func:`peak` weighs it."""
+        streams = self.streams * held
+        largest = max(self.moments, key=lambda moment: moment.weighed(weight, streams))
+        names = self.constant | largest.parts
+        joined = {name: self.constant.get(name, 0) + largest.parts.get(name, 0) for name in names}
+        return Peak(
+            categories={name: size for name, size in joined.items() if size},
+            beside=largest.beside(self.streams) + self.unfitting,
+        )
+
+
+@lru_cache(maxsize=16)  # what a run needs and what it shows weigh the same moments
+def _stage_moments(setup: Setup, stage: str) -> StageMoments:
+    part = part_of(setup, stage)
     constant = states(setup, stage)
     gradients = constant.pop("gradients")
+    constant["NF4 overhead"] = scale_bytes(setup, part)
     logits = loss_bytes(setup, part, setup.tokens)
     block_per_token = block_bytes(setup)
     moments = _moments(setup, part, gradients, logits, block_per_token)
-    streams = max(moment.total - moment.apart for moment in moments) + max(moment.apart for moment in moments)
-    largest = max(moments, key=lambda moment: moment.weighed(weight, streams * held))
-    constant["NF4 overhead"] = scale_bytes(setup, part)
-    joined = {name: constant.get(name, 0) + largest.parts.get(name, 0) for name in (constant | largest.parts)}
-    return Peak(
-        categories={name: size for name, size in joined.items() if size},
-        beside=largest.beside(streams)
-        + logits.unfitting
-        + int(setup.tokens * _unfitting(setup, block_per_token)),
+    return StageMoments(
+        constant=constant,
+        moments=moments,
+        streams=max(moment.total - moment.apart for moment in moments)
+        + max(moment.apart for moment in moments),
+        unfitting=logits.unfitting + int(setup.tokens * _unfitting(setup, block_per_token)),
     )
 
 

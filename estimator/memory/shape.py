@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from estimator.models import ModelSpec, parameters
 from estimator.setup import Setup
@@ -121,6 +122,7 @@ def stages(setup: Setup) -> tuple[str, ...]:
     return ("only",) if setup.pipeline == 1 else ("first", "last")
 
 
+@lru_cache(maxsize=16)
 def part_of(setup: Setup, stage: str) -> Part:
     """The part of the model that one rank of a stage ("only", "first", "last") holds.
 

@@ -126,7 +126,9 @@ class Search:
         self._setups: dict[Layout, Setup] = {}
         self._states: dict[tuple[int, int, Spread], int] = {}
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
+        self._needed: dict[Layout, tuple[int, int]] = {}
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
+        self._measured: dict[str | None, bool] = {}
         self._needs: dict[tuple[int, int, str | None], int] = {}
         self._whole: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
@@ -170,24 +172,24 @@ class Search:
             lean = sorted(
                 self.ladders.of(nodes, processes),
                 key=lambda ladder: (
-                    self._least(ladder),
+                    self._least(ladder, gpu),
                     not ladder.checkpointing,
                     -ladder.spread.model_parallel,
                 ),
             )
-            estimates = [self.estimate(self.ladders.rung(ladder), gpu) for ladder in lean[:MOST_WEIGHED]]
-            share = -(-self.whole_states() // (nodes * processes))
-            self._needs[key] = max(min(estimate.needs_bytes for estimate in estimates), share)
+            needs = [self._needs_of(self.ladders.rung(ladder), gpu)[0] for ladder in lean[:MOST_WEIGHED]]
+            share = -(-self.whole_states(gpu) // (nodes * processes))
+            self._needs[key] = max(min(needs), share)
         return Miss(what=what, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
         """The memory of one process in a layout, as earlier runs on that GPU correct it, if any."""
-        calibration = self.evidence.calibration
         key = (layout, self._measured_on(gpu))
         if key not in self._estimates:
             estimate = memory.estimate(self.setup(layout))
-            if calibration is not None:
-                estimate = calibration.corrected(estimate, self.setup(layout), gpu.name if gpu else None)
+            if self.evidence.calibration is not None:
+                of_gpu = gpu.name if gpu else None
+                estimate = self.evidence.calibration.corrected(estimate, self.setup(layout), of_gpu)
             self._estimates[key] = estimate
         return self._estimates[key]
 
@@ -197,28 +199,40 @@ class Search:
             self._setups[layout] = setup_of(self.job, layout)
         return self._setups[layout]
 
-    def whole_states(self) -> int:
+    def whole_states(self, gpu: Gpu | None) -> int:
         """Bytes of the states of one copy of the model, which all GPUs together can't go below.
 
         0 where earlier runs correct the formulas or states leave the GPU: then it is no limit.
         """
-        if self.evidence.calibration is not None or self.job.offload != "none":
+        if self._is_measured(gpu) or self.job.offload != "none":
             return 0
         if self._whole is None:
-            way = Spread(sharding=unshared(self.job))
-            setup = setup_of(self.job, self.ladders.layout(1, 1, way, False, 1, 1))
-            self._whole = sum(dict(memory.states(setup)).values())
+            self._whole = sum(dict(memory.states(self._on_one_gpu())).values())
         return self._whole
+
+    def _on_one_gpu(self) -> Setup:
+        """The training step of the whole model in one process."""
+        whole = Spread(sharding=unshared(self.job))
+        return setup_of(self.job, self.ladders.layout(1, 1, whole, False, 1, 1))
+
+    def _is_measured(self, gpu: Gpu | None) -> bool:
+        """Whether earlier runs on that GPU correct the formulas for memory."""
+        calibration, name = self.evidence.calibration, gpu.name if gpu else None
+        if calibration is None:
+            return False
+        if name not in self._measured:
+            self._measured[name] = calibration.of(self._on_one_gpu(), name) is not None
+        return self._measured[name]
 
     def _measured_on(self, gpu: Gpu | None) -> str | None:
         """The GPU's name where it changes the memory: where runs on it correct the formulas."""
-        return gpu.name if gpu is not None and self.evidence.calibration is not None else None
+        return gpu.name if gpu is not None and self._is_measured(gpu) else None
 
     def fitting(self, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> list[Layout]:
         """Of each kind of layout, those worth weighing that fit."""
         key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:
-            possible = self.whole_states() <= capacity * nodes * processes
+            possible = self.whole_states(gpu) <= capacity * nodes * processes
             ladders = self.ladders.of(nodes, processes) if possible else []
             failed: set[Spread] = set()
             layouts: list[Layout] = []
@@ -255,7 +269,7 @@ class Search:
 
         Of a pipeline all, as the fewest idle stages may win.
         """
-        if self._least(ladder) > capacity or not self._fits(self.ladders.rung(ladder), capacity, gpu):
+        if self._least(ladder, gpu) > capacity or not self._fits(self.ladders.rung(ladder), capacity, gpu):
             return ()
         low, high = 0, len(self.ladders.sizes(ladder))  # memory never falls when the batch grows
         while high - low > 1:
@@ -270,18 +284,28 @@ class Search:
 
     def is_tight(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
         """Whether a layout would not fit at the upper end of the range of what it needs."""
-        return self.estimate(layout, gpu).needs_range[1] > capacity
+        return self._needs_of(layout, gpu)[1] > capacity
 
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
-        return self.estimate(layout, gpu).needs_bytes <= capacity
+        return self._needs_of(layout, gpu)[0] <= capacity
 
-    def _least(self, ladder: Ladder) -> int:
+    def _needs_of(self, layout: Layout, gpu: Gpu | None) -> tuple[int, int]:
+        """Bytes that one process of a layout needs, and the upper end of their range."""
+        if self._is_measured(gpu):
+            estimate = self.estimate(layout, gpu)
+            return estimate.needs_bytes, estimate.needs_range[1]
+        if layout not in self._needed:
+            needed, _ = memory.needs(self.setup(layout))
+            self._needed[layout] = (needed.likely_bytes, needed.upper_bytes)
+        return self._needed[layout]
+
+    def _least(self, ladder: Ladder, gpu: Gpu | None) -> int:
         """The states alone: what no setting of the same spread can go below."""
-        if self.evidence.calibration is not None:
+        if self._is_measured(gpu):
             return 0  # runs may have shown less than the formulas say
         way, world = ladder.spread, ladder.nodes * ladder.processes
         if way.sharding in ("fsdp", "none"):  # all states, in equal parts
-            return self.whole_states() * way.replicate // world
+            return self.whole_states(gpu) * way.replicate // world
         key = (ladder.nodes, ladder.processes, way)
         if key not in self._states:
             setup = self.setup(self.ladders.rung(ladder))
