@@ -107,7 +107,7 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
     )
     # Parameters that are fake can't be moved, and they are made where they belong in their type
     without_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
-    # launchers/engines/deepspeed/model.py keeps the base's type; PEFT's own choice is fp32
+    # launchers/engines/loop/model.py keeps the base's type; PEFT's own choice is fp32
     with without_moves:
         return get_peft_model(model, config, autocast_adapter_dtype=setup.engine != "deepspeed")
 

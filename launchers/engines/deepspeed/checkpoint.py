@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -16,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from estimator.errors import UserError
 from launchers.engines.deepspeed.config import zero_stage
+from launchers.engines.loop import generators
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, checkpoint_part_done
 
@@ -58,7 +57,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
     engine.save_checkpoint(
         str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=job.plan.method != "full"
     )
-    torch.save(_generators(), folder / f"random-{env.rank:05d}.pt")
+    generators.save(folder, env)
     if env.rank == 0:
         (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
     dist.barrier()
@@ -147,9 +146,8 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
             "The folder must hold the files of all nodes; resume from an earlier checkpoint.",
         )
     _steps_beside_parameters(engine.basic_optimizer)
-    path = job.resume_dir / f"random-{env.rank:05d}.pt"
-    if converted is None and path.is_file():
-        _set_generators(torch.load(path, weights_only=False))
+    if converted is None:
+        generators.restore(job.resume_dir, env)
     if converted is not None:
         dist.barrier()  # the node's other ranks may still be reading
         if env.local_rank == 0:
@@ -164,18 +162,3 @@ def _steps_beside_parameters(optimizer: torch.optim.Optimizer) -> None:
             state = optimizer.state.get(parameter, {})
             if group.get("fused") and "step" in state:
                 state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
-
-
-def _generators() -> dict[str, Any]:
-    states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_generators(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    np.random.set_state(states["numpy"])
-    random.setstate(states["python"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])

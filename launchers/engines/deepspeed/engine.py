@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estimator.planning import support
-from launchers.engines import _hf_layout, training_of
+from launchers.engines import training_of
+from launchers.engines.loop.engine import LoopEngine
 from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from launchers.settings import Settings
 
 
-class DeepSpeed:
+class DeepSpeed(LoopEngine):
     """The Engine for DeepSpeed; see launchers.engines.Engine."""
 
     def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
@@ -30,20 +28,7 @@ class DeepSpeed:
 
     def train(self, job: TrainJob) -> None:
         with collector_paused():
-            from launchers.engines.deepspeed.train import train
+            from launchers.engines.deepspeed.sharding import Zero
+            from launchers.engines.loop.train import train
 
-        train(job)
-
-    def collect(self, job: TrainJob, destination: Path) -> None:
-        adapter = job.output_dir / "adapter"
-        for name in ("model", "adapter"):
-            shutil.rmtree(destination / name, ignore_errors=True)
-        weights = sorted((job.output_dir / "model").glob("*.safetensors"))
-        _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
-        if adapter.is_dir():
-            _hf_layout.lay_out_adapter(
-                adapter / "adapter_model.safetensors",
-                json.loads((adapter / "adapter_config.json").read_text()),
-                destination / "adapter",
-                base_model=job.base_model,
-            )
+        train(job, Zero())

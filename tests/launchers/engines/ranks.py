@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 TRAINING = {  # what an engine imports before it trains
     "torchtune": "launchers.engines.torchtune.recipe",
-    "deepspeed": "launchers.engines.deepspeed.train",
+    "deepspeed": "launchers.engines.deepspeed.sharding",
 }
 
 

@@ -21,7 +21,7 @@ from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.report.telemetry import Step
 from launchers.settings import Settings, build
-from tests.launchers.engines.deepspeed import runs as deepspeed_runs
+from tests.launchers.engines.loop import runs as deepspeed_runs
 from tests.launchers.engines.torchtune import runs as torchtune_runs
 
 RUN = {

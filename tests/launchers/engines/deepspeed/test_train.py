@@ -15,7 +15,7 @@ from launchers.dataset.prepared import IGNORE
 from launchers.engines.deepspeed.engine import DeepSpeed
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
-from tests.launchers.engines.deepspeed import runs
+from tests.launchers.engines.loop import runs
 
 pytestmark = pytest.mark.slow
 STEPS = 6

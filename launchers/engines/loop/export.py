@@ -5,34 +5,30 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from launchers.engines import _hf_layout, _merge
-from launchers.engines.deepspeed.config import zero_stage
+from launchers.engines.loop.sharding import ShardedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
 _ADAPTER_PREFIX = "base_model.model."
 
 
-def save(engine: Any, job: TrainJob, env: RankEnv) -> None:
+def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
     """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter."""
-    adapters = job.plan.method != "full"
-    state = None
-    if zero_stage(job) == 3:  # gathers the shards on rank 0, with all ranks' help
-        state = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=adapters)
+    state = model.trained_state(job)
     if env.rank != 0:
         return
     shutil.rmtree(job.output_dir, ignore_errors=True)
-    if not adapters:
-        engine.module.save_pretrained(job.output_dir / "model", state_dict=state)
+    if job.plan.method == "full":
+        model.module.save_pretrained(job.output_dir / "model", state_dict=state)
         return
     adapter = job.output_dir / "adapter"
     # "auto" would look into the base model's vocabulary, on the hub where it has to
-    engine.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
+    model.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
     merge(job.model_dir, adapter, job.output_dir / "model")
 
 

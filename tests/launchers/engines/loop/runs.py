@@ -1,4 +1,4 @@
-"""Small DeepSpeed jobs on CPUs, each rank a process."""
+"""Small jobs of the engines that run the loop, on CPUs, each rank a process."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def make_job(
     world: int = 2,
     micro: int = 2,
     accumulation: int = 1,
+    engine: str = "deepspeed",
     sharding: str = "zero2",
     settings: dict[str, Any] | None = None,
     **options: Any,
@@ -112,13 +113,13 @@ def make_job(
         optimizer="adamw",
         offload=options.pop("offload", "none"),
     )
-    values = {"engine": "deepspeed", "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
+    values = {"engine": engine, "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 2}}
     chosen = Settings.model_validate(values | (settings or {}))
     plan = Plan(
         model="test",
         parameters=50_000,
         method=chosen.method,
-        engine="deepspeed",
+        engine=engine,
         target="local",
         request=Request(
             nodes=1, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1

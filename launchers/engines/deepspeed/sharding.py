@@ -1,0 +1,181 @@
+"""DeepSpeed's ZeRO as the loop's sharding."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launchers.engines import _merge
+from launchers.engines.deepspeed import checkpoint, config
+from launchers.engines.loop import generators, model, optimizer
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv
+from launchers.imports import collector_paused
+
+
+class Zero:
+    """ZeRO 0 to 3; see launchers.engines.loop.sharding.Sharding."""
+
+    name = "deepspeed"
+
+    def start(self, job: TrainJob, env: RankEnv) -> torch.device:
+        cuda = job.plan.layout.device == "cuda"
+        if not cuda:
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        with collector_paused():
+            import deepspeed
+            import deepspeed.ops
+
+        if not cuda:
+            # For inference only; init_distributed would compile it for a minute, or fail without a compiler.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # DeepSpeed's calls of torch.distributed by their older names, a line each time
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        deepspeed.init_distributed(
+            dist_backend="nccl" if cuda else "gloo",
+            auto_mpi_discovery=False,
+            timeout=_merge.LIMIT,  # for a rank that merges an adapter or converts a checkpoint
+        )
+        return device
+
+    def load(self, job: TrainJob, env: RankEnv, device: torch.device) -> ZeroModel:
+        import deepspeed
+
+        universal = checkpoint.needs_conversion(job)
+        converted = checkpoint.convert(job, env) if universal else None
+        generators.seed(job.settings.seed)
+        network = _load(job, config.configuration(job), device)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        # with ZeRO-3 a parameter holds a shard; ds_numel is what it was
+        size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        values = config.configuration(job, trained=size, load_universal=universal)
+        if env.local_rank == 0:
+            config.write(job, values)
+        engine, *_ = deepspeed.initialize(
+            model=network,
+            model_parameters=trained,
+            optimizer=None if "optimizer" in values else optimizer.build(job, trained),
+            lr_scheduler=None if "scheduler" in values else optimizer.schedule(job),
+            config=values,
+        )
+        if engine.bfloat16_enabled() and not engine.zero_optimization():
+            # To make its states, this wrapper has stepped the optimizer with zero gradients: undo that.
+            engine.basic_optimizer.state.clear()
+            engine.optimizer.refresh_fp32_params()
+        generators.seed_rank(job, env)
+        if job.resume_dir is not None:
+            checkpoint.restore(engine, job, env, converted)
+        return ZeroModel(engine, job)
+
+
+class ZeroModel:
+    """DeepSpeed's engine; see launchers.engines.loop.sharding.ShardedModel."""
+
+    def __init__(self, engine: Any, job: TrainJob) -> None:
+        layout = job.plan.layout
+        self._engine = engine
+        self.device: torch.device = engine.device
+        self.module: Any = engine.module
+        # DeepSpeed divides by the accumulation and averages over the ranks; the loss is a mean over tokens.
+        self._divided_by = layout.accumulation * layout.data_parallel
+        self._norm: float | None = None
+
+    def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._engine(**inputs, use_cache=False).logits
+        return logits
+
+    def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
+        self._engine.backward(loss * (self._divided_by / counted))
+        if last:
+            self._norm = _local_norm(self._engine)
+        else:
+            self._engine.step()  # counts the micro batches
+
+    def update(self) -> float | None:
+        self._engine.step()
+        norm = self._norm if self._norm is not None else self._engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
+
+    def lr(self) -> float:
+        return float(self._engine.get_lr()[0])
+
+    def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
+        checkpoint.save(self._engine, job, env, step)
+
+    def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
+        if config.zero_stage(job) != 3:
+            return None
+        state: dict[str, Any] | None = self._engine._zero3_consolidated_16bit_state_dict(
+            exclude_frozen_parameters=job.plan.method != "full"
+        )
+        return state
+
+
+def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
+    """The job's model with its weights, in training mode; with ZeRO-3 each rank holds its shard only.
+
+    The HfDeepSpeedConfig that makes transformers load sharded has to outlive the loading; it is kept on
+    the model.
+    """
+    sharded, options, hf_config = config.zero_stage(job) == 3, dict[str, Any](), None
+    if sharded:
+        from transformers.integrations import HfDeepSpeedConfig
+
+        hf_config = HfDeepSpeedConfig(values)
+    elif device.type == "cuda":
+        options["device_map"] = {"": device}
+    with _weights_read_by_first_rank() if sharded else contextlib.nullcontext():
+        network = model.pretrained(job, **options)
+    network.hf_deepspeed_config = hf_config
+    if sharded:
+        _fetch_expert_blocks_whole(network)
+    return model.made_trainable(network, job)
+
+
+@contextlib.contextmanager
+def _weights_read_by_first_rank() -> Iterator[None]:
+    """With ZeRO-3, let every rank but the first load names and shapes alone: the first hands out the weights.
+
+    transformers (5.4, integrations/deepspeed.py) loads all files in each rank, of which only the first rank's
+    are used. Mapped files cost little, but experts are put together: a copy of the model in every rank.
+    """
+    from transformers import modeling_utils
+
+    read = modeling_utils.load_state_dict
+
+    def read_shapes(file: Any, *_: Any, **options: Any) -> Any:
+        return read(file, **(options | {"map_location": "meta"}))
+
+    if dist.get_rank() != 0:
+        modeling_utils.load_state_dict = read_shapes
+    try:
+        yield
+    finally:
+        modeling_utils.load_state_dict = read
+
+
+def _fetch_expert_blocks_whole(model: Any) -> None:
+    """ZeRO-3 gathers weights module by module as they are used. Which expert is used differs between
+    ranks, so that a block of experts is gathered as one (DeepSpeed's "leaf modules")."""
+    from deepspeed.utils import set_z3_leaf_modules
+
+    blocks = {type(module) for module in model.modules() if hasattr(module, "experts")}
+    if blocks:
+        set_z3_leaf_modules(model, list(blocks))
+
+
+def _local_norm(engine: Any) -> float | None:
+    """The gradients' norm where DeepSpeed keeps none: without ZeRO in fp32, where every rank has them all."""
+    if engine.zero_optimization() or engine.bfloat16_enabled():
+        return None
+    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients))

@@ -1,0 +1,28 @@
+"""What engines that run the loop have in common, without torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from launchers.engines import _hf_layout
+from launchers.gang.job import TrainJob
+
+
+class LoopEngine:
+    """``collect`` of launchers.engines.Engine, for what the loop leaves (export.py)."""
+
+    def collect(self, job: TrainJob, destination: Path) -> None:
+        adapter = job.output_dir / "adapter"
+        for name in ("model", "adapter"):
+            shutil.rmtree(destination / name, ignore_errors=True)
+        weights = sorted((job.output_dir / "model").glob("*.safetensors"))
+        _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+        if adapter.is_dir():
+            _hf_layout.lay_out_adapter(
+                adapter / "adapter_model.safetensors",
+                json.loads((adapter / "adapter_config.json").read_text()),
+                destination / "adapter",
+                base_model=job.base_model,
+            )

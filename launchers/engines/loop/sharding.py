@@ -1,0 +1,69 @@
+"""What the loop asks of the library that divides a model over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv
+
+
+class ShardedModel(Protocol):
+    """A model with its optimizer and schedule, divided over the ranks."""
+
+    device: torch.device
+
+    def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """A forward pass: [sequences, positions, vocabulary]."""
+        ...
+
+    def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
+        """Add the gradients of this rank's micro batch.
+
+        ``loss`` is the sum over its labels, ``counted`` the labels of the whole global batch: what adds up
+        over all micro batches and ranks is the gradient of the mean. ``last``: of this rank's step.
+        """
+        ...
+
+    def update(self) -> float | None:
+        """After a step's last micro batch: clip, step the optimizer and the schedule, drop the gradients.
+
+        Returns the gradients' norm before clipping; None where it isn't known.
+        """
+        ...
+
+    def lr(self) -> float:
+        """The learning rate of the coming update."""
+        ...
+
+    def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
+        """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
+        ...
+
+    def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
+        """What was trained, whole and on the CPU, by name; every rank calls it, rank 0 gets the tensors.
+
+        None: the model on rank 0 has them itself.
+        """
+        ...
+
+    @property
+    def module(self) -> Any:
+        """The transformers (or PEFT) model."""
+        ...
+
+
+class Sharding(Protocol):
+    """Divides the states of a run over its ranks."""
+
+    name: str  # the engine's
+
+    def start(self, job: TrainJob, env: RankEnv) -> torch.device:
+        """Join the process group; returns the device of this rank."""
+        ...
+
+    def load(self, job: TrainJob, env: RankEnv, device: torch.device) -> ShardedModel:
+        """The job's model with its weights, divided, in training mode; resumed if the job says so."""
+        ...

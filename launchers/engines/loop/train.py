@@ -1,0 +1,107 @@
+"""The training loop of one rank: step, telemetry, checkpoint, final output."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launchers.dataset.batches import counted_labels, micro_batches, summed_cross_entropy
+from launchers.dataset.prepared import Prepared
+from launchers.engines.loop import export
+from launchers.engines.loop.sharding import ShardedModel, Sharding
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, RankReporter
+
+
+def train(job: TrainJob, sharding: Sharding) -> None:
+    """Train one rank, from the newest checkpoint or from the weights (see Engine.train)."""
+    env = RankEnv.read()
+    device = sharding.start(job, env)
+    reporter = RankReporter(job.telemetry_dir, env)
+    reporter.started(
+        device=f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
+        backend=dist.get_backend(),
+        engine=sharding.name,
+    )
+    reporter.phase("load")
+    model = sharding.load(job, env, device)
+    data = Prepared(job.data_dir)
+    reporter.phase("train", job.start_step)
+    for step in range(job.start_step + 1, job.total_steps + 1):
+        _step(model, job, env, data, step, reporter)
+        if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.total_steps:
+            reporter.phase("checkpoint", step)
+            model.save_checkpoint(job, env, step)
+            reporter.phase("train", step)
+    if job.keeps_result:
+        reporter.phase("save", job.total_steps)
+        export.save(model, job, env)
+    dist.barrier()
+    reporter.phase("done", job.total_steps)
+    reporter.close()
+    dist.destroy_process_group()
+
+
+class _Stopwatch:
+    """Seconds spent in parts of a step. On a GPU by events, so that nothing has to wait for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, part: str) -> None:
+        """From here on, until the next mark, time belongs to ``part``."""
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,unused-ignore]
+            event.record()
+            self._marks.append((part, event))
+        else:
+            self._marks.append((part, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        """Call when the device has done all; the last mark only ends the one before it."""
+        total: dict[str, float] = {}
+        for (part, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            spent = begin.elapsed_time(end) / 1000 if self._cuda else end - begin
+            total[part] = total.get(part, 0.0) + spent
+        return total
+
+
+def _step(
+    model: ShardedModel, job: TrainJob, env: RankEnv, data: Prepared, step: int, reporter: RankReporter
+) -> None:
+    """One optimizer step; ``step`` 1 is the first."""
+    layout = job.plan.layout
+    begin, watch = time.perf_counter(), _Stopwatch(model.device)
+    lr = model.lr()
+    counted = max(1, counted_labels(data, step - 1, layout.global_batch_size))
+    summed, tokens, passes = torch.zeros((), device=model.device), 0, 0
+    for batch in micro_batches(data, layout, step - 1, env.rank):
+        batch, passes = batch.to(model.device), passes + 1
+        watch.mark("forward")
+        logits = model.logits(input_ids=batch.input_ids, position_ids=batch.position_ids)
+        loss = summed_cross_entropy(logits, batch.labels)
+        watch.mark("backward")
+        model.backward(loss, counted, last=passes == layout.accumulation)
+        watch.mark("optimizer")
+        summed += loss.detach()
+        tokens += batch.tokens
+    grad_norm = model.update()
+    watch.mark("end")
+    dist.all_reduce(summed)
+    loss_value = summed.item() / counted  # waits for the GPU
+    spent = watch.seconds()
+    reporter.step(
+        step=step,
+        loss=loss_value if env.rank == 0 else None,
+        lr=lr,
+        grad_norm=grad_norm,
+        samples=layout.micro_batch_size * layout.accumulation,
+        tokens=tokens,
+        dt=time.perf_counter() - begin,
+        dtf=spent.get("forward"),
+        dtb=spent.get("backward"),
+    )

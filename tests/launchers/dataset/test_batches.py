@@ -1,0 +1,69 @@
+"""A rank's share of the prepared rows, and the loss over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from launchers.dataset import batches
+from launchers.dataset.prepared import IGNORE, Prepared
+from tests.launchers.engines.loop import runs
+
+
+@pytest.mark.parametrize(("world", "micro", "accumulation"), [(1, 4, 3), (2, 3, 2), (3, 1, 4), (4, 3, 1)])
+def test_every_row_of_a_step_is_seen_once_whatever_the_layout(
+    tmp_path: Path, world: int, micro: int, accumulation: int
+) -> None:
+    rows = runs.documents(24)
+    data = Prepared(runs.make_data(tmp_path, rows, batch=12, steps=2))
+    layout = runs.make_job(
+        tmp_path, tmp_path, tmp_path, steps=2, world=world, micro=micro, accumulation=accumulation
+    ).plan.layout
+    seen, tokens = [], 0
+    for rank in range(world):
+        of_rank = list(batches.micro_batches(data, layout, 1, rank))
+        assert [len(batch.input_ids) for batch in of_rank] == [micro] * accumulation
+        for number, batch in enumerate(of_rank):
+            for place, row in enumerate(batch.input_ids):
+                index = 12 + (number * micro + place) * world + rank
+                assert np.array_equal(row[: len(rows[index].tokens)].numpy(), rows[index].tokens)
+                seen.append(index)
+            tokens += batch.tokens
+    assert sorted(seen) == list(range(12, 24))
+    assert tokens == sum(len(row.tokens) for row in rows[12:])
+
+
+def test_labels_are_what_comes_next_and_padding_never_counts() -> None:
+    rows = runs.documents(3)
+    batch = batches.collate(rows, pad_id=7)
+    for index, row in enumerate(rows):
+        length = len(row.tokens)
+        assert batch.labels[index, : length - 1].tolist() == row.labels[1:].tolist()
+        assert set(batch.labels[index, length - 1 :].tolist()) <= {IGNORE}
+        assert set(batch.input_ids[index, length:].tolist()) <= {7}
+    assert int((batch.labels != IGNORE).sum()) == sum(int((row.labels != IGNORE).sum()) for row in rows)
+
+
+def test_the_chunked_loss_is_the_loss_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "LOSS_CHUNK", 4)
+    logits = torch.randn(3, 5, 11, requires_grad=True)
+    labels = torch.randint(0, 11, (3, 5))
+    labels[0, :3] = IGNORE
+    whole = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+    (wanted,) = torch.autograd.grad(whole, logits)
+    chunked = batches.summed_cross_entropy(logits, labels)
+    (gradient,) = torch.autograd.grad(chunked, logits)
+    assert chunked.item() == pytest.approx(whole.item(), rel=1e-6)
+    assert torch.allclose(gradient, wanted, atol=1e-6)
+
+
+def test_labels_that_count_are_those_of_all_ranks(tmp_path: Path) -> None:
+    rows = runs.documents(8)
+    data = Prepared(runs.make_data(tmp_path, rows, batch=4, steps=2))
+    wanted = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
+    assert batches.counted_labels(data, 1, 4) == wanted
