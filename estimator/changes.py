@@ -45,6 +45,7 @@ class FinetuneOptions:
     _NAMES: ClassVar = {
         "activation_checkpointing": "--checkpointing",
         "zero.offload": "--offload",
+        "fsdp.offload": "--offload",
         "optimizer.name": "--optimizer",
         "resources.from_catalogue": "no --from-cluster",
         "tensor_parallel": "--tp",

@@ -11,7 +11,7 @@ from estimator.setup import Optimizer, Task
 
 METHODS = ("full", "lora", "qlora", "dora", "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
-ENGINES = ("torchtune", "deepspeed", *PARALLEL_ENGINES, "auto")
+ENGINES = ("torchtune", "deepspeed", "fsdp2", *PARALLEL_ENGINES, "auto")
 OPTIMIZERS = get_args(Optimizer)
 PAIR_TASKS = ("dpo", "orpo", "reward")  # a sample is a chosen and a rejected answer
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
@@ -30,7 +30,7 @@ class Job:
 
     model: ModelSpec
     method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
-    engine: Literal["torchtune", "deepspeed", "torchtitan", "megatron", "auto"] = "torchtune"
+    engine: Literal["torchtune", "deepspeed", "fsdp2", "torchtitan", "megatron", "auto"] = "torchtune"
     task: Task = "sft"
     seq_len: int = 2048
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
@@ -46,6 +46,8 @@ class Job:
     compile: bool = False
     optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
+    fsdp_sharding: Literal["full", "grad-op"] | None = None  # whether weights are resharded after their use
+    replicas: int | None = None  # copies of the model under FSDP, each divided over as many processes
     offload: Literal["none", "cpu"] = "none"
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     keep_checkpoints: int = 2
@@ -63,7 +65,7 @@ class Job:
         _one_of("offload", self.offload, ("none", "cpu"))
         for name in ("seq_len", "global_batch_size", "lora_rank", "keep_checkpoints"):
             _at_least_one(name, getattr(self, name))
-        for name in ("micro_batch_size", "steps", *DEGREES):
+        for name in ("micro_batch_size", "steps", "replicas", *DEGREES):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.seq_len > self.model.max_seq_len:
@@ -93,18 +95,7 @@ class Job:
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
             raise UserError((Change("zero.stage", self.zero_stage), " is not possible: it is 0, 1, 2 or 3."))
-        if self.engine not in ("deepspeed", "auto") and (
-            self.zero_stage is not None or self.offload != "none"
-        ):
-            raise UserError(
-                (
-                    Change("zero.stage"),
-                    " and ",
-                    Change("zero.offload"),
-                    f" belong to DeepSpeed; the engine is {self.engine}.",
-                ),
-                ("Leave them out, or use ", Change("engine", "deepspeed"), "."),
-            )
+        self._check_sharding()
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError(
                 (Change("zero.offload", "cpu"), " needs ZeRO stage 1, 2 or 3."),
@@ -115,7 +106,7 @@ class Job:
                 "torchtune keeps no fp32 master weights, so it has no bf16-mixed.",
                 ("Use ", Change("precision", "bf16"), ", or ", Change("engine", "deepspeed"), "."),
             )
-        if self.optimizer_in_backward and self.engine in ("deepspeed", "megatron"):
+        if self.optimizer_in_backward and self.engine in ("deepspeed", "fsdp2", "megatron"):
             raise UserError(
                 (Change("optimizer_in_backward", True), f": {self.engine} has no such thing."),
                 ("Use ", Change("engine", "torchtune"), " to plan it."),
@@ -125,6 +116,29 @@ class Job:
                 raise UserError((Change("lora.targets"), " is empty: no layer would be trained."))
             self.model.lora_parameters(self.lora_rank, self.lora_targets)
         self._check_degrees()
+
+    def _check_sharding(self) -> None:
+        """Refuse options of one engine's sharding with another engine."""
+        zero, fsdp = self.zero_stage is not None, self.fsdp_sharding is not None or self.replicas is not None
+        offload = self.offload != "none"
+        if (zero and self.engine not in ("deepspeed", "auto")) or (
+            offload and self.engine not in ("deepspeed", "fsdp2", "auto")
+        ):
+            raise UserError(
+                (
+                    Change("zero.stage"),
+                    " and ",
+                    Change("zero.offload"),
+                    f" belong to DeepSpeed; the engine is {self.engine}.",
+                ),
+                ("Leave them out, or use ", Change("engine", "deepspeed"), "."),
+            )
+        if fsdp and (zero or self.engine not in ("fsdp2", "auto")):
+            other = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
+            raise UserError(
+                (Change("fsdp.sharding"), " and ", Change("fsdp.replicas"), f" belong to FSDP2; {other}."),
+                ("Leave them out, or use ", Change("engine", "fsdp2"), "."),
+            )
 
     def _check_degrees(self) -> None:
         degrees = [name for name in DEGREES if (getattr(self, name) or 1) > 1]

@@ -22,11 +22,11 @@ RUNTIME = "runtime"
 ALLOCATOR = "allocator"
 
 Device = Literal["cuda", "cpu"]
-Sharding = Literal["none", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
+Sharding = Literal["none", "ddp", "fsdp", "shard_grad_op", "zero0", "zero1", "zero2", "zero3"]
 Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 
 # What launchers/settings.py lets a run ask for; anything else is planned only
-LAUNCHED_ENGINES = ("torchtune", "deepspeed")
+LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2")
 LAUNCHED_METHODS = ("full", "lora", "qlora")
 LAUNCHED_OPTIMIZERS = ("adamw", "sgd")
 LAUNCHED_TASKS = ("sft",)

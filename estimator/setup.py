@@ -12,7 +12,9 @@ from typing import Literal, get_args
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec
 
-Engine = Literal["torchtune", "deepspeed", "torchtitan", "litgpt", "transformers", "composer", "megatron"]
+Engine = Literal[
+    "torchtune", "deepspeed", "fsdp2", "torchtitan", "litgpt", "transformers", "composer", "megatron"
+]
 Method = Literal["full", "lora", "dora"]
 Task = Literal["sft", "pretrain", "dpo", "orpo", "reward"]
 Precision = Literal[

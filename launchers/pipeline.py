@@ -37,6 +37,7 @@ TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would fore
 PACKAGES = {  # what an engine's processes import, beside the base install
     "torchtune": ("torch", "torchtune", "torchao", "transformers"),
     "deepspeed": ("torch", "deepspeed", "accelerate", "peft", "transformers"),
+    "fsdp2": ("torch", "accelerate", "peft", "transformers"),
 }
 
 # tiny-llama starts from random weights, so it wants far larger steps than a trained model.
@@ -250,7 +251,9 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         expandable_segments=settings.expandable_segments,
         compile=settings.compile,
         zero_stage=None if stage == "auto" else stage,
-        offload=settings.zero.offload,
+        fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
+        replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
+        offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
         steps=steps,
     )
 

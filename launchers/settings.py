@@ -72,6 +72,16 @@ class Zero(_Section):
     """Where DeepSpeed keeps the optimizer's states."""
 
 
+class Fsdp(_Section):
+    sharding: Literal["full", "grad-op"] | Auto = "auto"
+    """full: FSDP2 gathers each block's weights when they are used. grad-op: they stay gathered from the
+    forward pass to the end of the backward pass. auto: the faster that fits."""
+    replicas: Positive | Auto = "auto"
+    """Copies of the model, each divided over an equal part of the GPUs. auto: one, or one for each node."""
+    offload: Literal["none", "cpu"] = "none"
+    """cpu: weights, gradients and optimizer states wait in host memory, and are updated there."""
+
+
 class Evaluation(_Section):
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
@@ -124,8 +134,9 @@ class Settings(_Section):
     method: Literal["full", "lora", "qlora", "auto"] = "full"
     """What is trained: all weights, adapters, or adapters on a 4-bit base. auto: the first of them of which a
     plan fits."""
-    engine: Literal["torchtune", "deepspeed"] | Auto = "auto"
-    """The training engine. auto: torchtune, or deepspeed where torchtune can't train the model that way."""
+    engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
+    """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
+    way."""
     dataset: str = "python-docs"
     """JSONL of chat messages, instruction/response or text: a local path, s3://, a Hugging Face id, or
     python-docs (made from the running Python's documentation)."""
@@ -156,7 +167,7 @@ class Settings(_Section):
     micro_batch_size: Positive | None = None
     """Sequences for each GPU and forward pass. Empty: the largest that fits."""
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
-    """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with DeepSpeed."""
+    """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with the others."""
     activation_checkpointing: bool | Auto = "auto"
     """Recompute activations in the backward pass. auto: only where memory needs it."""
     compile: bool = False
@@ -173,6 +184,8 @@ class Settings(_Section):
     """Adapters, for methods lora and qlora."""
     zero: Zero = Zero()
     """DeepSpeed's sharding."""
+    fsdp: Fsdp = Fsdp()
+    """FSDP2's sharding."""
     evaluation: Evaluation = Evaluation()
     """Held-out data and sample answers."""
     resources: Resources = Resources()

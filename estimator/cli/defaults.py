@@ -62,7 +62,14 @@ ENGINES: dict[str, EngineDefaults] = {
         sharding="zero3",
         loss=LOSSES["deepspeed"],
         launched_here=True,
-        source="launchers/engines/deepspeed_*.py; the planner takes the lowest ZeRO stage that fits",
+        source="launchers/engines/deepspeed; the planner takes the lowest ZeRO stage that fits",
+    ),
+    "fsdp2": EngineDefaults(
+        precision="bf16-mixed",
+        sharding="fsdp",
+        loss=LOSSES["fsdp2"],
+        launched_here=True,
+        source="launchers/engines/fsdp2",
     ),
     "torchtitan": EngineDefaults(
         precision="bf16-mixed",

@@ -41,8 +41,8 @@ class JobOptions:
     ] = "auto"  # fmt: skip
     engine: Annotated[
         str,
-        Option(help="torchtune, deepspeed; to plan only: torchtitan, megatron. auto: the first of the first "
-                    "two that can train the model.", rich_help_panel=_WHAT),
+        Option(help="torchtune, deepspeed, fsdp2; to plan only: torchtitan, megatron. auto: the first of the "
+                    "first three that can train the model.", rich_help_panel=_WHAT),
     ] = "auto"  # fmt: skip
     task: Annotated[str, Option(help="sft, pretrain, dpo, orpo, reward.", rich_help_panel=_WHAT)] = "sft"
     seq_len: Annotated[
@@ -78,7 +78,16 @@ class JobOptions:
         Option("--optimizer-in-backward", help="Each gradient is used at once.", rich_help_panel=_HOW),
     ] = False
     zero_stage: Annotated[int | None, Option(help="DeepSpeed's.", rich_help_panel=_HOW)] = None
-    offload: Annotated[str, Option(help="DeepSpeed's optimizer: none, cpu.", rich_help_panel=_HOW)] = "none"
+    fsdp_sharding: Annotated[
+        str | None, Option(help="FSDP2's: full, grad-op (weights stay gathered).", rich_help_panel=_HOW)
+    ] = None
+    fsdp_replicas: Annotated[
+        int | None, Option(help="FSDP2's copies of the model, each divided.", rich_help_panel=_HOW)
+    ] = None
+    offload: Annotated[
+        str,
+        Option(help="cpu: DeepSpeed's optimizer, or all that FSDP2 divides. none.", rich_help_panel=_HOW),
+    ] = "none"
     tp: Annotated[int | None, Option(help="Tensor parallel.", rich_help_panel=_HOW)] = None
     cp: Annotated[int | None, Option(help="Context parallel.", rich_help_panel=_HOW)] = None
     pp: Annotated[int | None, Option(help="Pipeline parallel.", rich_help_panel=_HOW)] = None
@@ -218,6 +227,8 @@ def _job(wanted: JobOptions) -> Job:
         compile=wanted.compile,
         optimizer_in_backward=wanted.optimizer_in_backward,
         zero_stage=wanted.zero_stage,
+        fsdp_sharding=wanted.fsdp_sharding,  # type: ignore[arg-type]
+        replicas=wanted.fsdp_replicas,
         offload=wanted.offload,  # type: ignore[arg-type]
         tensor_parallel=wanted.tp,
         context_parallel=wanted.cp,

@@ -85,5 +85,9 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "lora.targets", f"[{', '.join(job.lora_targets)}]"
     if job.zero_stage is not None:
         yield "zero.stage", str(job.zero_stage)
+    if job.fsdp_sharding is not None:
+        yield "fsdp.sharding", job.fsdp_sharding
+    if job.replicas is not None:
+        yield "fsdp.replicas", str(job.replicas)
     if job.offload != "none":
-        yield "zero.offload", job.offload
+        yield "fsdp.offload" if job.engine == "fsdp2" else "zero.offload", job.offload

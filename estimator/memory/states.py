@@ -88,6 +88,11 @@ def _weight_size(setup: Setup) -> int:
     return 4
 
 
+def _frozen_size(setup: Setup) -> int:
+    """Bytes of one weight of a base that isn't trained; FSDP2's loop keeps fp32 for adapters alone."""
+    return computing(setup) if setup.engine == "fsdp2" else _weight_size(setup)
+
+
 def state_bytes(setup: Setup) -> tuple[int, int, float]:
     """Bytes a trained parameter: of its weight, of its master weight, and of its optimizer states."""
     weight = adapter_size(setup) if setup.adapters else _weight_size(setup)
@@ -138,8 +143,8 @@ def trained_parameters(setup: Setup, part: Part) -> int:
 def base_bytes(setup: Setup, part: Part, weight: int) -> int:
     """Bytes of the model's own weights, before data parallel processes share them."""
     if setup.quantization == "none":
-        return part.parameters * (weight if not setup.adapters else _weight_size(setup))
-    size = 4 if setup.upcast_frozen else _weight_size(setup)
+        return part.parameters * (weight if not setup.adapters else _frozen_size(setup))
+    size = 4 if setup.upcast_frozen else _frozen_size(setup)
     quantised = part.blocks_linear
     if setup.engine == "litgpt":  # Lightning's plugin replaces every linear layer
         quantised += part.own_head

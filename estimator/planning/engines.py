@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from estimator.job import Job
 from estimator.plan import Layout
 from estimator.setup import LossKind, Setup, StateSharding
 
-# launchers/engines/torchtune/config.py uses the chunked loss; deepspeed_batches.py recomputes the head.
+# launchers/engines/torchtune/config.py uses the chunked loss; launchers/dataset/batches.py recomputes it.
 # torchtitan computes the whole cross-entropy by default (components/loss.py); Megatron-LM does so over the
 # vocabulary's shards (core/tensor_parallel/cross_entropy.py).
 LOSSES: dict[str, LossKind] = {
     "torchtune": "chunked",
     "deepspeed": "recomputed",
+    "fsdp2": "recomputed",
     "torchtitan": "plain",
     "megatron": "plain",
 }
@@ -28,6 +31,13 @@ def dense_mask(engine: str, device: str) -> bool:
     torchtune has flex attention's sparse one on GPUs since Turing (torchtune 0.6.1, utils/_import_guard.py).
     """
     return engine not in STREAMS and not (engine == "torchtune" and device == "cuda")
+
+
+def _offloaded(job: Job, layout: Layout) -> Literal["none", "optimizer", "all"]:
+    """What leaves the GPU: DeepSpeed's optimizer states, or all that FSDP2 divides."""
+    if layout.offload != "cpu":
+        return "none"
+    return "all" if job.engine == "fsdp2" else "optimizer"
 
 
 def setup_of(job: Job, layout: Layout) -> Setup:
@@ -67,7 +77,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         compile=job.compile,
         loss=LOSSES[job.engine],
         optimizer_in_backward=layout.optimizer_in_backward,
-        offload="optimizer" if layout.offload == "cpu" else "none",
+        offload=_offloaded(job, layout),
         device=layout.device,
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,

@@ -228,8 +228,12 @@ def _differences(job: Job, quantised: Job) -> Iterator[Change]:
         yield Change("engine", quantised.engine)
     if job.zero_stage is not None:
         yield Change("zero.stage")
+    if job.fsdp_sharding is not None:
+        yield Change("fsdp.sharding")
+    if job.replicas is not None:
+        yield Change("fsdp.replicas")
     if job.offload != "none":
-        yield Change("zero.offload")
+        yield Change("fsdp.offload" if job.engine == "fsdp2" else "zero.offload")
 
 
 def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:

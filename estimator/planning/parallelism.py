@@ -1,7 +1,7 @@
 """Spreads: the ways to divide one job over a number of processes, before any is weighed.
 
-torchtune and DeepSpeed divide the states alone. For torchtitan and Megatron also tensor, context, pipeline
-and expert parallelism and their products, as the Ultra-Scale Playbook orders them (nanotron/
+torchtune, DeepSpeed and FSDP2 divide the states alone. For torchtitan and Megatron also tensor, context,
+pipeline and expert parallelism and their products, as the Ultra-Scale Playbook orders them (nanotron/
 ultrascale-playbook, "Finding the best training configuration"): as little of it as fits, tensor parallel
 inside a node.
 """
@@ -67,7 +67,12 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
     if job.engine not in PARALLEL_ENGINES:
         if job.method == "qlora" and job.engine == "torchtune" and unsupported_shards(job.model, world):
             return []
-        return [Spread(sharding=kind) for kind in _shardings(job, world)] if _reaches(job, world) else []
+        if not _reaches(job, world):
+            return []
+        return [
+            Spread(sharding=kind, replicate=copies)
+            for kind, copies in product(_shardings(job, world), _replicas(job, nodes, world))
+        ]
     candidates = [
         spread
         for tensor, context, pipeline in product(
@@ -160,9 +165,21 @@ def _reaches(job: Job, data_parallel: int) -> bool:
     return job.global_batch_size % (data_parallel * (job.micro_batch_size or 1)) == 0
 
 
+def _replicas(job: Job, nodes: int, world: int) -> list[int]:
+    """Copies of the model under FSDP2: one, or one inside each node (HYBRID_SHARD); or as asked."""
+    if job.engine != "fsdp2":
+        return [1]
+    if job.replicas:
+        return [job.replicas] if world % job.replicas == 0 and world > job.replicas else []
+    return [1, nodes] if 1 < nodes < world else [1]
+
+
 def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
     if job.engine == "torchtune":
         return ("fsdp",) if world > 1 else ("none",)
+    if job.engine == "fsdp2":
+        kinds: dict[str | None, tuple[Sharding, ...]] = {"full": ("fsdp",), "grad-op": ("shard_grad_op",)}
+        return kinds.get(job.fsdp_sharding, ("shard_grad_op", "fsdp")) if world > 1 else ("none",)
     stages: tuple[Sharding, ...] = ("zero0", "zero1", "zero2", "zero3")
     if job.zero_stage is not None:
         return (stages[job.zero_stage],)

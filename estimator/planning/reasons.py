@@ -35,7 +35,7 @@ def _precision(job: Job, layout: Layout) -> str:
         return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
     if layout.precision == "bf16":
         return "precision bf16, weights and optimizer too, as torchtune's recipes do"
-    engine = {"deepspeed": "DeepSpeed", "torchtitan": "torchtitan", "megatron": "Megatron"}[job.engine]
+    engine = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "megatron": "Megatron"}.get(job.engine, job.engine)
     return f"precision bf16 with fp32 master weights, as {engine} does"
 
 
@@ -50,6 +50,11 @@ def _sharding(job: Job, layout: Layout) -> str:
         return (
             f"HYBRID_SHARD: divided over {setup.shard} processes, {layout.replicate} copies, so that only "
             "gradients cross the nodes"
+        )
+    if layout.sharding == "shard_grad_op":
+        return (
+            f"FSDP: gradients and optimizer divided over {setup.shard} processes; weights, divided as well, "
+            "stay gathered from the forward pass to the end of the backward pass"
         )
     if stage is None:
         return f"FSDP: weights, gradients and optimizer divided over {setup.shard} processes"

@@ -150,7 +150,7 @@ def layout_words(layout: Layout) -> str:
 def _sharding(name: str) -> str:
     if name.startswith("zero"):
         return f"ZeRO-{name[-1]}"
-    return {"none": "not sharded", "ddp": "DDP", "fsdp": "FSDP"}[name]
+    return {"none": "not sharded", "ddp": "DDP", "fsdp": "FSDP", "shard_grad_op": "FSDP grad-op"}[name]
 
 
 def _memory(plan: Plan, width: int) -> list[str]:

@@ -18,8 +18,8 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)
-# What DeepSpeed's loading, adapters and export are made for here; transformers loads more, untested.
-DEEPSPEED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+# What the loop's loading, adapters and export (launchers/engines/loop) are made for; transformers loads more.
+LOOP_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +33,14 @@ class Training:
     lora_targets: tuple[str, ...] = PROJECTIONS
     processes: int = 1
     zero: bool = False  # whether ZeRO's stage or offload is asked for
+    fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
 
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
     """Why an engine can't do it, as one clause; None where it can, or where it is planned only."""
     if engine == "torchtune":
         return _torchtune_model(model) or _torchtune_training(model, training)
-    return _deepspeed(model, training) if engine == "deepspeed" else None
+    return _loop(engine, model, training) if engine in ("deepspeed", "fsdp2") else None
 
 
 def unsupported_job(job: Job, processes: int = 1) -> str | None:
@@ -57,7 +58,7 @@ def with_engine(job: Job) -> Job:
     training = _training(job, 1)
     able = (name for name in LAUNCHED_ENGINES if unsupported(name, job.model, training) is None)
     # ZeRO's options belong to DeepSpeed, whatever else is asked for
-    first = "deepspeed" if training.zero else LAUNCHED_ENGINES[0]
+    first = "deepspeed" if training.zero else "fsdp2" if training.fsdp else LAUNCHED_ENGINES[0]
     return replace(job, engine=next(able, first))  # type: ignore[arg-type]
 
 
@@ -69,7 +70,8 @@ def _training(job: Job, processes: int) -> Training:
         compile=job.compile,
         lora_targets=job.lora_targets,
         processes=processes,
-        zero=job.zero_stage is not None or job.offload != "none",
+        zero=job.zero_stage is not None or (job.offload != "none" and job.engine != "fsdp2"),
+        fsdp=job.fsdp_sharding is not None or job.replicas is not None,
     )
 
 
@@ -112,6 +114,8 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
     if training.zero:
         return "ZeRO is DeepSpeed's"
+    if training.fsdp:
+        return "FSDP2's options belong to engine fsdp2"
     if model.sliding_window and model.sliding_window < training.seq_len:
         return (
             f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
@@ -141,13 +145,16 @@ def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
     return None
 
 
-def _deepspeed(model: ModelSpec, training: Training) -> str | None:
-    if model.family not in DEEPSPEED_FAMILIES:
-        return (
-            f"deepspeed runs {', '.join(DEEPSPEED_FAMILIES)} models here, and {model.name} is {model.family}"
-        )
+def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
+    """What the loop over transformers models, or the engine's sharding under it, can't train."""
+    if engine == "fsdp2" and training.zero:
+        return "ZeRO is DeepSpeed's"
+    if engine == "deepspeed" and training.fsdp:
+        return "FSDP2's options belong to engine fsdp2"
+    if model.family not in LOOP_FAMILIES:
+        return f"{engine} runs {', '.join(LOOP_FAMILIES)} models here, and {model.name} is {model.family}"
     if training.method == "qlora":
-        return "qlora: its 4-bit base weights need bitsandbytes on CUDA, and ZeRO can't shard them here"
+        return f"qlora: its 4-bit base weights need bitsandbytes on CUDA, and {engine} can't shard them here"
     if training.compile:
-        return "compile: not together with ZeRO's hooks"
+        return "compile: the loop's models are not compiled"
     return None

@@ -1,6 +1,6 @@
-"""The training engines, each in its own file behind one small interface.
+"""The training engines, each in its own folder behind one small interface.
 
-To add a third: write ``launchers/engines/NAME.py`` with a class that satisfies :class:`Engine`, and add
+To add one: write a folder ``launchers/engines/NAME`` with a class that satisfies :class:`Engine`, and add
 its line to ``ENGINES``.
 """
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ENGINES = {
     "torchtune": "launchers.engines.torchtune.engine:Torchtune",
     "deepspeed": "launchers.engines.deepspeed.engine:DeepSpeed",
+    "fsdp2": "launchers.engines.fsdp2.engine:Fsdp2",
 }
 
 
@@ -60,4 +61,5 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         lora_targets=settings.lora.targets,
         processes=(resources.nodes or 1) * (resources.gpus or 1),
         zero=settings.zero.stage != "auto" or settings.zero.offload != "none",
+        fsdp=settings.fsdp != type(settings.fsdp)(),
     )

@@ -134,7 +134,7 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     elif device.type == "cuda":
         options["device_map"] = {"": device}
     with _weights_read_by_first_rank() if sharded else contextlib.nullcontext():
-        network = model.pretrained(job, **options)
+        network = model.pretrained(job, dtype=model.dtype_of(job), **options)
     network.hf_deepspeed_config = hf_config
     if sharded:
         _fetch_expert_blocks_whole(network)

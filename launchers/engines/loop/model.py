@@ -17,27 +17,30 @@ def dtype_of(job: TrainJob) -> torch.dtype:
     return torch.float32 if job.plan.layout.precision == "fp32" else torch.bfloat16
 
 
-def pretrained(job: TrainJob, **options: Any) -> Any:
+def pretrained(job: TrainJob, *, dtype: torch.dtype, **options: Any) -> Any:
     """The job's model with its weights; ``options`` are from_pretrained's."""
     with collector_paused():
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(  # imports the model's own code
-            job.model_dir, dtype=dtype_of(job), **options
+            job.model_dir, dtype=dtype, **options
         )
 
 
-def made_trainable(model: Any, job: TrainJob) -> Any:
-    """The model in training mode, with adapters and activation checkpointing where the job has them."""
+def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False) -> Any:
+    """The model in training mode, with adapters and activation checkpointing where the job has them.
+
+    Adapters are of the base's type, or in fp32.
+    """
     if job.plan.layout.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if job.plan.method != "full":
-        model = _with_adapters(model, job.settings)
+        model = _with_adapters(model, job.settings, in_fp32=adapters_in_fp32)
     model.train()
     return model
 
 
-def _with_adapters(model: Any, settings: Settings) -> Any:
+def _with_adapters(model: Any, settings: Settings, *, in_fp32: bool) -> Any:
     from peft import LoraConfig, get_peft_model
 
     lora: Lora = settings.lora
@@ -58,5 +61,5 @@ def _with_adapters(model: Any, settings: Settings) -> Any:
             target_modules=targets,
             task_type="CAUSAL_LM",
         ),
-        autocast_adapter_dtype=False,  # DeepSpeed wants one type; the optimizer keeps them in fp32
+        autocast_adapter_dtype=in_fp32,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
     )

@@ -53,7 +53,7 @@ def lr_factor(settings: Settings, total_steps: int) -> Callable[[int], float]:
     return factor
 
 
-def schedule(job: TrainJob) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """What DeepSpeed calls with the optimizer to get the schedule, and then steps itself."""
+def schedule(job: TrainJob, done: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
+    """What makes the schedule of an optimizer; ``done``: steps of the run that it begins after."""
     factor = lr_factor(job.settings, job.total_steps)
-    return lambda wrapped: LambdaLR(wrapped, factor)
+    return lambda optimizer: LambdaLR(optimizer, lambda step: factor(step + done))

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[3]
 TRAINING = {  # what an engine imports before it trains
     "torchtune": "launchers.engines.torchtune.recipe",
     "deepspeed": "launchers.engines.deepspeed.sharding",
+    "fsdp2": "launchers.engines.fsdp2.sharding",
 }
 
 

@@ -1,0 +1,109 @@
+"""FSDP2's checkpoints, by torch's distributed checkpoint (DCP): for any number of processes.
+
+A checkpoint folder holds ``engine.json`` (what wrote it), ``engine/`` (DCP's files: a part from every rank,
+and ``.metadata`` from rank 0) and ``random-00000.pt`` (a rank's generators).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from estimator.errors import UserError
+from launchers.engines.loop import generators
+from launchers.engines.loop.optimizer import peak_lr
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, checkpoint_part_done
+
+FILES = "engine"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenBy:
+    """What a checkpoint depends on; engine.json."""
+
+    engine: str
+    method: str
+    precision: str
+    optimizer: str
+
+    @classmethod
+    def of(cls, job: TrainJob) -> WrittenBy:
+        """What a job's checkpoints depend on."""
+        return cls(
+            engine="fsdp2",
+            method=job.plan.method,
+            precision=job.plan.layout.precision,
+            optimizer=job.settings.optimizer.name,
+        )
+
+
+def save(network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob, env: RankEnv, step: int) -> None:
+    """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
+    folder = job.checkpoint_dir(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    state_dict_saver.save(_state(network, steps), checkpoint_id=str(folder / FILES))
+    generators.save(folder, env)
+    if env.rank == 0:
+        (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
+    dist.barrier()
+    checkpoint_part_done(folder, env, step)
+
+
+def restore(network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob) -> None:
+    """Bring weights and optimizer states back to where the checkpoint was written.
+
+    Raises UserError for a checkpoint of another kind of run.
+    """
+    assert job.resume_dir is not None  # noqa: S101 - the caller has looked
+    _check(job)
+    state = _state(network, steps)
+    state_dict_loader.load(state, checkpoint_id=str(job.resume_dir / FILES))
+    set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
+    set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
+    for group in steps.param_groups:
+        group["lr"] = peak_lr(job.settings)  # the schedule is a share of it
+
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
+
+
+def _state(network: nn.Module, steps: torch.optim.Optimizer) -> dict[str, Any]:
+    """What is trained, and the optimizer's states of it, by the parameters' names; each rank its parts."""
+    return {
+        "model": get_model_state_dict(network, options=StateDictOptions(ignore_frozen_params=True)),
+        "optimizer": get_optimizer_state_dict(network, steps, options=_FLAT),
+    }
+
+
+def _check(job: TrainJob) -> None:
+    assert job.resume_dir is not None  # noqa: S101 - the caller has looked
+    path = job.resume_dir / "engine.json"
+    values = json.loads(path.read_text()) if path.is_file() else {}
+    if values.get("engine") != "fsdp2":
+        raise UserError(
+            f"{job.resume_dir}: not a whole checkpoint of the FSDP2 engine.",
+            "Resume from an earlier checkpoint, with the engine that wrote it.",
+        )
+    then, now = WrittenBy(**values), WrittenBy.of(job)
+    for field in ("method", "precision", "optimizer"):
+        if getattr(then, field) != getattr(now, field):
+            raise UserError(
+                f"the checkpoint was written with {field} {getattr(then, field)},"
+                f" this run has {getattr(now, field)}.",
+                "FSDP2 goes on only with the same method, precision and optimizer.",
+            )

@@ -1,0 +1,209 @@
+"""torch's fully_shard (FSDP2) as the loop's sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from launchers.engines import _merge
+from launchers.engines.fsdp2 import checkpoint
+from launchers.engines.loop import generators, model, optimizer
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv
+from launchers.imports import collector_paused
+
+
+class FullyShard:
+    """Each block of the model divided over the ranks; see launchers.engines.loop.sharding.Sharding."""
+
+    name = "fsdp2"
+
+    def start(self, job: TrainJob, env: RankEnv) -> torch.device:
+        cuda = job.plan.layout.device == "cuda"
+        device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        # Weights and gradients that lie in host memory are summed there: for the norm of the gradients
+        on_gpus = "cpu:gloo,cuda:nccl" if job.plan.layout.offload == "cpu" else "nccl"
+        dist.init_process_group(on_gpus if cuda else "gloo", timeout=_merge.LIMIT)
+        return device
+
+    def load(self, job: TrainJob, env: RankEnv, device: torch.device) -> FsdpModel:
+        generators.seed(job.settings.seed)
+        network = _load(job, env, device)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        steps = optimizer.build(job, trained)
+        if job.resume_dir is not None:
+            checkpoint.restore(network, steps, job)
+        generators.seed_rank(job, env)
+        if job.resume_dir is not None:
+            generators.restore(job.resume_dir, env)
+        return FsdpModel(network, steps, job, device)
+
+
+class FsdpModel:
+    """A model under fully_shard with torch's optimizer; see launchers.engines.loop.sharding.ShardedModel."""
+
+    def __init__(
+        self, network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob, device: torch.device
+    ) -> None:
+        self.device = device
+        self.module: Any = network
+        self._steps = steps
+        self._schedule = optimizer.schedule(job, job.start_step)(steps)
+        self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
+        self._copies = job.plan.layout.replicate
+        self._clip = job.settings.clip_grad_norm or float("inf")
+
+    def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.module(**inputs, use_cache=False).logits
+        return logits
+
+    def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
+        if self._copies > 1:  # gradients are divided after each micro batch, and summed over copies once
+            self.module.set_requires_all_reduce(last)
+        scaled: Any = loss * (self._averaged_over / counted)
+        scaled.backward()
+
+    def update(self) -> float | None:
+        norm = nn.utils.clip_grad_norm_(self._trained, self._clip)
+        self._steps.step()
+        self._schedule.step()
+        self._steps.zero_grad(set_to_none=True)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def lr(self) -> float:
+        return float(self._schedule.get_last_lr()[0])
+
+    def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
+        checkpoint.save(self.module, self._steps, job, env, step)
+
+    def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
+        if not _is_divided(job):
+            return None
+        options = StateDictOptions(
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=job.plan.method != "full"
+        )
+        return get_model_state_dict(self.module, options=options)
+
+
+def _is_divided(job: TrainJob) -> bool:
+    """Whether the model is under fully_shard: on several processes, or for what its policies do."""
+    layout = job.plan.layout
+    return layout.sharding != "none" or layout.precision == "bf16-mixed" or layout.offload == "cpu"
+
+
+def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
+    """The job's model in training mode, divided. Rank 0 alone reads the weights, on the CPU."""
+    if not _is_divided(job):
+        return _made_trainable(_pretrained(job), job).to(device)
+    whole = _made_trainable(_pretrained(job), job) if env.rank == 0 else None
+    network = _without_weights(job)
+    _divide(network, job, device)
+    _hand_out(whole, network, job, device)
+    return network
+
+
+def _storage_dtype(job: TrainJob) -> torch.dtype:
+    """The type of the weights of the base: fp32 where they are trained beside their 16-bit copies."""
+    mixed = job.plan.layout.precision == "bf16-mixed" and job.plan.method == "full"
+    return torch.float32 if mixed else model.dtype_of(job)
+
+
+def _pretrained(job: TrainJob) -> Any:
+    return model.pretrained(job, dtype=_storage_dtype(job))
+
+
+def _made_trainable(network: Any, job: TrainJob) -> Any:
+    mixed = job.plan.layout.precision == "bf16-mixed"
+    return model.made_trainable(network, job, adapters_in_fp32=mixed)
+
+
+def _without_weights(job: TrainJob) -> Any:
+    """The same model with its parameters on the meta device; buffers, made from the config, are real."""
+    with collector_paused():
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(job.model_dir)
+    with init_empty_weights(include_buffers=False):
+        network = AutoModelForCausalLM.from_config(config, dtype=_storage_dtype(job))
+        return _made_trainable(network, job)
+
+
+def _divide(network: Any, job: TrainJob, device: torch.device) -> None:
+    """Put each block under fully_shard, and then what is around them (embedding, last norm, head)."""
+    layout = job.plan.layout
+    options: dict[str, Any] = {
+        "mesh": _mesh(job, device),
+        "mp_policy": _policy(job),
+        "offload_policy": _offload(job, device),
+        "reshard_after_forward": layout.sharding != "shard_grad_op",
+    }
+    for block in blocks(network):
+        fully_shard(block, **options)
+    fully_shard(network, **options)
+
+
+def blocks(network: Any) -> Iterable[nn.Module]:
+    """The model's decoder layers: what transformers says must not be split over devices."""
+    names = set(network._no_split_modules or ())
+    return [module for module in network.modules() if type(module).__name__ in names]
+
+
+def _mesh(job: TrainJob, device: torch.device) -> DeviceMesh:
+    """The ranks; with replicas in two dimensions, of which the second one shares a copy of the states."""
+    layout = job.plan.layout
+    if layout.replicate == 1:
+        return init_device_mesh(device.type, (layout.world_size,))
+    shape = (layout.replicate, layout.world_size // layout.replicate)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _policy(job: TrainJob) -> MixedPrecisionPolicy:
+    """bf16-mixed: weights are gathered in bf16 and gradients summed in fp32. Else one type throughout."""
+    if job.plan.layout.precision != "bf16-mixed":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def _offload(job: TrainJob, device: torch.device) -> OffloadPolicy:
+    if job.plan.layout.offload != "cpu":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=device.type == "cuda")
+
+
+def _hand_out(whole: Any, network: Any, job: TrainJob, device: torch.device) -> None:
+    """Give each rank its part of rank 0's weights, a tensor at a time.
+
+    ``whole`` is None on the other ranks, which hold one whole tensor at a time.
+    """
+    source = {} if whole is None else dict(whole.named_parameters())
+    parts: dict[int, nn.Parameter] = {}
+    for name, parameter in network.named_parameters():
+        if whole is None:
+            tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        else:
+            tensor = source.pop(name).detach().to(device)
+        part: torch.Tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+        if job.plan.layout.offload == "cpu":
+            part = part.cpu()
+        parts[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
+    # Tied weights have two names and one parameter
+    named = network.named_parameters(remove_duplicate=False)
+    network.load_state_dict({name: parts[id(of)] for name, of in named}, strict=False, assign=True)
+    real = {} if whole is None else dict(whole.named_buffers())
+    for name, buffer in network.named_buffers():
+        owner, _, last = name.rpartition(".")
+        tensor = (real[name] if real else buffer).to(device)
+        dist.broadcast(tensor, src=0)
+        network.get_submodule(owner)._buffers[last] = tensor
