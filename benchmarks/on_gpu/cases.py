@@ -68,7 +68,7 @@ class Case:
 
     model: str
     method: Literal["full", "lora", "qlora"]
-    engine: Literal["torchtune", "deepspeed"]
+    engine: Literal["torchtune", "deepspeed", "fsdp2"]
     processes: int
     lengths: Lengths
     longest_first: bool

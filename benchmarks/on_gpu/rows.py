@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.on_gpu.cases import Case
 from benchmarks.on_gpu.session import Measured
 from estimator import models
 from estimator.plan import GIB, Layout, Plan
@@ -103,7 +104,7 @@ def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
         "lora_rank": lora.rank if adapters else "",
         "lora_targets": " ".join(lora.targets) if adapters else "",
         "trainable_params": spec.lora_parameters(lora.rank, lora.targets) if adapters else spec.parameters,
-        "framework": f"{case.engine} {version(case.engine)}",
+        "framework": _framework(case.engine),
         "gpu": outcome.device_name or ("CPU" if layout.device == "cpu" else plan.request.gpu),
         "gpu_mem_GB": _gib(capacity) if capacity else "",
         "n_gpus": case.processes,
@@ -120,19 +121,29 @@ def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
         "act_ckpt": "full" if layout.activation_checkpointing else "none",
         "compile": 0,
         "cpu_offload": 0,
-        "loss_impl": {"torchtune": "CE chunked (8 chunks)", "deepspeed": "CE recomputed"}[case.engine],
+        "loss_impl": "CE chunked (8 chunks)" if case.engine == "torchtune" else "CE recomputed",
         "attn": "sdpa",
         "quality": "A",
-        "notes": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        if case.expandable_segments and layout.device == "cuda"
-        else "",
+        "notes": "; ".join(_notes(case, layout)),
     }
+
+
+def _framework(engine: str) -> str:
+    """The engine with the version that decides: FSDP2 is torch's own."""
+    return f"fsdp2 torch {version('torch')}" if engine == "fsdp2" else f"{engine} {version(engine)}"
+
+
+def _notes(case: Case, layout: Layout) -> Iterator[str]:
+    if layout.sharding == "shard_grad_op":
+        yield "reshard_after_forward=False"
+    if case.expandable_segments and layout.device == "cuda":
+        yield "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def _sharding(layout: Layout) -> dict[str, Any]:
     if layout.sharding.startswith("zero"):
         return {"zero_stage": int(layout.sharding[-1])}
-    return {"fsdp_shard": layout.world_size} if layout.sharding == "fsdp" else {}
+    return {"fsdp_shard": layout.world_size} if layout.sharding in ("fsdp", "shard_grad_op") else {}
 
 
 def _packing(measured: Measured, layout: Layout) -> str:

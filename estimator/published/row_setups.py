@@ -126,7 +126,7 @@ def _precision(cells: Cells, engine: Engine) -> Precision:
     if "autocast" in compute_dtype and "autocast_adapter" not in compute_dtype:
         return "bf16-autocast"
     if "fp32" in stored_dtype or "float32" in stored_dtype or "(amp" in method or "amp" in compute_dtype:
-        return "bf16-mixed" if sharded or engine in ("torchtitan", "composer") else "bf16-autocast"
+        return "bf16-mixed" if sharded or engine in ("torchtitan", "composer", "fsdp2") else "bf16-autocast"
     return "bf16-mixed" if engine in ("torchtitan", "composer") else "bf16"
 
 

@@ -24,6 +24,7 @@ class UnsupportedRow(Exception):  # noqa: N818 - a row that is left out, with th
 # Trainer hands states and steps over to it; "megatron-deepspeed" keeps DeepSpeed's states.
 _ENGINES: tuple[tuple[str, Engine], ...] = (
     ("torchtune", "torchtune"),
+    ("fsdp2 torch", "fsdp2"),
     ("torchtitan", "torchtitan"),
     ("litgpt", "litgpt"),
     ("lit-gpt", "litgpt"),

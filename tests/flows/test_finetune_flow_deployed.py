@@ -29,7 +29,7 @@ SFN = {
 }
 # model, GPU -> nodes, instance type, cores, EFA interfaces of each node: vCPU and EFA of AWS's instance types
 ARGO = {
-    ("llama-8b", "h100-sxm"): (1, "p5.48xlarge", 172, 0),
+    ("llama-8b", "h100-sxm"): (1, "p5.4xlarge", 14, 0),
     ("llama-8b", "a100-80gb"): (1, "p4de.24xlarge", 86, 0),
     ("llama-8b", "b200"): (1, "p6-b200.48xlarge", 172, 0),
     ("llama-70b", "h100-sxm"): (2, "p5.48xlarge", 172, 32),
@@ -77,7 +77,7 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: s
     container = pod["containers"][0]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
     request = plan.request
-    assert limits["nvidia.com/gpu"] == "8"
+    assert limits["nvidia.com/gpu"] == str(request.gpus_per_node)
     assert limits.get("vpc.amazonaws.com/efa") == (str(efa) if efa else None)
     assert float(requests["cpu"]) == cores
     assert requests["memory"].endswith("M")

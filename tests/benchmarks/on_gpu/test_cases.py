@@ -11,6 +11,7 @@ from benchmarks.on_gpu import cases
 from benchmarks.on_gpu.cases import ON_CPU, ON_GPUS
 from estimator.errors import UserError
 from estimator.job import Machine
+from launchers import engines
 from tests.benchmarks.on_gpu.machines import H100S, H200, L4, plan_of
 
 ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
@@ -27,14 +28,14 @@ def models_of(machine: Machine, **traits: object) -> dict[str, str]:
 
 def test_every_method_engine_length_and_switch_is_a_case_once() -> None:
     every = cases.in_order(ON_GPUS, H200)
-    assert len(every) == len({case.name for case in every}) == 3 * 2 * (4 + 2)
+    assert len(every) == len({case.name for case in every}) == 3 * 3 * (4 + 2)
     switches = {(case.longest_first, case.expandable_segments) for case in every if case.lengths == "varying"}
     assert len(switches) == 4
 
 
 def test_what_users_run_by_default_comes_first_and_switches_alone_last() -> None:
     every = cases.in_order(ON_GPUS, H200)
-    assert {(case.lengths, case.longest_first, case.expandable_segments) for case in every[:6]} == {
+    assert {(case.lengths, case.longest_first, case.expandable_segments) for case in every[:9]} == {
         ("varying", True, True)
     }
     assert every[-1].lengths == "fixed"
@@ -81,7 +82,7 @@ def test_without_a_gpu_tiny_llama_is_trained_on_the_cpu() -> None:
 
 def test_what_an_engine_can_not_do_is_told_in_its_own_words() -> None:
     refused = [case for case in cases.in_order(ON_CPU, ALONE) if cases.unsupported(case, ON_CPU)]
-    assert {(case.method, case.engine) for case in refused} == {("qlora", "deepspeed")}
+    assert {(case.method, case.engine) for case in refused} == {("qlora", "deepspeed"), ("qlora", "fsdp2")}
     assert "bitsandbytes" in str(cases.unsupported(refused[0], ON_CPU))
 
 
@@ -100,7 +101,7 @@ def test_only_takes_words_of_a_cases_name_in_any_order() -> None:
     every = cases.in_order(ON_CPU, ALONE)
     found = cases.chosen(every, "packed lora off")
     assert {case.name for case in found} == {
-        f"tiny-llama lora {engine}, packed, expandable segments off" for engine in ("torchtune", "deepspeed")
+        f"tiny-llama lora {engine}, packed, expandable segments off" for engine in engines.ENGINES
     }
     with pytest.raises(UserError, match="--only lora megatron: no case has all these words"):
         cases.chosen(every, "lora megatron")

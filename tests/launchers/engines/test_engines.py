@@ -27,6 +27,7 @@ from tests.launchers.engines.torchtune import runs as torchtune_runs
 RUN = {
     "torchtune": {"llama", "mistral", "qwen2"},
     "deepspeed": {"llama", "mistral", "mixtral", "qwen2", "qwen3"},
+    "fsdp2": {"llama", "mistral", "mixtral", "qwen2", "qwen3"},
 }
 
 
