@@ -137,6 +137,8 @@ def _without_weights(job: TrainJob) -> Any:
     config = AutoConfig.from_pretrained(job.model_dir)
     with init_empty_weights(include_buffers=False):
         network = AutoModelForCausalLM.from_config(config, dtype=_storage_dtype(job))
+    network.tie_weights()  # each parameter that is registered in there becomes one of its own
+    with init_empty_weights(include_buffers=False):
         return _made_trainable(network, job)
 
 

@@ -39,7 +39,7 @@ def make_model(folder: Path, kind: str = "llama") -> Path:
     if kind == "mixtral":
         model = MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2))
     else:
-        model = LlamaForCausalLM(LlamaConfig(**shape))
+        model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=kind == "tied"))
     model.save_pretrained(folder)
     return folder
 

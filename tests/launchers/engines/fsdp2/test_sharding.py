@@ -1,0 +1,181 @@
+"""FSDP2 in gangs of processes on CPUs, beside DeepSpeed and beside itself in other layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launchers import engines
+from launchers.gang.job import TrainJob
+from tests.launchers.engines.loop import runs
+
+pytestmark = pytest.mark.slow
+STEPS = 6
+CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(8), batch=4, steps=STEPS)
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
+) -> TrainJob:
+    """A run on two processes that others are compared with, done; with a checkpoint after half its steps."""
+    settings = {"method": request.param}
+    job = fsdp(tmp_path_factory.mktemp("whole"), model, data, settings=settings, checkpoint_every=3)
+    runs.run(job)
+    return job
+
+
+def fsdp(work: Path, model: Path, data: Path, *, replicate: int = 1, **options: Any) -> TrainJob:
+    values = {"steps": STEPS, "engine": "fsdp2", "sharding": "fsdp"} | options
+    job = runs.make_job(work, model, data, **values)
+    layout = dataclasses.replace(job.plan.layout, replicate=replicate)
+    return dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
+
+
+def losses(job: TrainJob) -> list[float]:
+    return runs.losses(runs.steps(job))
+
+
+def test_it_trains_as_deepspeed_does(tmp_path: Path, whole: TrainJob) -> None:
+    settings = {"method": whole.plan.method}
+    zero = runs.make_job(tmp_path, whole.model_dir, whole.data_dir, steps=STEPS, settings=settings)
+    runs.run(zero)
+    assert losses(whole) == pytest.approx(losses(zero), rel=CLOSE)
+    norms = [[step.grad_norm for step in runs.steps(job)] for job in (whole, zero)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    rates = [[step.lr for step in runs.steps(job)] for job in (whole, zero)]
+    assert rates[0] == pytest.approx(rates[1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"world": 1, "micro": 4, "sharding": "none"},
+        {"sharding": "shard_grad_op", "micro": 1, "accumulation": 2},
+        {"world": 4, "micro": 1, "replicate": 2},
+        {"world": 4, "micro": 1, "replicate": 2, "sharding": "shard_grad_op"},
+        {"offload": "cpu"},
+        {"activation_checkpointing": True},
+    ],
+    ids=["one", "grad-op", "hybrid", "hybrid-grad-op", "offload", "checkpointing"],
+)
+def test_no_layout_changes_the_losses(tmp_path: Path, whole: TrainJob, options: dict[str, Any]) -> None:
+    settings = {"method": whole.plan.method}
+    job = fsdp(tmp_path, whole.model_dir, whole.data_dir, settings=settings, **options)
+    runs.run(job)
+    assert losses(job) == pytest.approx(losses(whole), rel=CLOSE)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
+    tmp_path: Path, whole: TrainJob, world: int
+) -> None:
+    options = {"world": world, "micro": 4 // world, "sharding": "none" if world == 1 else "fsdp"}
+    settings = {"method": whole.plan.method}
+    job = fsdp(
+        tmp_path, whole.model_dir, whole.data_dir, settings=settings, precision="bf16-mixed", **options
+    )
+    runs.run(job)
+    assert losses(job) == pytest.approx(losses(whole), rel=1e-3)
+    assert losses(job) != losses(whole)
+
+
+def test_a_run_goes_on_from_its_checkpoint_on_as_many_processes_bit_by_bit(
+    tmp_path: Path, whole: TrainJob
+) -> None:
+    again = runs.resumed(whole, tmp_path / "again", 3)
+    rest = runs.run(again)
+    before = runs.steps(whole)[3:]
+    assert [(s.step, s.loss, s.grad_norm, s.lr) for s in rest] == [
+        (s.step, s.loss, s.grad_norm, s.lr) for s in before
+    ]
+    one, other = ((job.output_dir / "model" / "model.safetensors").read_bytes() for job in (whole, again))
+    assert one == other
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_a_run_goes_on_from_its_checkpoint_on_another_number_of_processes(
+    tmp_path: Path, whole: TrainJob, world: int
+) -> None:
+    layout = {"processes_per_node": world, "micro_batch_size": 4 // world}
+    if world == 1:
+        layout["sharding"] = "none"  # type: ignore[assignment]
+    again = runs.resumed(whole, tmp_path / "again", 3, **layout)
+    assert runs.losses(runs.run(again)) == pytest.approx(losses(whole)[3:], rel=CLOSE)
+
+
+def test_nodes_without_a_shared_disk_go_on_from_the_union_of_their_parts(
+    tmp_path: Path, whole: TrainJob
+) -> None:
+    settings = {"method": whole.plan.method}
+    nodes = [
+        fsdp(
+            tmp_path / f"node-{node}",
+            whole.model_dir,
+            whole.data_dir,
+            settings=settings,
+            checkpoint_every=3,
+        )
+        for node in range(2)
+    ]
+    runs.run_nodes(nodes)
+    assert losses(nodes[0]) == losses(whole), "two nodes equal one"
+    assert not nodes[1].output_dir.exists()
+    union = tmp_path / "union"
+    for job in nodes:
+        shutil.copytree(job.checkpoint_dir(3), union, dirs_exist_ok=True)
+    resumed = [
+        dataclasses.replace(runs.resumed(job, tmp_path / f"again-{node}", 3), resume_dir=union)
+        for node, job in enumerate(nodes)
+    ]
+    runs.run_nodes(resumed)
+    assert losses(resumed[0]) == losses(whole)[3:]
+
+
+def test_what_is_left_loads_in_transformers_and_peft(tmp_path: Path, whole: TrainJob) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    def logits(network: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = network.eval()(torch.arange(3, 33)[None]).logits
+        return found
+
+    engines.get("fsdp2").collect(whole, tmp_path)
+    exported = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32))
+    base = AutoModelForCausalLM.from_pretrained(whole.model_dir, dtype=torch.float32)
+    assert not torch.allclose(logits(base), exported, atol=1e-2)
+    assert (tmp_path / "adapter").exists() == (whole.plan.method == "lora")
+    if whole.plan.method == "lora":
+        adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+        assert torch.allclose(logits(adapted), exported, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "tied"])
+def test_experts_and_tied_embeddings_train_as_with_deepspeed(tmp_path: Path, data: Path, kind: str) -> None:
+    model = runs.make_model(tmp_path / "model", kind)
+    job = fsdp(tmp_path / "fsdp2", model, data)
+    runs.run(job)
+    zero = runs.make_job(tmp_path / "zero", model, data, steps=STEPS, sharding="zero3")
+    runs.run(zero)
+    assert losses(job) == pytest.approx(losses(zero), rel=CLOSE)
+    engines.get("fsdp2").collect(job, tmp_path / "out")
+    from safetensors.torch import load_file
+
+    names = load_file(tmp_path / "out" / "model" / "model.safetensors").keys()
+    assert ("lm_head.weight" in names) == (kind != "tied")
