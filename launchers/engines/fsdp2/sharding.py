@@ -93,7 +93,10 @@ class FsdpModel:
         options = StateDictOptions(
             full_state_dict=True, cpu_offload=True, ignore_frozen_params=job.plan.method != "full"
         )
-        return get_model_state_dict(self.module, options=options)
+        state = get_model_state_dict(self.module, options=options)
+        every = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        tied = every - {name for name, _ in self.module.named_parameters()}  # second names of what is there
+        return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
 def _is_divided(job: TrainJob) -> bool:
