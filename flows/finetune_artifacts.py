@@ -23,11 +23,9 @@ from decorators.storage import MetaflowStorage, datastore
 from estimator import models, remote
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
-from launchers import model_card
+from launchers import model_card, pipeline
 from launchers.dataset import sources
 from launchers.model_card import Facts, cache_folder, slug
-from launchers.models import weights
-from launchers.models.files import check_complete
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
 
@@ -72,10 +70,8 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
             if dataset is not None and sources.kind_of(dataset) == "path":
                 datasets[dataset] = _stage_file(store, Path(dataset).expanduser())
         if model.kind == "folder":
-            folder = Path(model.location)
-            check_complete(folder)
-            key = f"staged/{_fingerprint(folder)}"
-            put_bundle(store, key, folder)
+            key = f"staged/{_fingerprint(Path(model.location))}"
+            put_bundle(store, key, pipeline.fetch_weights(model, cache_folder() / slug(model.name)))
             model = dataclasses.replace(model, kind="stored", location=key)
         return model, datasets
 
@@ -121,12 +117,12 @@ def fetch_weights_once(model: ModelRef, work: Path) -> str:
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        return str(weights.fetch(model, cache_folder() / slug(model.name)).resolve())
+        return str(pipeline.fetch_weights(model, cache_folder() / slug(model.name)).resolve())
     key = f"weights/{slug(model.location or model.name)}"
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    manifest = put_bundle(store, key, weights.fetch(model, work / "weights"))
+    manifest = put_bundle(store, key, pipeline.fetch_weights(model, work / "weights"))
     print(f"weights of {model.name}: {manifest.total_bytes / GIB:.2f} GiB in {store.describe(key)}")
     return key
 

@@ -19,7 +19,7 @@ from estimator.calibration import Calibration
 from estimator.changes import Text
 from estimator.errors import Change, UserError
 from estimator.job import Job, Target
-from estimator.models import ModelRef, ModelSpec
+from estimator.models import ModelRef, ModelSource, ModelSpec
 from estimator.plan import GIB, MIB, Plan
 from estimator.planning import planner
 from launchers import engines
@@ -29,13 +29,14 @@ from launchers.dataset.rows import Conversation
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.models import weights
 from launchers.models.files import check_complete
+from launchers.models.fit import check_fits
 from launchers.report import trackers
 from launchers.settings import Settings
 
 DEFAULT_SEQ_LEN = 2048
 TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would foretell memory it never needs
 PACKAGES = {  # what an engine's processes import, beside the base install
-    "torchtune": ("torch", "torchtune", "torchao", "transformers"),
+    "torchtune": ("torch", "torchtune", "torchao", "accelerate", "transformers"),
     "deepspeed": ("torch", "deepspeed", "accelerate", "peft", "transformers"),
     "fsdp2": ("torch", "accelerate", "peft", "transformers"),
 }
@@ -295,6 +296,17 @@ def read_data(
     print(f"{settings.dataset}: {len(conversations):,} rows, all of them well-formed", flush=True)
     held_out = settings.evaluation.dataset
     return conversations, rows.read(fetch(held_out, folder / "held_out")) if held_out else []
+
+
+def fetch_weights(model: ModelSource, folder: Path) -> Path:
+    """The model's files on this machine, whole (:func:`launchers.models.weights.fetch`), of one model.
+
+    That they fit their config.json is looked at where transformers is installed, as where runs train.
+    """
+    path = weights.fetch(model, folder)
+    if model.kind != "made" and importlib.util.find_spec("transformers") is not None:
+        check_fits(path)
+    return path
 
 
 def tokenise(

@@ -30,7 +30,6 @@ from launchers.gang.allocator import GENERAL_NAME, NAME
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
-from launchers.models import weights
 from launchers.report.metrics import Meter, median, tokens_of_steps
 from launchers.report.telemetry import Event, Memory, Phase
 from launchers.settings import Settings
@@ -152,7 +151,7 @@ def _prepare(order: Order) -> TrainJob:
     target = Target(machine=here(order.folder))
     planned = pipeline.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)
     pipeline.check_installed(planned.settings.engine)
-    model_dir = weights.fetch(planned.model, order.folder)
+    model_dir = pipeline.fetch_weights(planned.model, order.folder)
     data_dir = order.data / _key(planned.settings)
     if not (data_dir / "info.json").exists():
         conversations, held_out = pipeline.read_data(planned.settings, order.folder)

@@ -34,6 +34,8 @@ class Family:
     qk_norm:
         Norms of queries and keys: "head" shares one weight of head_dim among the heads, "all" has one for
         each channel.
+    hidden_act:
+        The MLP's activation, by transformers' name.
     attention_sinks:
         One learned number for each head that takes part in the softmax.
     causal:
@@ -54,6 +56,7 @@ class Family:
     norms_per_layer: int = 2
     qk_norm: QkNorm = ""
     gated_mlp: bool = True
+    hidden_act: str = "silu"
     causal: bool = True
     parallel_residual: bool = False
     qkv_bias: bool = False
@@ -109,15 +112,18 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "qwen2_moe": Family(qkv_bias=True, shared_expert_gate=True, source=_transformers("qwen2_moe")),
     "qwen3": Family(qk_norm="head", source=_transformers("qwen3")),
     "qwen3_moe": Family(qk_norm="head", source=_transformers("qwen3_moe")),
-    "gemma": Family(source=_transformers("gemma")),
-    "gemma2": Family(norms_per_layer=4, source=_transformers("gemma2")),
-    "gemma3_text": Family(norms_per_layer=4, qk_norm="head", source=_transformers("gemma3")),
+    "gemma": Family(hidden_act="gelu_pytorch_tanh", source=_transformers("gemma")),
+    "gemma2": Family(norms_per_layer=4, hidden_act="gelu_pytorch_tanh", source=_transformers("gemma2")),
+    "gemma3_text": Family(
+        norms_per_layer=4, qk_norm="head", hidden_act="gelu_pytorch_tanh", source=_transformers("gemma3")
+    ),
     "olmo2": Family(qk_norm="all", source=_transformers("olmo2")),
     "phi": Family(
         norm="layer",
         norm_bias=True,
         norms_per_layer=1,
         gated_mlp=False,
+        hidden_act="gelu_new",
         parallel_residual=True,
         qkv_bias=True,
         o_bias=True,
@@ -146,6 +152,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         norm="layer",
         norm_bias=True,
         gated_mlp=False,
+        hidden_act="gelu",
         parallel_residual=True,
         qkv_bias=True,
         o_bias=True,
@@ -159,6 +166,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         norm_bias=True,
         norms_per_layer=1,
         gated_mlp=False,
+        hidden_act="gelu_new",
         parallel_residual=True,
         mlp_bias=True,
         head_bias=True,
@@ -171,6 +179,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         norm_bias=True,
         norms_per_layer=1,
         gated_mlp=False,
+        hidden_act="gelu",
         parallel_residual=True,
         free_head_dim=False,
         linears=_NEOX_LINEARS,
@@ -179,6 +188,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "mpt": Family(
         norm="layer",
         gated_mlp=False,
+        hidden_act="gelu",
         free_head_dim=False,
         linears={"Wqkv": _FUSED_QKV, "out_proj": (("o_proj",),)},
         source=_transformers("mpt"),
@@ -188,6 +198,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         norm="layer",
         norm_bias=True,
         gated_mlp=False,
+        hidden_act="gelu",
         causal=False,
         qkv_bias=True,
         o_bias=True,

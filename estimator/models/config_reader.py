@@ -38,13 +38,14 @@ class ConfigReader:
             raise self._error(field, value, rule)
         return value
 
-    def number(self, field: str) -> float | None:
-        """A field that must be a number above 0; None where it is missing."""
-        value = self.get(field)
-        if value is not None and (
-            not isinstance(value, int | float) or isinstance(value, bool) or value <= 0
-        ):
-            raise self._error(field, value, "a number above 0")
+    def number(self, field: str, *, or_zero: bool = False) -> float | None:
+        """A field that must be a number above 0, or at least 0; None where it is missing."""
+        value: float | None = self.get(field)
+        if value is None:
+            return None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or value < 0 or (value == 0 and not or_zero):
+            raise self._error(field, value, "a number of at least 0" if or_zero else "a number above 0")
         return value
 
     def mapping(self, field: str) -> Mapping[str, Any]:

@@ -43,6 +43,12 @@ _FFN = {"falcon": "ffn_hidden_size", "gptj": "n_inner"}  # 4 * hidden where conf
 # The field may be missing in these, and means as many key/value heads as heads.
 _KV_HEADS_OPTIONAL = ("llama", "qwen", "olmo2", "phi", "phi3", "gpt_neox", "gptj", "mpt", "bert")
 _EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")  # have moe_intermediate_size
+_ACTIVATION = {  # what others call hidden_act
+    "gemma2": "hidden_activation",
+    "gemma3_text": "hidden_activation",
+    "gptj": "activation_function",
+    "falcon": "activation",
+}
 _REFUSED = ("qk_layernorm", "qk_ln", "add_cross_attention")  # they add parameters that aren't counted
 
 
@@ -68,11 +74,12 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         name=name,
         family=family,
         **shape,
-        **(FAMILIES[family].traits() | _traits(reader, family)),
+        **(FAMILIES[family].traits() | _traits(reader, family) | _activation(reader, family)),
         **_rope(reader),
         **_positions(reader, family, shape["max_seq_len"]),
         tied_embeddings=bool(reader.get("tie_word_embeddings", family in _TIED)),
         norm_eps=_epsilon(reader),
+        attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         source=f"config.json of {name}",
     )
 
@@ -248,6 +255,15 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
     return changed
 
 
+def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
+    """The MLP's activation, where config.json has one; MPT's is fixed in its code."""
+    field = _ACTIVATION.get(family, "hidden_act")
+    if family == "mpt" or reader.get(field) is None:
+        return {}
+    name = reader.text(field)
+    return {"hidden_act": "silu" if name == "swish" else name}  # one function (transformers' ACT2FN)
+
+
 def _falcon_traits(reader: ConfigReader) -> dict[str, Any]:
     """modeling_falcon.py, FalconDecoderLayer: how many norms there are depends on the order of the parts."""
     parallel = bool(reader.get("parallel_attn"))
@@ -273,6 +289,9 @@ def _rope(reader: ConfigReader) -> dict[str, Any]:
         "rope_low_freq_factor": rope.number("low_freq_factor"),
         "rope_high_freq_factor": rope.number("high_freq_factor"),
         "rope_original_max_seq_len": rope.whole("original_max_position_embeddings", default=0) or None,
+        "partial_rotary_factor": (
+            rope.number("partial_rotary_factor") or reader.number("partial_rotary_factor") or 1.0
+        ),
     }
 
 

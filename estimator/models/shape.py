@@ -52,10 +52,12 @@ class ModelShape:
     norms_per_layer: int = 2  # over the hidden size
     qk_norm: QkNorm = ""
     gated_mlp: bool = True
+    hidden_act: str = "silu"  # the MLP's activation, by transformers' name
     parallel_residual: bool = False  # attention and MLP read the same input
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    attention_dropout: float = 0.0
     head_bias: bool = False
     attention_sinks: bool = False
     pooler: bool = False
@@ -82,6 +84,7 @@ class ModelShape:
     rope_low_freq_factor: float | None = None
     rope_high_freq_factor: float | None = None
     rope_original_max_seq_len: int | None = None
+    partial_rotary_factor: float = 1.0  # share of each head's width that is rotated, as config.json says
     norm_eps: float = 1e-5
     sliding_window: int | None = None  # tokens that one token looks back on, or Llama 4's chunk
     sliding_layers: int = 0  # how many blocks use the window; the others see everything

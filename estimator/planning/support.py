@@ -96,7 +96,27 @@ def _torchtune_model(model: ModelSpec) -> str | None:
         return f"torchtune 0.6.1 can't build a {model.family} model with biases on {where}"
     if model.tied_embeddings and model.family == "mistral":
         return "torchtune 0.6.1 can't build a mistral model with tied embeddings"
-    return _torchtune_rope(model)
+    if model.hidden_act != "silu":
+        return f"torchtune 0.6.1 has SiLU in every MLP, and {model.name} has hidden_act {model.hidden_act}"
+    if model.attention_dropout:
+        return (
+            f"torchtune 0.6.1 drops nothing out of attention here, and {model.name} has attention_dropout "
+            f"{model.attention_dropout:g}"
+        )
+    return _partial_rotation(model) or _torchtune_rope(model)
+
+
+def _partial_rotation(model: ModelSpec) -> str | None:
+    """Why a model can't be run that rotates a part of each head: engines pass over what asks for it.
+
+    torchtune's rotary embeddings have no such argument, and transformers' code of these families reads none.
+    """
+    if model.partial_rotary_factor == 1.0:
+        return None
+    return (
+        f"{model.family} models rotate whole heads, and {model.name} has partial_rotary_factor "
+        f"{model.partial_rotary_factor:g}"
+    )
 
 
 def _torchtune_rope(model: ModelSpec) -> str | None:
@@ -153,6 +173,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return "FSDP2's options belong to engine fsdp2"
     if model.family not in LOOP_FAMILIES:
         return f"{engine} runs {', '.join(LOOP_FAMILIES)} models here, and {model.name} is {model.family}"
+    if rotation := _partial_rotation(model):
+        return rotation
     if training.method == "qlora":
         return f"qlora: its 4-bit base weights need bitsandbytes on CUDA, and {engine} can't shard them here"
     if training.compile:

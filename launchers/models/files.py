@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,20 @@ from estimator.errors import UserError
 # Configuration, tokenizer, safetensors. Not other formats of the same weights, not folders.
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 NOT_PATTERNS = ("*/*", "consolidated*", "adapter_*")
+# PyTorch's own files of the same weights, for models that have no safetensors; not variants in another type.
+PICKLED_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _INDEX = "model.safetensors.index.json"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+_PART = re.compile(r"-\d+-of-\d+\.")
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _LFS_POINTER = b"version https://git-lfs"
 
 
 def check_complete(folder: Path) -> None:
-    """Raise UserError unless config.json, a tokenizer and all weights are there, whole, of one shape.
+    """Raise UserError unless config.json, a tokenizer and all weights are there, whole.
 
-    Reads the headers of the safetensors files, not the weights.
+    Reads the headers of safetensors files, not the weights; their embedding must be that of config.json. Of
+    ``pytorch_model*.bin`` (:func:`pickled_files`) only the frame is looked at.
     """
     if not folder.is_dir():
         raise UserError(f"There is no model directory {folder}.")
@@ -28,11 +36,35 @@ def check_complete(folder: Path) -> None:
     tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in _weight_files(folder):
-        shapes |= _read_header(path)
+    pickled = pickled_files(folder)
+    if pickled:
+        for path in pickled:
+            _check_pickled(path)
+        return
+    shapes = tensor_shapes(folder)
     _check_index(folder, shapes)
     _check_embedding(folder, config, shapes)
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of all tensors in a folder's safetensors, by their headers; UserError for broken ones."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(folder):
+        shapes |= _read_header(path)
+    return shapes
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """PyTorch's own files of the model; none where there are safetensors, which are taken instead.
+
+    Raises UserError where some that the index lists are missing.
+    """
+    if (folder / _INDEX).exists() or any(is_wanted(path.name) for path in folder.glob("*.safetensors")):
+        return []
+    listed = sorted(set(_weight_map(folder, PICKLED_INDEX).values()))
+    if listed:
+        return _present(folder, listed, PICKLED_INDEX)
+    return [path for path in [folder / "pytorch_model.bin"] if path.is_file()]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -49,9 +81,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
+def _weight_map(folder: Path, index: str = _INDEX) -> dict[str, str]:
     """Tensor name -> file name by the index; empty where there is no index."""
-    path = folder / _INDEX
+    path = folder / index
     if not path.exists():
         return {}
     try:
@@ -60,24 +92,47 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise UserError(f"{path} can't be read.", "Fetch it again.") from None
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """A folder's safetensors, by their index where there is one; UserError where some or all are missing."""
     listed = sorted(set(_weight_map(folder).values()))
     if listed:
-        missing = [name for name in listed if not (folder / name).is_file()]
-        if missing:
-            raise UserError(
-                f"{folder}: {len(missing)} of {len(listed)} weight files are missing, {missing[0]} first.",
-                f"They are listed in {_INDEX}; fetch them again.",
-            )
-        return [folder / name for name in listed]
+        return _present(folder, listed, _INDEX)
     found = sorted(path for path in folder.glob("*.safetensors") if is_wanted(path.name))
     if not found:
         other = sorted([*folder.glob("adapter_model.*"), *folder.glob("*.bin"), *folder.glob("*.pth")])
-        advice = "*.safetensors belong there."
+        advice = "*.safetensors or pytorch_model*.bin belong there."
         if other:
-            advice = f"It has {other[0].name}, but *.safetensors of the whole model are needed."
+            advice = f"It has {other[0].name}, but *.safetensors or pytorch_model*.bin are needed."
         raise UserError(f"No weights in {folder}.", advice)
+    part = next((path.name for path in found if _PART.search(path.name)), None)
+    if part:  # as a download leaves it that was cut before the index came
+        raise UserError(
+            f"{folder} has {part}, one part of the weights, and no {_INDEX}.",
+            "Fetch it again: the index says which parts belong to the model.",
+        )
     return found
+
+
+def _present(folder: Path, listed: list[str], index: str) -> list[Path]:
+    missing = [name for name in listed if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{folder}: {len(missing)} of {len(listed)} weight files are missing, {missing[0]} first.",
+            f"They are listed in {index}; fetch them again.",
+        )
+    return [folder / name for name in listed]
+
+
+def _check_pickled(path: Path) -> None:
+    """Raise UserError unless torch.save may have written this: a whole zip, or (before 1.6) a pickle."""
+    with path.open("rb") as file:
+        head = file.read(len(_LFS_POINTER))
+    if head == _LFS_POINTER:
+        raise _lfs_pointer(path)
+    if head.startswith(b"PK") and not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is truncated.", "Delete it and fetch or copy it again.")
+    if not head.startswith((b"PK", b"\x80")):
+        raise UserError(f"{path} is not a file of PyTorch's.", "Delete it and fetch it again.")
 
 
 def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
@@ -90,7 +145,7 @@ def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
     with path.open("rb") as file:
         head = file.read(max(8, len(_LFS_POINTER)))
         if head.startswith(_LFS_POINTER):
-            raise UserError(f"{path} is a Git LFS pointer, not the weights.", "Run: git lfs pull")
+            raise _lfs_pointer(path)
         length = int.from_bytes(head[:8], "little")
         if 8 < size < 8 + length <= 8 + _MAX_HEADER_BYTES:
             raise _truncated(path, size, f"at least {8 + length:,}")
@@ -112,6 +167,10 @@ def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
             "Delete it and fetch it again.",
         )
     return shapes
+
+
+def _lfs_pointer(path: Path) -> UserError:
+    return UserError(f"{path} is a Git LFS pointer, not the weights.", "Run: git lfs pull")
 
 
 def _truncated(path: Path, size: int, expected: str) -> UserError:
@@ -146,8 +205,14 @@ def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tup
         )
 
 
-def is_wanted(name: str) -> bool:
+def is_wanted(name: str, patterns: Iterable[str] = PATTERNS) -> bool:
     """Whether a file of this name, as a path in the folder, is one of the model's."""
-    return any(fnmatch.fnmatch(name, p) for p in PATTERNS) and not any(
+    return any(fnmatch.fnmatch(name, p) for p in patterns) and not any(
         fnmatch.fnmatch(name, p) for p in NOT_PATTERNS
     )
+
+
+def patterns_for(names: Iterable[str]) -> tuple[str, ...]:
+    """What to take of a model that has files of these names: its safetensors, else PyTorch's own files."""
+    safetensors = any(name.endswith(".safetensors") and is_wanted(name) for name in names)
+    return PATTERNS if safetensors else PATTERNS + PICKLED_PATTERNS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import shutil
 import sys
 import time
@@ -15,7 +16,16 @@ from estimator import remote
 from estimator.errors import UserError
 from estimator.models import ModelSource
 from estimator.plan import GIB
-from launchers.models.files import NOT_PATTERNS, PATTERNS, check_complete, is_wanted
+from launchers.models import pickled
+from launchers.models.files import (
+    NOT_PATTERNS,
+    PATTERNS,
+    PICKLED_PATTERNS,
+    check_complete,
+    is_wanted,
+    patterns_for,
+    pickled_files,
+)
 from launchers.workdir import full_disk_explained
 
 TINY = "tiny-llama"
@@ -24,12 +34,14 @@ FETCH_LIMIT_S = 4 * 3600.0  # that another process may take which fetches the sa
 
 
 def fetch(model: ModelSource, folder: Path) -> Path:
-    """The model's files, whole: a local directory in place, any other in ``folder`` (or the hub's cache).
+    """The model's files, whole, as safetensors: a local directory in place, any other in ``folder`` (or the
+    hub's cache).
 
     Files that are there already are not fetched again, so a download that was cut goes on with the file at
-    which it stopped. Of several processes that fetch into one folder, one downloads and the others wait.
-    Raises UserError where the model can't be had, where the disk is too small (before anything is
-    downloaded), or where files are broken.
+    which it stopped. A model that only has ``pytorch_model*.bin`` is converted once, into ``folder`` or a
+    folder beside it: a user's directory and the hub's cache are never written to. Of several processes that
+    fetch into one folder, one works and the others wait. Raises UserError where the model can't be had, where
+    the disk is too small (before anything is downloaded), or where files are broken.
     """
     if model.kind == "made":
         from launchers.models import tiny_llama  # needs numpy, which planning does without
@@ -37,11 +49,34 @@ def fetch(model: ModelSource, folder: Path) -> Path:
         return tiny_llama.make(folder)
     if model.kind == "folder":
         path = Path(model.location)
-    else:
+        check_complete(path)
+        if not pickled_files(path):
+            return path
+        name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+        folder = folder.with_name(f"{folder.name}-{name}")  # another directory may have the same name
         with _alone(folder):
-            path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
-    check_complete(path)
-    return path
+            return _converted(path, folder)
+    with _alone(folder):
+        path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
+        check_complete(path)
+        return _converted(path, folder) if pickled_files(path) else path
+
+
+def _converted(path: Path, folder: Path) -> Path:
+    """``folder`` with the safetensors of a model that has PyTorch's own files; a download of them goes."""
+    if not pickled.is_made_of(path, folder):
+        needed = sum(file.stat().st_size for file in pickled_files(path))
+        _check_space(folder, needed, f"{path} as safetensors")
+        with full_disk_explained(folder, GO_ON):
+            pickled.convert(path, folder)
+    if path == _unconverted(folder):
+        shutil.rmtree(path, ignore_errors=True)
+    return folder
+
+
+def _unconverted(folder: Path) -> Path:
+    """Where PyTorch's own files are fetched to, when ``folder`` is to have the model."""
+    return folder.with_name(f"{folder.name}-bin")
 
 
 def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
@@ -67,9 +102,15 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         return cached
     with remote.hub_errors("model", repo_id):
         info = huggingface_hub.model_info(repo_id, files_metadata=True, token=remote.hub_token())
-        sizes = {s.rfilename: s.size or 0 for s in info.siblings or [] if is_wanted(s.rfilename)}
-        if not any(name.endswith(".safetensors") for name in sizes):
-            raise UserError(f"Model {repo_id} has no *.safetensors on the Hugging Face Hub.")
+        patterns = patterns_for(s.rfilename for s in info.siblings or [])
+        sizes = {s.rfilename: s.size or 0 for s in info.siblings or [] if is_wanted(s.rfilename, patterns)}
+        if not any(name.endswith((".safetensors", ".bin")) for name in sizes):
+            raise UserError(
+                f"Model {repo_id} has neither *.safetensors nor pytorch_model*.bin on the Hugging Face Hub.",
+                f"See https://huggingface.co/{repo_id}/tree/main",
+            )
+        if patterns != PATTERNS:
+            folder = _unconverted(folder)
         _remove_unfinished(folder)
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
         _check_space(folder, missing, f"Model {repo_id}")
@@ -79,7 +120,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
                 revision=info.sha,
                 local_dir=folder,
                 token=remote.hub_token(),
-                allow_patterns=list(PATTERNS),
+                allow_patterns=list(patterns),
                 ignore_patterns=list(NOT_PATTERNS),
             )
     return Path(path)
@@ -94,7 +135,7 @@ def _cached(repo_id: str) -> Path | None:
         path = huggingface_hub.snapshot_download(
             repo_id,
             local_files_only=True,
-            allow_patterns=list(PATTERNS),
+            allow_patterns=list(PATTERNS + PICKLED_PATTERNS),
             ignore_patterns=list(NOT_PATTERNS),
         )
     except LocalEntryNotFoundError:
@@ -158,18 +199,21 @@ def _fetch_s3(url: str, folder: Path) -> Path:
     bucket, prefix = remote.s3_location(url)
     client = remote.s3_client()
     with remote.s3_errors(url):
-        sizes = {
-            key: size
-            for key, size in _s3_list(client, bucket, prefix.rstrip("/") + "/")
-            if is_wanted(Path(key).name) and "/" not in key[len(prefix.rstrip("/")) + 1 :]
-        }
+        root = prefix.rstrip("/") + "/"
+        found = {key[len(root) :]: size for key, size in _s3_list(client, bucket, root)}
+        patterns = patterns_for(found)
+        sizes = {name: size for name, size in found.items() if is_wanted(name, patterns)}
         if not sizes:
             raise UserError(f"{url}: there is no model.", "Look with: aws s3 ls")
-        missing = {k: s for k, s in sizes.items() if not _has_size(folder / Path(k).name, s)}
+        if patterns != PATTERNS:
+            if pickled.has_record_of(sizes, folder):
+                return folder
+            folder = _unconverted(folder)
+        missing = {name: size for name, size in sizes.items() if not _has_size(folder / name, size)}
         _check_space(folder, sum(missing.values()), url)
         with full_disk_explained(folder, GO_ON):
-            for key in missing:
-                remote.s3_download(client, bucket, key, folder / Path(key).name)
+            for name in missing:
+                remote.s3_download(client, bucket, root + name, folder / name)
     return folder
 
 

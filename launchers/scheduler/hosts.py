@@ -19,7 +19,6 @@ from estimator.plan import Plan
 from estimator.planning.report import render
 from launchers import pipeline
 from launchers.model_card import slug
-from launchers.models import weights
 from launchers.pipeline import PlannedRun
 from launchers.settings import Settings
 from launchers.spelling import SET
@@ -127,7 +126,8 @@ def prepare_start(
     print(render(planned.plan), flush=True)
     with spelled_as(SET):
         conversations, held_out = pipeline.read_data(settings, folder)
-        model_dir = weights.fetch(model, (cache or folder / "weights") / slug(model.location or model.name))
+        kept = (cache or folder / "weights") / slug(model.location or model.name)
+        model_dir = pipeline.fetch_weights(model, kept)
         attempt = _next_attempt(folder)
         data_dir = folder / f"data-{attempt}"
         shutil.rmtree(data_dir, ignore_errors=True)

@@ -1,12 +1,14 @@
 """Shapes from config.json: what is read, and what is refused with its field and value."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import models
 from estimator.errors import UserError
-from estimator.models import find, hf_config
+from estimator.models import FAMILIES, find, hf_config
 from tests.estimator.models.hf_configs import config_of
 
 LLAMA_CONFIG = {
@@ -147,3 +149,42 @@ def test_kimi_k2_is_read_as_the_architecture_that_it_has() -> None:
 def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: str) -> None:
     config = config_of(find(name)) | {"quantization_config": {"quant_method": "mxfp4"}}
     assert hf_config.to_spec(config, "mine").parameters == find(name).parameters
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt"}))
+def test_the_activation_of_a_family_is_that_of_its_code(family: str) -> None:
+    """Qwen 1 is not in transformers, whose OLMo 2 has no default configuration; MPT's is in its code."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(family)
+    fields = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    names = [getattr(config, field) for field in fields if getattr(config, field, None)]
+    assert names == [FAMILIES[family].hidden_act]
+
+
+BARE = {field: value for field, value in LLAMA_CONFIG.items() if field != "rope_scaling"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "activation", "dropout", "rotated"),
+    [
+        ({}, "silu", 0.0, 1.0),
+        ({"hidden_act": "swish", "attention_dropout": 0, "partial_rotary_factor": 1.0}, "silu", 0.0, 1.0),
+        ({"hidden_act": "gelu", "attention_dropout": 0.1}, "gelu", 0.1, 1.0),
+        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "silu", 0.0, 0.5),
+    ],
+)
+def test_what_an_engine_may_ignore_is_read(
+    fields: dict[str, Any], activation: str, dropout: float, rotated: float
+) -> None:
+    spec = hf_config.to_spec({**BARE, **fields}, "mine")
+    assert (spec.hidden_act, spec.attention_dropout) == (activation, dropout)
+    assert spec.partial_rotary_factor == rotated
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("hidden_act", 1), ("attention_dropout", "no"), ("attention_dropout", -0.1)]
+)
+def test_an_activation_or_dropout_of_another_type_is_named(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"{field} = {value!r}; it must be"):
+        hf_config.to_spec({**BARE, field: value}, "mine")

@@ -45,22 +45,64 @@ def test_only_the_families_that_an_engine_was_made_for_are_run(engine: str, fami
         assert any(engines.get(engine).unsupported(Settings(seq_len=256), spec) is None for spec in rows)
 
 
-@pytest.mark.parametrize(("flag", "where"), [("attention_bias", "q, k and v"), ("mlp_bias", "the MLP")])
-def test_torchtune_refuses_a_llama_with_biases(flag: str, where: str) -> None:
+def small(family: str = "llama", **fields: Any) -> models.ModelSpec:
     config = {
-        "model_type": "llama",
+        "model_type": family,
         "hidden_size": 256,
         "intermediate_size": 768,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "vocab_size": 4096,
         "max_position_embeddings": 2048,
-        flag: True,
+        **fields,
     }
-    spec = hf_config.to_spec(config, "mine")
+    return hf_config.to_spec(config, "mine")
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value", "named"),
+    [
+        ("llama", "attention_bias", True, "q, k and v"),
+        ("llama", "mlp_bias", True, "the MLP"),
+        ("llama", "hidden_act", "gelu", "hidden_act gelu"),
+        ("mistral", "hidden_act", "relu", "hidden_act relu"),
+        ("qwen2", "hidden_act", "gelu_new", "hidden_act gelu_new"),
+        ("llama", "attention_dropout", 0.1, "attention_dropout 0.1"),
+    ],
+)
+def test_torchtune_refuses_by_its_name_what_it_would_ignore(
+    family: str, field: str, value: object, named: str
+) -> None:
+    spec = small(family, **{field: value})
     reason = engines.get("torchtune").unsupported(Settings(seq_len=256), spec)
     assert reason
-    assert where in reason
+    assert named in reason
+    assert engines.get("deepspeed").unsupported(Settings(seq_len=256), spec) is None
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ],
+)
+def test_no_engine_takes_a_model_that_rotates_a_part_of_each_head(
+    engine: str, fields: dict[str, Any]
+) -> None:
+    reason = engines.get(engine).unsupported(Settings(seq_len=256), small(**fields))
+    assert reason
+    assert "partial_rotary_factor 0.5" in reason
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize(
+    "fields", [{}, {"hidden_act": "swish"}, {"hidden_act": None, "attention_dropout": 0, "pretraining_tp": 2}]
+)
+def test_what_changes_nothing_of_a_model_is_taken(engine: str, fields: dict[str, Any]) -> None:
+    assert engines.get(engine).unsupported(Settings(seq_len=256), small(**fields)) is None
 
 
 @pytest.mark.parametrize("name", ["stable-diffusion-xl", "stabilityai/stable-diffusion-xl-base-1.0"])

@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -160,6 +161,11 @@ class TestCheckComplete:
         with pytest.raises(UserError, match="1 of 2 weight files are missing, model-00002"):
             check_complete(sharded)
 
+    def test_shards_without_an_index_are_not_a_whole_model(self, sharded: Path) -> None:
+        (sharded / "model.safetensors.index.json").unlink()
+        with pytest.raises(UserError, match=r"model-00001-of-00002\.safetensors, one part of the weights"):
+            check_complete(sharded)
+
     def test_a_tensor_that_no_shard_holds_is_named(self, sharded: Path) -> None:
         path = sharded / "model.safetensors.index.json"
         index = json.loads(path.read_text())
@@ -185,6 +191,19 @@ class TestCheckComplete:
         (folder / "config.json").write_text("{")
         with pytest.raises(UserError, match=r"config\.json can't be read"):
             check_complete(folder)
+
+
+def pickled(folder: Path, dtype: str = "float32") -> bytes:
+    """The weights of a folder as torch.save writes them."""
+    import torch
+
+    tensors = {
+        name: torch.from_numpy(value).to(getattr(torch, dtype))
+        for name, value in load_file(folder / "model.safetensors").items()
+    }
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    return file.getvalue()
 
 
 # A stand-in for the hub's HTTP API: what huggingface_hub asks for, with faults on demand.
@@ -343,6 +362,42 @@ class TestHub:
         assert run(hub.url, tmp_path, HF_HUB_OFFLINE="1") == answer
         assert hub.downloads == []
 
+    def test_a_model_without_safetensors_is_converted_once_and_its_own_files_go(
+        self, hub: Hub, whole: Path, tmp_path: Path
+    ) -> None:
+        hub.files |= {
+            "pytorch_model.bin": pickled(whole),
+            "pytorch_model.fp16.bin": b"x",
+            "flax.msgpack": b"x",
+        }
+        del hub.files["model.safetensors"], hub.files["consolidated.safetensors"]
+        answer = run(hub.url, tmp_path)
+        assert answer == {"path": str(tmp_path / "fetched")}
+        assert "pytorch_model.bin" in hub.downloads
+        assert not {"pytorch_model.fp16.bin", "flax.msgpack"} & set(hub.downloads)
+        made, given = (load_file(folder / "model.safetensors") for folder in (tmp_path / "fetched", whole))
+        assert made.keys() == given.keys()
+        assert all(np.array_equal(made[name], given[name]) for name in given)
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("fetched")] == ["fetched"]
+        assert list((tmp_path / "fetched").glob("*.bin")) == []
+        hub.downloads.clear()
+        assert run(hub.url, tmp_path) == answer
+        assert hub.downloads == []
+
+    def test_pickles_beside_safetensors_are_not_fetched(self, hub: Hub, tmp_path: Path) -> None:
+        hub.files["pytorch_model.bin"] = b"x" * 9
+        run(hub.url, tmp_path)
+        assert "model.safetensors" in hub.downloads
+        assert "pytorch_model.bin" not in hub.downloads
+
+    def test_a_model_without_any_weights_is_refused_before_the_download(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
+        del hub.files["model.safetensors"]
+        answer = run(hub.url, tmp_path)
+        assert "neither *.safetensors nor pytorch_model*.bin" in answer["problem"]
+        assert hub.downloads == []
+
     def test_the_shape_comes_from_config_json_alone(self, hub: Hub, tmp_path: Path) -> None:
         assert run(hub.url, tmp_path, command="spec")["parameters"] == resolve("tiny-llama").spec.parameters
         assert hub.downloads == ["config.json"]
@@ -394,7 +449,9 @@ class TestHub:
         hub.stall = "model-00002-of-00002.safetensors"
         process = start(hub.url, tmp_path)
         assert hub.stalled.wait(60)
-        wait_for(tmp_path / "fetched" / "model-00001-of-00002.safetensors")
+        first = "model-00001-of-00002.safetensors"
+        wait_for(tmp_path / "fetched" / first)
+        wait_for(tmp_path / "fetched/.cache/huggingface/download" / f"{first}.metadata")
         process.kill()
         process.communicate()
         hub.stall = None
@@ -478,6 +535,22 @@ class TestS3:
         weights.fetch(ref, tmp_path / "m")
         again = [p.name for p in path.iterdir() if p.stat().st_mtime_ns != times[p]]
         assert again == ["tokenizer.json"]
+
+    def test_a_model_without_safetensors_is_converted_when_its_files_have_changed(
+        self, bucket: Any, whole: Path, tmp_path: Path
+    ) -> None:
+        bucket.delete_object(Bucket="models", Key="tiny/model.safetensors")
+        bucket.put_object(Bucket="models", Key="tiny/pytorch_model.bin", Body=pickled(whole))
+        ref, kept = locate("s3://models/tiny"), tmp_path / "m" / "model.safetensors"
+        assert weights.fetch(ref, tmp_path / "m") == tmp_path / "m"
+        assert load_file(kept).keys() == load_file(whole / "model.safetensors").keys()
+        assert not (tmp_path / "m-bin").exists()
+        made = kept.stat().st_mtime_ns
+        weights.fetch(ref, tmp_path / "m")
+        assert kept.stat().st_mtime_ns == made
+        bucket.put_object(Bucket="models", Key="tiny/pytorch_model.bin", Body=pickled(whole, "float64"))
+        weights.fetch(ref, tmp_path / "m")
+        assert kept.stat().st_mtime_ns > made
 
     @pytest.mark.usefixtures("bucket")
     def test_the_shape_comes_from_config_json_alone(self) -> None:

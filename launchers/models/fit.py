@@ -1,0 +1,148 @@
+"""Whether a model's files hold just the tensors that config.json describes, as transformers loads them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+from launchers.imports import collector_paused
+from launchers.models.files import tensor_shapes, weight_files
+
+_NAMED = 3  # tensors that a message names
+_ADVICE = "Weights and config.json are of different models, or not all of one: fetch or export both anew."
+
+
+def check_fits(folder: Path) -> None:
+    """Raise UserError where tensors of the model are missing, have another shape, or would not be used.
+
+    The model is built without memory (torch's meta device) and loaded with the shapes from the files'
+    headers by transformers itself, so its renamed, tied and ignored names are its own. A layer that the files
+    lack would be trained from random numbers, and one that config.json lacks would be left out.
+    """
+    with _quietly():
+        _check(folder, tensor_shapes(folder))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' progress bar and table of differences, and torchao's words on its import."""
+    with collector_paused():
+        from transformers.utils import logging as transformers_logging
+
+    torchao = logging.getLogger("torchao")
+    bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    level = torchao.level
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    torchao.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        torchao.setLevel(level)
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{folder / 'config.json'}: transformers can't build a model of it: {reason}",
+            "Take config.json as it was published with the weights.",
+        ) from None
+    # Of tied weights of which the files have both, transformers compares the values; headers have none.
+    doubled = {name: of for name, of in empty.all_tied_weights_keys.items() if {name, of} <= shapes.keys()}
+    for name, of in doubled.items():
+        _check_same(folder, name, of)
+    tensors = {
+        name: torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for name, shape in shapes.items()
+        if name not in doubled
+    }
+    try:
+        _, found = type(empty).from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            device_map={"": "meta"},
+            dtype=torch.bfloat16,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except RuntimeError:  # tensors that it joins into one, such as a layer's experts, don't go together
+        found = _unlike_saved(empty, shapes)
+    problem = _problem(
+        missing=sorted(found["missing_keys"]),
+        mismatched=[
+            f"{name} is {list(there)} instead of {list(expected)}"
+            for name, there, expected in sorted(found["mismatched_keys"])
+        ],
+        unused=sorted(found["unexpected_keys"]),
+    )
+    if problem:
+        raise UserError(f"{folder}: the weights don't fit config.json: {problem}.", _ADVICE)
+
+
+def _check_same(folder: Path, name: str, of: str) -> None:
+    """Raise UserError where two tensors differ that are one in the model: torchtune would drop the first."""
+    import torch
+    from safetensors import safe_open
+
+    values: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            values |= {each: file.get_tensor(each) for each in {name, of} & set(file.keys())}
+    if not torch.equal(values[name], values[of]):
+        raise UserError(
+            f"{folder}: config.json has tie_word_embeddings, and the weights have a {name} that differs from "
+            f"{of}.",
+            "Where the model has a head of its own, set tie_word_embeddings to false in config.json.",
+        )
+
+
+def _unlike_saved(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """How files differ from those that transformers would write, named as from_pretrained names it."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    saved = {
+        name: tuple(tensor.shape)
+        for name, tensor in revert_weight_conversion(empty, empty.state_dict()).items()
+    }
+    return {
+        "missing_keys": saved.keys() - shapes.keys() - empty.all_tied_weights_keys.keys(),
+        "mismatched_keys": [
+            (name, shape, saved[name]) for name, shape in shapes.items() if saved.get(name, shape) != shape
+        ],
+        "unexpected_keys": shapes.keys() - saved.keys(),
+    }
+
+
+def _problem(*, missing: Sequence[str], mismatched: Sequence[str], unused: Sequence[str]) -> str:
+    parts = (
+        ("missing", missing),
+        ("of another shape", mismatched),
+        ("not used by such a model", unused),
+    )
+    return "; ".join(
+        f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {what} ({_first(names)})"
+        for what, names in parts
+        if names
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
