@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
-from estimator.setup import Optimizer, Task
+from estimator.setup import FAMILY_CODE, Optimizer, Task
 
 METHODS = ("full", "lora", "qlora", "dora", "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
@@ -40,6 +40,7 @@ class Job:
     activation_checkpointing: bool | None = None
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
+    rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
@@ -191,7 +192,12 @@ class Job:
         """Parameters that are trained: all of the model, or the adapters."""
         if not self.adapters:
             return self.model.parameters
-        return self.model.lora_parameters(self.lora_rank, self.lora_targets)
+        return self.model.lora_parameters(
+            self.lora_rank,
+            self.lora_targets,
+            family_code=self.engine in FAMILY_CODE,
+            magnitudes=self.method == "dora",
+        )
 
     @property
     def tokens_per_step(self) -> int:

@@ -15,6 +15,8 @@ from estimator.models import PROJECTIONS, ModelSpec
 Engine = Literal[
     "torchtune", "deepspeed", "fsdp2", "torchtitan", "litgpt", "transformers", "composer", "megatron"
 ]
+# Those that this package runs on transformers 5's modules: see ModelSpec.lora_parameters
+FAMILY_CODE = ("deepspeed", "fsdp2")
 Method = Literal["full", "lora", "dora"]
 Task = Literal["sft", "pretrain", "dpo", "orpo", "reward"]
 Precision = Literal[
@@ -193,10 +195,10 @@ class Setup:
         model, rank = self.model, self.lora_rank
         inner = tuple(target for target in self.lora_targets if target not in ("lm_head", "embed_tokens"))
         outer = len(self.lora_targets) - len(inner)
-        total = model.lora_parameters(rank, inner) + outer * rank * (model.vocab + model.hidden)
-        if self.method == "dora":
-            total += sum(model.layers * model.linear_shapes[target][0] for target in inner)
-        return total
+        total = model.lora_parameters(
+            rank, inner, family_code=self.engine in FAMILY_CODE, magnitudes=self.method == "dora"
+        )
+        return total + outer * rank * (model.vocab + model.hidden)
 
     @property
     def trained_module_parameters(self) -> int:

@@ -42,8 +42,8 @@ PACKAGES = {  # what an engine's processes import, beside the base install
 }
 
 # tiny-llama starts from random weights, so it wants far larger steps than a trained model.
-_LEARNING_RATES = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
-_TINY_LEARNING_RATES = {"full": 3e-3, "lora": 5e-3, "qlora": 5e-3}
+_LEARNING_RATES = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4, "dora": 2e-4}
+_TINY_LEARNING_RATES = {"full": 3e-3, "lora": 5e-3, "qlora": 5e-3, "dora": 5e-3}
 
 ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
 
@@ -234,7 +234,7 @@ def count_steps(settings: Settings) -> int | None:
 def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     """What is to be trained, as the planner takes it."""
     checkpointing = settings.activation_checkpointing
-    stage = settings.zero.stage
+    stage, targets = settings.zero.stage, settings.lora.targets
     return Job(
         model=spec,
         method=settings.method,
@@ -246,7 +246,8 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         precision=settings.precision,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
         lora_rank=settings.lora.rank,
-        lora_targets=settings.lora.targets,
+        lora_targets=spec.all_linear if targets == "all-linear" else targets,
+        rslora=settings.lora.rslora,
         packing=settings.packing,
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,

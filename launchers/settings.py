@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,6 +19,8 @@ Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 
 
 class _Section(BaseModel):
@@ -36,7 +38,7 @@ class Optimizer(_Section):
     name: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
-    """Peak learning rate. auto: 2e-5 for full, 2e-4 for LoRA and QLoRA; tiny-llama 3e-3 and 5e-3."""
+    """Peak learning rate. auto: 2e-5 for full, 2e-4 for adapters; tiny-llama 3e-3 and 5e-3."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -46,10 +48,22 @@ class Optimizer(_Section):
 
 
 class Schedule(_Section):
-    name: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the learning rate after the warm-up."""
-    warmup_steps: int = Field(default=5, ge=0)
-    """Optimizer steps of linear warm-up."""
+    name: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Shape of the learning rate after the warm-up; wsd stays at the peak and falls linearly at the end."""
+    warmup_steps: NonNegative | None = None
+    """Optimizer steps of linear warm-up. Empty: 5, or as `warmup_ratio` says."""
+    warmup_ratio: float | None = Field(default=None, ge=0, le=1)
+    """Warm-up as a share of all steps, instead of `warmup_steps`."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Where cosine, linear and wsd end, as a share of the peak."""
+    decay_ratio: float = Field(default=0.1, gt=0, le=1)
+    """Share of all steps over which wsd falls, at the end."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Schedule:
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise ValueError("warmup_steps and warmup_ratio say the same thing twice: give one of them")
+        return self
 
 
 class Lora(_Section):
@@ -57,12 +71,13 @@ class Lora(_Section):
     """Rank of the adapters."""
     alpha: float = Field(default=16.0, gt=0)
     """Scale of the adapters: their output is multiplied by alpha / rank."""
+    rslora: bool = False
+    """Multiply it by alpha / sqrt(rank) instead (rsLoRA), which keeps its size at high ranks."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout before the adapters."""
-    targets: tuple[
-        Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], ...
-    ] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """The linear layers that get adapters, by their Hugging Face names."""
+    targets: tuple[Projection, ...] | Literal["all-linear"] = PROJECTIONS
+    """The linear layers that get adapters, by Llama's names; all-linear: every linear layer of the blocks,
+    whatever the model's family calls it, without routers and experts."""
 
 
 class Zero(_Section):
@@ -131,9 +146,9 @@ class Settings(_Section):
 
     model: str = "tiny-llama"
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
-    method: Literal["full", "lora", "qlora", "auto"] = "full"
-    """What is trained: all weights, adapters, or adapters on a 4-bit base. auto: the first of them of which a
-    plan fits."""
+    method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
+    """What is trained: all weights; adapters; adapters on a 4-bit base; adapters and the length of each row
+    (DoRA). auto: the first of full, lora and qlora of which a plan fits."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
     way."""
@@ -181,7 +196,7 @@ class Settings(_Section):
     schedule: Schedule = Schedule()
     """The learning rate over the steps."""
     lora: Lora = Lora()
-    """Adapters, for methods lora and qlora."""
+    """Adapters, for methods lora, qlora and dora."""
     zero: Zero = Zero()
     """DeepSpeed's sharding."""
     fsdp: Fsdp = Fsdp()

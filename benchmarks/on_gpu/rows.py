@@ -86,7 +86,7 @@ def _figures(measured: Measured) -> list[dict[str, Any]]:
 def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
     case, layout, outcome = measured.case, plan.layout, measured.outcome
     assert outcome is not None
-    spec, lora = models.find(case.model), Settings().lora
+    spec, lora, targets = models.find(case.model), Settings().lora, models.PROJECTIONS
     adapters = case.method != "full"
     capacity = outcome.device_total_bytes or plan.prediction.memory.capacity_bytes
     return {
@@ -102,8 +102,8 @@ def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
         "tied": int(spec.tied_embeddings),
         "method": case.method,
         "lora_rank": lora.rank if adapters else "",
-        "lora_targets": " ".join(lora.targets) if adapters else "",
-        "trainable_params": spec.lora_parameters(lora.rank, lora.targets) if adapters else spec.parameters,
+        "lora_targets": " ".join(targets) if adapters else "",
+        "trainable_params": spec.lora_parameters(lora.rank, targets) if adapters else spec.parameters,
         "framework": _framework(case.engine),
         "gpu": outcome.device_name or ("CPU" if layout.device == "cpu" else plan.request.gpu),
         "gpu_mem_GB": _gib(capacity) if capacity else "",

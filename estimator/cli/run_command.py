@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster_taints import opening
+from estimator.models import PROJECTIONS
 from estimator.planning.obstacles import taints_of
 
 if TYPE_CHECKING:
@@ -81,8 +82,10 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "compile", "true"
     if plan.method != "full" and job.lora_rank != 8:
         yield "lora.rank", str(job.lora_rank)
-    if plan.method != "full" and set(job.lora_targets) != set(job.model.projections):
-        yield "lora.targets", f"[{', '.join(job.lora_targets)}]"
+    targets = set(job.lora_targets)
+    if plan.method != "full" and targets != set(PROJECTIONS):
+        everything = targets in (set(job.model.projections), set(job.model.all_linear))
+        yield "lora.targets", "all-linear" if everything else f"[{', '.join(job.lora_targets)}]"
     if job.zero_stage is not None:
         yield "zero.stage", str(job.zero_stage)
     if job.fsdp_sharding is not None:

@@ -12,7 +12,7 @@ from estimator.memory.shape import shape_of
 from estimator.memory.states import computing
 from estimator.models import ModelSpec
 from estimator.models.architectures import FAMILIES
-from estimator.setup import Setup
+from estimator.setup import FAMILY_CODE, Setup
 
 # What torch.compile's partitioner keeps of a block: 16 B for each of h and q together, 6 f. Traced with
 # AOTAutograd (torch 2.13): Llama 3.2 3B 32h, Llama 3 8B 37h, the same for LoRA.
@@ -206,7 +206,7 @@ def _adapter_inputs(setup: Setup) -> float:
         result_bytes = 4 * size * out if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
             result_bytes += size * out  # before it is put beside the others
-        saved += _routed(model, target) * (
+        saved += _adapted(setup, target) * (
             input_bytes * into + result_bytes + (cast or size) * setup.lora_rank
         )
     return saved / setup.tensor
@@ -240,9 +240,17 @@ _SOURCE = {
 _IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
 
 
-def _routed(model: ModelSpec, target: str) -> int:
-    """How many experts of a block see each token."""
-    return model.experts_per_token if model.experts and target in _IN_MLP else 1
+def _adapted(setup: Setup, target: str) -> int:
+    """How many adapters of a block see each token, of those on one kind of linear layer.
+
+    Experts that are one tensor have none; blocks with shared experts count as if all had.
+    """
+    model = setup.model
+    if not model.experts or target not in _IN_MLP:
+        return 1
+    if setup.engine in FAMILY_CODE:
+        return 1 if model.shared_ffn or model.dense_layers else 0
+    return model.experts_per_token
 
 
 def _input_widths(model: ModelSpec) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from estimator.models import ModelSpec, parameters
-from estimator.setup import Setup
+from estimator.setup import FAMILY_CODE, Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Shape:
     linear_shapes: dict[str, tuple[int, int]]
     adapters: dict[
         tuple[object, ...], int
-    ]  # adapter weights by rank, targets and method, as they are asked for
+    ]  # adapter weights by what they depend on (adapter_parameters), as they are asked for
 
 
 _SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a ModelSpec takes longer than this
@@ -83,7 +83,8 @@ def _blocks(m: ModelSpec) -> int:
 def adapter_parameters(setup: Setup) -> int:
     """``Setup.adapter_parameters``, counted once for each rank and choice of targets."""
     counts = shape_of(setup.model).adapters
-    key = (setup.lora_rank, setup.lora_targets, setup.method)
+    family_code = setup.engine in FAMILY_CODE
+    key = (setup.lora_rank, setup.lora_targets, setup.method, family_code)
     count = counts.get(key)
     if count is None:
         count = counts[key] = setup.adapter_parameters

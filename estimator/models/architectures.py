@@ -6,7 +6,7 @@ own; ``tests/estimator/models/test_parameters.py`` compares it with the real cod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -75,6 +75,17 @@ class Family:
     def traits(self) -> dict[str, Any]:
         """The fields that :class:`estimator.models.spec.ModelSpec` has too."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_TRAITS}
+
+
+def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
+    """What a family's code in transformers calls these linear layers; other names stay as they are."""
+    own = {
+        generic: name
+        for name, groups in FAMILIES[family].linears.items()
+        for group in groups
+        for generic in group
+    }
+    return tuple(dict.fromkeys(own.get(target, target) for target in targets))
 
 
 _NOT_TRAITS = ("free_head_dim", "published_quantised", "linears", "source")

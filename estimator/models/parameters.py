@@ -133,11 +133,14 @@ def idle(m: ModelShape) -> int:
 # Over the whole model
 
 
-def mlps(m: ModelShape) -> list[tuple[int, int]]:
-    """(how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks."""
+def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
+    """(how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks.
+
+    ``experts`` False leaves out those of which a token is sent to some only.
+    """
     with_experts = m.layers - m.dense_layers
     groups = [
-        (with_experts * max(m.experts, 1), m.ffn),
+        (with_experts * max(m.experts, 1) * (experts or not m.experts), m.ffn),
         (with_experts, m.shared_ffn),
         (m.dense_layers, m.dense_ffn or m.ffn),
     ]
@@ -149,18 +152,27 @@ def linears(m: ModelShape) -> int:
     return m.layers * attention_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
 
 
-def lora(m: ModelShape, rank: int, group: tuple[str, ...]) -> int:
-    """Parameters of the adapters on one matrix of every block; ``group`` are the projections fused into it.
+def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tuple[int, int, int]]:
+    """(how many, out, in) of the matrices that adapters on one matrix of every block belong to.
+
+    ``group`` are the projections fused into it; without ``experts`` the routed experts get none.
+    """
+    if group == ("pooler",):
+        return [(1, m.hidden, m.hidden)]
+    blocks = [(m.layers, attention_shapes(m))]
+    if group[0] in MLP_PROJECTIONS:
+        blocks = [(count, mlp_shapes(m, width)) for count, width in mlps(m, experts=experts)]
+    return [(count, sum(shapes[name][0] for name in group), shapes[group[0]][1]) for count, shapes in blocks]
+
+
+def lora(m: ModelShape, rank: int, group: tuple[str, ...], *, experts: bool = True) -> int:
+    """Parameters of the adapters on one matrix of every block.
 
     Two matrices each, (rank, in) and (out, rank): Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """
-    if group == ("pooler",):
-        return rank * 2 * m.hidden
-    if group[0] not in MLP_PROJECTIONS:
-        shapes = attention_shapes(m)
-        return m.layers * rank * (sum(shapes[name][0] for name in group) + shapes[group[0]][1])
-    total = 0
-    for count, width in mlps(m):
-        shapes = mlp_shapes(m, width)
-        total += count * rank * (sum(shapes[name][0] for name in group) + shapes[group[0]][1])
-    return total
+    return sum(count * rank * (out + into) for count, out, into in adapted(m, group, experts=experts))
+
+
+def magnitudes(m: ModelShape, group: tuple[str, ...], *, experts: bool = True) -> int:
+    """Parameters that DoRA adds to them: one for each output (Liu et al. 2024, arXiv:2402.09353)."""
+    return sum(count * out for count, out, _ in adapted(m, group, experts=experts))

@@ -28,6 +28,16 @@ class ModelSpec(ModelShape):
         """Generic names of all linear layers of a block: what LoRA on everything trains."""
         return tuple(self.linear_shapes)
 
+    @property
+    def all_linear(self) -> tuple[str, ...]:
+        """Generic names of the layers that ``lora.targets: all-linear`` adapts.
+
+        Experts are no linear layers in transformers 5, so without others the MLP's are left out.
+        """
+        if not self.experts or self.shared_ffn or self.dense_layers:
+            return self.projections
+        return tuple(parameters.attention_shapes(self))
+
     # -----------------------------------------------------------------------------------------------------
     # Parameters
 
@@ -71,14 +81,29 @@ class ModelSpec(ModelShape):
         """Parameters that one token passes through, embeddings included; all of them in a dense model."""
         return self.parameters - parameters.idle(self)
 
-    def lora_parameters(self, rank: int, targets: Iterable[str]) -> int:
+    def lora_parameters(
+        self, rank: int, targets: Iterable[str], *, family_code: bool = False, magnitudes: bool = False
+    ) -> int:
         """Adapter weights: two matrices, (rank, in) and (out, rank), for each target of each block.
 
         A target is a generic name (``q_proj``...) or the family's own (``qkv_proj`` of Phi-3, which is one
         matrix). Each expert has adapters of its own. Raises UserError for one that the model doesn't have.
+
+        With ``family_code`` they are PEFT's on transformers 5's modules: matrices that the family joins have
+        one adapter, and experts, which are one tensor there, have none. ``magnitudes`` adds DoRA's, one for
+        each output.
         """
+        groups = self._groups(targets, joined=family_code)
+        count = sum(parameters.lora(self, rank, group, experts=not family_code) for group in groups)
+        if magnitudes:
+            count += sum(parameters.magnitudes(self, group, experts=not family_code) for group in groups)
+        return count
+
+    def _groups(self, targets: Iterable[str], *, joined: bool) -> list[tuple[str, ...]]:
+        """The matrices that ``targets`` name, each by the projections that it is made of."""
         shapes, family_linears = self.linear_shapes, FAMILIES[self.family].linears
-        groups: dict[tuple[str, ...], None] = {}
+        together = {name: group for groups in family_linears.values() for group in groups for name in group}
+        found: dict[tuple[str, ...], None] = {}
         for target in targets:
             if target not in shapes and target not in family_linears:
                 names = dict.fromkeys([*shapes, *family_linears])
@@ -86,8 +111,9 @@ class ModelSpec(ModelShape):
                     f"LoRA target {target!r} is not a linear layer of {self.name}.",
                     f"Its linear layers are {', '.join(names)}.",
                 )
-            groups |= dict.fromkeys(family_linears.get(target, ((target,),)))
-        return sum(parameters.lora(self, rank, group) for group in groups)
+            alone = together.get(target, (target,)) if joined else (target,)
+            found |= dict.fromkeys(family_linears.get(target, (alone,)))
+        return list(found)
 
     def with_layers(self, layers: int) -> ModelSpec:
         """This model with ``layers`` blocks: its first dense ones, the share of sliding-window ones."""

@@ -31,6 +31,7 @@ class Training:
     precision: str = "auto"
     compile: bool = False
     lora_targets: tuple[str, ...] = PROJECTIONS
+    rslora: bool = False
     processes: int = 1
     zero: bool = False  # whether ZeRO's stage or offload is asked for
     fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
@@ -69,6 +70,7 @@ def _training(job: Job, processes: int) -> Training:
         precision=job.precision,
         compile=job.compile,
         lora_targets=job.lora_targets,
+        rslora=job.rslora,
         processes=processes,
         zero=job.zero_stage is not None or (job.offload != "none" and job.engine != "fsdp2"),
         fsdp=job.fsdp_sharding is not None or job.replicas is not None,
@@ -145,6 +147,10 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
     if training.method == "full":
         return None
+    if training.method == "dora":
+        return "dora: torchtune 0.6.1's DoRA layers are neither loaded nor merged here"
+    if training.rslora:
+        return "lora.rslora: torchtune 0.6.1 scales its adapters by alpha / rank alone"
     targets = set(training.lora_targets)
     if not targets & set(ATTENTION):
         return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
@@ -179,4 +185,14 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return f"qlora: its 4-bit base weights need bitsandbytes on CUDA, and {engine} can't shard them here"
     if training.compile:
         return "compile: the loop's models are not compiled"
-    return None
+    return _experts_alone(model, training)
+
+
+def _experts_alone(model: ModelSpec, training: Training) -> str | None:
+    """transformers 5 keeps all experts of a block in one tensor, which PEFT's LoRA has no layer for."""
+    if training.method == "full" or not model.experts or set(training.lora_targets) & set(model.all_linear):
+        return None
+    return (
+        "lora.targets names experts only, which take no adapters in transformers 5; "
+        f"{model.name} can have them on {', '.join(model.all_linear)}"
+    )

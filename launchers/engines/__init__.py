@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from estimator.models import PROJECTIONS
 from estimator.planning.support import Training
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ def get(name: str) -> Engine:
     return engine
 
 
+def generic_targets(settings: Settings) -> tuple[str, ...]:
+    """What gets adapters, by Llama's names, of which ``all-linear`` is all seven."""
+    targets = settings.lora.targets
+    return PROJECTIONS if targets == "all-linear" else targets
+
+
 def training_of(settings: Settings, spec: ModelSpec) -> Training:
     """What of a run's settings the estimator's own answer depends on, method ``auto`` taken as ``full``."""
     resources = settings.resources
@@ -58,7 +65,8 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         seq_len=settings.seq_len or min(2048, spec.max_seq_len),
         precision=settings.precision,
         compile=settings.compile,
-        lora_targets=settings.lora.targets,
+        lora_targets=generic_targets(settings),
+        rslora=settings.lora.rslora,
         processes=(resources.nodes or 1) * (resources.gpus or 1),
         zero=settings.zero.stage != "auto" or settings.zero.offload != "none",
         fsdp=settings.fsdp != type(settings.fsdp)(),

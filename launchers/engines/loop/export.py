@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,19 +36,16 @@ def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
 
 def merge(base: Path, adapter: Path, destination: Path) -> None:
     """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32."""
-    products = _low_rank_products(adapter)
+    updates = _updates(adapter)
 
     def change(name: str, weight: torch.Tensor) -> torch.Tensor:
-        if name not in products:
-            return weight
-        down, up, scale = products.pop(name)
-        down = down.float()
-        return _merge.by_rows(weight, lambda rows: (up[rows].float() @ down).mul_(scale).add_(weight[rows]))
+        update = updates.pop(name, None)
+        return weight if update is None else update.applied_to(weight)
 
     _merge.merge(_weight_files(base), destination, change)
-    if products:
+    if updates:
         raise RuntimeError(
-            f"the base model has no weights called {', '.join(sorted(products)[:3])} to merge into"
+            f"the base model has no weights called {', '.join(sorted(updates)[:3])} to merge into"
         )
 
 
@@ -59,17 +58,51 @@ def _weight_files(folder: Path) -> list[Path]:
     return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
-def _low_rank_products(adapter: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
-    """Name of a base weight: A, B and the factor of B @ A to add to it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Update:
+    """What an adapter makes of one matrix W of the base: W + scale B A.
+
+    With magnitudes m, row by row m (W + scale B A) / ||W + scale B A||: DoRA, Liu et al. 2024
+    (arXiv:2402.09353), equation 5, where PEFT keeps one magnitude for each output.
+    """
+
+    down: torch.Tensor  # A, [rank, in]
+    up: torch.Tensor  # B, [out, rank]
+    scale: float
+    magnitudes: torch.Tensor | None  # m, [out]
+
+    def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
+        """The new matrix, in the old one's type; computed in fp32, some rows at a time."""
+        down = self.down.float()
+
+        def new(rows: slice) -> torch.Tensor:
+            total = (self.up[rows].float() @ down).mul_(self.scale).add_(weight[rows])
+            if self.magnitudes is not None:
+                length = torch.linalg.vector_norm(total, dim=1)
+                total.mul_((self.magnitudes[rows].float() / length)[:, None])
+            return total
+
+        return _merge.by_rows(weight, new)
+
+
+def _updates(adapter: Path) -> dict[str, _Update]:
+    """What PEFT's files say, by the name of the base's weight.
+
+    rsLoRA's scale is alpha / sqrt(rank), LoRA's alpha / rank: Kalajdzievski 2023 (arXiv:2312.03732).
+    """
     config = json.loads((adapter / "adapter_config.json").read_text())
-    scale = config["lora_alpha"] / config["r"]
+    rank = config["r"]
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     tensors = load_file(adapter / "adapter_model.safetensors")
-    downs = [name for name in tensors if name.endswith(".lora_A.weight")]
-    return {
-        name.removeprefix(_ADAPTER_PREFIX).removesuffix(".lora_A.weight") + ".weight": (
-            tensors[name],
-            tensors[name.replace(".lora_A.", ".lora_B.")],
-            scale,
+    updates = {}
+    for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
+        layer = name.removesuffix(".lora_A.weight")
+        updates[layer.removeprefix(_ADAPTER_PREFIX) + ".weight"] = _Update(
+            down=tensors.pop(name),
+            up=tensors.pop(f"{layer}.lora_B.weight"),
+            scale=scale,
+            magnitudes=tensors.pop(f"{layer}.lora_magnitude_vector", None),
         )
-        for name in downs
-    }
+    if tensors:
+        raise RuntimeError(f"the adapter holds what can't be merged: {', '.join(sorted(tensors)[:3])}")
+    return updates

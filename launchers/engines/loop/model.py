@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from estimator.errors import UserError
+from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
+from estimator.models.architectures import own_names
 from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
-from launchers.settings import Lora, Settings
+from launchers.settings import Settings
 
 
 def dtype_of(job: TrainJob) -> torch.dtype:
@@ -35,22 +37,15 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     if job.plan.layout.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if job.plan.method != "full":
-        model = _with_adapters(model, job.settings, in_fp32=adapters_in_fp32)
+        model = _with_adapters(model, job, in_fp32=adapters_in_fp32)
     model.train()
     return model
 
 
-def _with_adapters(model: Any, settings: Settings, *, in_fp32: bool) -> Any:
+def _with_adapters(model: Any, job: TrainJob, *, in_fp32: bool) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    lora: Lora = settings.lora
-    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    targets = [name for name in lora.targets if name in linear]
-    if not targets:
-        raise UserError(
-            f"lora.targets = {', '.join(lora.targets)}: {settings.model} has no such linear layers.",
-            f"Its linear layers are {', '.join(sorted(linear))}.",
-        )
+    settings, lora = job.settings, job.settings.lora
     torch.manual_seed(settings.seed)
     return get_peft_model(
         model,
@@ -58,8 +53,29 @@ def _with_adapters(model: Any, settings: Settings, *, in_fp32: bool) -> Any:
             r=lora.rank,
             lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
             lora_dropout=lora.dropout,
-            target_modules=targets,
+            target_modules=adapted_layers(model, settings),
+            use_rslora=lora.rslora,
+            use_dora=job.plan.method == "dora",
             task_type="CAUSAL_LM",
         ),
         autocast_adapter_dtype=in_fp32,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
     )
+
+
+def adapted_layers(model: Any, settings: Settings) -> list[str]:
+    """What ``lora.targets`` is called in this model: families have names of their own, and join matrices.
+
+    Routers, heads and experts are never among them: PEFT's own "all-linear" takes Llama 4's routers too,
+    which then fail, as their class is a linear layer that returns more than its product.
+    """
+    targets = settings.lora.targets
+    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    generic = (*PROJECTIONS, *LATENT_PROJECTIONS) if targets == "all-linear" else targets
+    found = [name for name in own_names(model.config.get_text_config().model_type, generic) if name in linear]
+    if not found:
+        wanted = targets if isinstance(targets, str) else ", ".join(targets)
+        raise UserError(
+            f"lora.targets = {wanted}: {settings.model} has no such linear layers.",
+            f"Its linear layers are {', '.join(sorted(linear))}.",
+        )
+    return found

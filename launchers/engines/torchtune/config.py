@@ -15,6 +15,7 @@ from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
 from estimator.planning.support import MLP, unsupported_shards
 from launchers.dataset.prepared import Prepared
+from launchers.engines import generic_targets
 from launchers.engines.torchtune.support import ATTENTION, unsupported
 from launchers.gang.job import TrainJob
 from launchers.settings import Settings
@@ -155,10 +156,10 @@ def _builder(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 def _adapters(settings: Settings) -> dict[str, Any]:
-    lora = settings.lora
+    lora, targets = settings.lora, generic_targets(settings)
     return {
-        "lora_attn_modules": [tune for hf, tune in ATTENTION.items() if hf in lora.targets],
-        "apply_lora_to_mlp": set(lora.targets) >= MLP,
+        "lora_attn_modules": [tune for hf, tune in ATTENTION.items() if hf in targets],
+        "apply_lora_to_mlp": set(targets) >= MLP,
         "apply_lora_to_output": False,
         "lora_rank": lora.rank,
         "lora_alpha": lora.alpha,
@@ -184,15 +185,7 @@ def _optimizer(settings: Settings, layout: Layout) -> dict[str, Any]:
 
 
 def _schedule(settings: Settings) -> dict[str, Any]:
-    schedule = settings.schedule
-    if schedule.name == "cosine":
-        component = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
-        return {"_component_": component, "num_warmup_steps": schedule.warmup_steps}
-    return {
-        "_component_": f"{_PARTS}.warmup_schedule",
-        "shape": schedule.name,
-        "num_warmup_steps": schedule.warmup_steps,
-    }
+    return {"_component_": f"{_PARTS}.schedule", **settings.schedule.model_dump()}
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

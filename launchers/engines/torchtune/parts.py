@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from launchers.dataset.prepared import IGNORE, Prepared
+from launchers.engines._schedule import lr_factor
+from launchers.settings import Schedule
 
 
 class PadOnly:
@@ -75,24 +77,15 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return counts
 
 
-def warmup_schedule(
+def schedule(
     optimizer: torch.optim.Optimizer,
     *,
-    shape: Literal["linear", "constant"],
-    num_warmup_steps: int,
     num_training_steps: int,
     last_epoch: int = -1,
+    **settings: Any,
 ) -> LambdaLR:
-    """The two schedules that torchtune has not, with the formulas of transformers' schedules."""
-
-    def factor(step: int) -> float:
-        if step < num_warmup_steps:
-            return step / max(1, num_warmup_steps)
-        if shape == "constant":
-            return 1.0
-        return max(0.0, (num_training_steps - step) / max(1, num_training_steps - num_warmup_steps))
-
-    return LambdaLR(optimizer, factor, last_epoch)
+    """The same learning rates as every other engine's; ``settings`` are the section `schedule`."""
+    return LambdaLR(optimizer, lr_factor(Schedule(**settings), num_training_steps), last_epoch)
 
 
 class NoLogger:

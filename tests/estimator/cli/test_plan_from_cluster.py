@@ -139,6 +139,13 @@ def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
     assert {name.replace("-", "_") for name in flags} - {"with", "set"} <= set(finetune_launch.FLAGS)
 
 
+def test_the_command_says_all_linear_where_the_model_has_other_layers_than_llama(tmp_path: Path) -> None:
+    words = ["--model", "mixtral-8x7b", "--method", "dora", "--global-batch-size", "16", "--lora-targets"]
+    text = shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "q_proj,k_proj,v_proj,o_proj")
+    assert "--set lora.targets=all-linear" in text
+    assert "lora.targets" not in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "all"), "the default"
+
+
 def test_a_plan_that_the_package_can_not_run_says_so_instead(tmp_path: Path) -> None:
     text = shown(
         tmp_path, Api(nodes=[eks_p5(1)]), "--model", "llama-8b", "--method", "full", "--engine", "megatron"

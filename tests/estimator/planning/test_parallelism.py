@@ -114,8 +114,8 @@ def test_a_plan_for_an_engine_that_is_not_run_here_says_so() -> None:
     assert made.planned_only is not None
     assert made.why[-1] == made.planned_only
     assert plan(job_of("llama-8b", "torchtune"), ANY).planned_only is None
-    dora = plan(job_of("llama-8b", "torchtune", method="dora"), ANY)
-    assert "method dora is planned only" in (dora.planned_only or "")
+    pairs = plan(job_of("llama-8b", "torchtune", task="dpo"), ANY)
+    assert "task dpo is planned only" in (pairs.planned_only or "")
 
 
 def test_tensor_parallel_wider_than_a_node_is_refused() -> None:

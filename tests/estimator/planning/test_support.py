@@ -39,6 +39,9 @@ def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -
         ("llama-8b", {"offload": "cpu"}, "deepspeed"),
         ("llama-8b", {"precision": "bf16-mixed"}, "deepspeed"),
         ("llama-8b", {"compile": True}, "torchtune"),
+        ("llama-8b", {"method": "dora"}, "deepspeed"),
+        ("llama-8b", {"method": "lora", "rslora": True}, "deepspeed"),
+        ("llama-8b", {"rslora": True}, "torchtune"),  # no adapters, nothing to scale
     ],
 )
 def test_what_is_asked_for_chooses_the_engine(model: str, fields: dict[str, Any], engine: str) -> None:
@@ -69,6 +72,33 @@ def test_a_method_left_open_passes_over_those_that_no_engine_has() -> None:
     job = Job(model=find("mixtral-8x7b"), method="auto", engine="auto", global_batch_size=16)
     ranked = plans(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=4))
     assert (ranked.best.method, ranked.best.engine) == ("lora", "deepspeed")
+
+
+@pytest.mark.parametrize(("fields", "named"), [({"method": "dora"}, "dora"), ({"rslora": True}, "rslora")])
+def test_torchtune_refuses_the_adapters_that_it_cannot_merge_here(fields: dict[str, Any], named: str) -> None:
+    job = Job(model=find("llama-8b"), **({"method": "lora", "engine": "torchtune"} | fields))
+    assert named in (unsupported_job(job) or "")
+    assert "planned only" in plan(job, ANY).why[-1]
+    assert unsupported_job(replace(job, engine="deepspeed")) is None
+
+
+def test_adapters_on_experts_alone_are_refused() -> None:
+    job = Job(model=find("mixtral-8x7b"), method="lora", engine="deepspeed", lora_targets=("up_proj",))
+    assert "experts only" in (unsupported_job(job) or "")
+    assert unsupported_job(replace(job, lora_targets=("up_proj", "q_proj"))) is None
+
+
+def test_dora_takes_more_than_lora_and_rslora_the_same() -> None:
+    lora = Job(model=find("llama-8b"), method="lora", engine="deepspeed", micro_batch_size=1)
+    place = replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=2)
+    needs = {
+        name: plan(replace(lora, **fields), place).prediction.memory.needs_bytes  # type: ignore[arg-type]
+        for name, fields in {"lora": {}, "dora": {"method": "dora"}, "rslora": {"rslora": True}}.items()
+    }
+    assert needs["lora"] == needs["rslora"] < needs["dora"]
+    outputs = sum(out for out, _ in lora.model.linear_shapes.values())
+    magnitudes = replace(lora, method="dora").trainable_parameters - lora.trainable_parameters
+    assert magnitudes == lora.model.layers * outputs
 
 
 def test_quantised_weights_are_not_planned_over_processes_that_do_not_divide_them() -> None:

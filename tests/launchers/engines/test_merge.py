@@ -130,7 +130,7 @@ if not (folder / "config.json").exists():
 linear = [name for name in shapes if "proj" in name]
 out = Path(sys.argv[4])
 if engine == "deepspeed":
-    from launchers.engines.deepspeed import export
+    from launchers.engines.loop import export
     from safetensors.torch import save_file
     adapter = out / "adapter"
     adapter.mkdir(parents=True)

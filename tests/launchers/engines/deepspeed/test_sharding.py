@@ -141,9 +141,19 @@ def test_packed_documents_do_not_see_each_other(tmp_path: Path, plain: TrainJob)
     assert runs.losses(together) == pytest.approx(runs.losses(runs.steps(plain)), rel=1e-5)
 
 
-@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
-def test_lora_leaves_an_adapter_and_the_model_that_it_makes(
-    tmp_path: Path, model: Path, data: Path, sharding: str
+@pytest.mark.parametrize(
+    ("sharding", "method", "lora"),
+    [
+        ("zero2", "lora", {}),
+        ("zero3", "lora", {}),
+        ("zero2", "lora", {"rslora": True, "targets": "all-linear"}),
+        ("zero2", "dora", {}),
+        ("zero3", "dora", {}),
+    ],
+    ids=["lora-zero2", "lora-zero3", "rslora-zero2", "dora-zero2", "dora-zero3"],
+)
+def test_adapters_are_left_with_the_model_that_they_make(
+    tmp_path: Path, model: Path, data: Path, sharding: str, method: str, lora: dict[str, Any]
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -154,11 +164,13 @@ def test_lora_leaves_an_adapter_and_the_model_that_it_makes(
         data,
         steps=STEPS,
         sharding=sharding,
-        settings={"method": "lora", "optimizer": {"lr": 5e-2}},
+        settings={"method": method, "lora": lora, "optimizer": {"lr": 1e-2 if "rslora" in lora else 5e-2}},
     )
     losses = runs.losses(runs.run(job))
     assert losses[0] == pytest.approx(first_loss(model), rel=CLOSE)
     assert losses[-1] < losses[0] - 0.03
+    written = runs.read_json(job.output_dir / "adapter" / "adapter_config.json")
+    assert (written["use_dora"], written["use_rslora"]) == (method == "dora", lora.get("rslora", False))
     out = collected(job, tmp_path / "out")
     assert not list((out / "model").glob("adapter*"))
     merged = AutoModelForCausalLM.from_pretrained(out / "model", dtype=torch.float32).eval()

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
-from launchers.engines.loop import export
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
+
+from launchers import settings
+from launchers.engines import _merge
+from launchers.engines.loop import export, model
 
 
 def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None:
@@ -16,3 +34,80 @@ def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     found = export._weight_files(tmp_path)
     assert [path.name for path in found] == ["model-00001-of-00001.safetensors"]
+
+
+FLAGS = [{}, {"use_rslora": True}, {"use_dora": True}, {"use_dora": True, "use_rslora": True}]
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "falcon"])
+@pytest.mark.parametrize("flags", FLAGS, ids=["lora", "rslora", "dora", "dora-rslora"])
+def test_a_merged_model_answers_as_the_base_with_its_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], family: str
+) -> None:
+    """Merged by blocks of few rows, in fp32, and compared with PEFT's own merge weight by weight."""
+    monkeypatch.setattr(_merge, "BLOCK", 64)
+    base = tmp_path / "base"
+    _network(family).save_pretrained(base, max_shard_size="40KB")
+    assert len(list(base.glob("*.safetensors"))) > 1
+    adapted = _adapted(AutoModelForCausalLM.from_pretrained(base), flags)
+    adapted.save_pretrained(tmp_path / "adapter")
+    export.merge(base, tmp_path / "adapter", tmp_path / "merged")
+    for name in ("config.json", "model.safetensors.index.json"):
+        shutil.copyfile(base / name, tmp_path / "merged" / name)
+
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    tokens = torch.arange(3, 33)[None]
+    with torch.no_grad():
+        logits = adapted(tokens).logits
+        assert torch.allclose(merged(tokens).logits, logits, rtol=0, atol=1e-5)
+        plain = AutoModelForCausalLM.from_pretrained(base).eval()(tokens).logits
+        assert (plain - logits).abs().max() > 1e-2, "the adapter does something"
+    reference = adapted.merge_and_unload().state_dict()
+    for name, weight in merged.state_dict().items():
+        assert torch.allclose(weight, reference[name], rtol=0, atol=1e-6), name
+
+
+def _network(family: str) -> Any:
+    shape: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "pad_token_id": 0,
+    }
+    kinds = {
+        "llama": (LlamaForCausalLM, LlamaConfig(**shape, num_key_value_heads=2)),
+        "phi3": (Phi3ForCausalLM, Phi3Config(**shape, num_key_value_heads=2)),
+        "falcon": (FalconForCausalLM, FalconConfig(**shape, tie_word_embeddings=False)),
+    }
+    torch.manual_seed(0)
+    kind, config = kinds[family]
+    return kind(config)
+
+
+def _adapted(base: Any, flags: dict[str, bool]) -> Any:
+    """The base with adapters that look trained: no matrix is zero, no magnitude is the base's own."""
+    targets = model.adapted_layers(base, settings.build({"lora": {"targets": "all-linear"}}))
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, task_type="CAUSAL_LM", **flags)
+    adapted = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+            elif "magnitude" in name:
+                parameter.mul_(1 + 0.3 * torch.rand(parameter.shape, generator=generator))
+    return adapted
+
+
+def test_what_an_adapter_holds_beside_its_matrices_is_not_lost_in_silence(tmp_path: Path) -> None:
+    tensors = {
+        "base_model.model.layers.0.q_proj.lora_A.weight": torch.ones(2, 4),
+        "base_model.model.layers.0.q_proj.lora_B.weight": torch.ones(4, 2),
+        "base_model.model.lm_head.weight": torch.ones(3, 4),
+    }
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
+    with pytest.raises(RuntimeError, match="lm_head"):
+        export._updates(tmp_path)

@@ -1,33 +1,29 @@
-"""The learning rate's schedule."""
+"""The optimizer and its schedule."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from launchers.engines.loop import optimizer
 from launchers.settings import Settings
+from tests.launchers.engines.loop import runs
 
 
-def test_the_cosine_schedule_is_transformers_and_torchtunes() -> None:
-    from transformers import get_cosine_schedule_with_warmup
-
-    settings = Settings.model_validate({"schedule": {"warmup_steps": 4}})
-    factor = optimizer.lr_factor(settings, 20)
+def test_the_schedule_is_that_of_the_job_and_its_steps() -> None:
+    job = runs.make_job(
+        Path(), Path(), Path(), steps=10, settings={"schedule": {"name": "linear", "warmup_steps": 2}}
+    )
     stepped = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    wanted = get_cosine_schedule_with_warmup(stepped, 4, 20)
-    for step in range(21):
-        assert factor(step) == pytest.approx(wanted.get_last_lr()[0])
+    schedule, rates = optimizer.schedule(job)(stepped), []
+    for _ in range(4):
+        rates += schedule.get_last_lr()
         stepped.step()
-        wanted.step()
-
-
-@pytest.mark.parametrize(("name", "middle", "end"), [("linear", 0.5, 0.0), ("constant", 1.0, 1.0)])
-def test_the_other_schedules(name: str, middle: float, end: float) -> None:
-    factor = optimizer.lr_factor(Settings.model_validate({"schedule": {"name": name, "warmup_steps": 2}}), 10)
-    assert [factor(0), factor(1), factor(2), factor(6), factor(10)] == [0.0, 0.5, 1.0, middle, end]
+        schedule.step()
+    assert rates == [0.0, 0.5, 1.0, 0.875]
 
 
 def test_a_learning_rate_that_was_not_resolved_is_a_programming_error() -> None:

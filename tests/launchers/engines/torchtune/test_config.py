@@ -129,8 +129,8 @@ def test_every_knob_reaches_the_yaml(tmp_path: Path, model: Path, data: Path) ->
         "eps": 1e-6,
         "fused": False,
     }
-    assert values["lr_scheduler"]["shape"] == "linear"
-    assert values["lr_scheduler"]["num_warmup_steps"] == 3
+    assert values["lr_scheduler"]["name"] == "linear"
+    assert values["lr_scheduler"]["warmup_steps"] == 3
     lora = values["model"]
     assert lora["_component_"] == "torchtune.models.llama3.lora_llama3"
     assert lora["lora_attn_modules"] == ["q_proj", "output_proj"]

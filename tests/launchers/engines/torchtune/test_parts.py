@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
 
 from launchers.dataset.prepared import IGNORE, Prepared  # noqa: E402
-from launchers.engines.torchtune.parts import PadOnly, PreparedDataset, warmup_schedule  # noqa: E402
+from launchers.engines.torchtune.parts import PadOnly, PreparedDataset, schedule  # noqa: E402
 
 BATCH, STEPS = 8, 5
 
@@ -75,25 +76,24 @@ def test_packed_rows_are_filled_up_with_a_document_of_padding(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"),
-    [("linear", [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]), ("constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0])],
+    ("settings", "expected"),
+    [
+        ({"name": "linear"}, [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]),
+        ({"name": "linear", "min_lr_ratio": 0.2}, [0.0, 0.5, 1.0, 0.8, 0.6, 0.4]),
+        ({"name": "constant"}, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
+        ({"name": "wsd", "decay_ratio": 0.3}, [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]),
+    ],
 )
-def test_schedules_warm_up_and_go_on_where_they_were(shape: str, expected: list[float]) -> None:
+def test_schedules_warm_up_and_go_on_where_they_were(settings: dict[str, Any], expected: list[float]) -> None:
     def rates(last_epoch: int) -> list[float]:
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.SGD([{"params": [parameter], "initial_lr": 1.0}], lr=1.0)
-        schedule = warmup_schedule(
-            optimizer,
-            shape=shape,  # type: ignore[arg-type]
-            num_warmup_steps=2,
-            num_training_steps=6,
-            last_epoch=last_epoch,
-        )
+        made = schedule(optimizer, num_training_steps=6, last_epoch=last_epoch, warmup_steps=2, **settings)
         found = []
         for _ in range(last_epoch + 1, 6):
             found.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
-            schedule.step()
+            made.step()
         return found
 
     assert rates(-1) == pytest.approx(expected)
