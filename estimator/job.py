@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
-from estimator.setup import FAMILY_CODE, Optimizer, Task
+from estimator.setup import FAMILY_CODE, Fp8, Optimizer, Task
 
 METHODS = ("full", "lora", "qlora", "dora", "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
@@ -37,7 +37,10 @@ class Job:
     micro_batch_size: int | None = None  # sequences for each process and forward pass
     optimizer: Optimizer = "adamw"
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
+    fp8: Fp8 = "none"  # of the matrix products
     activation_checkpointing: bool | None = None
+    recompute: Literal["full", "selective"] = "full"  # what checkpointing recomputes of a block
+    recompute_every: int = 1  # of so many blocks one is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
@@ -64,7 +67,9 @@ class Job:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("offload", self.offload, ("none", "cpu"))
-        for name in ("seq_len", "global_batch_size", "lora_rank", "keep_checkpoints"):
+        _one_of("fp8", self.fp8, get_args(Fp8))
+        _one_of("recompute.what", self.recompute, ("full", "selective"))
+        for name in ("seq_len", "global_batch_size", "lora_rank", "keep_checkpoints", "recompute_every"):
             _at_least_one(name, getattr(self, name))
         for name in ("micro_batch_size", "steps", "replicas", *DEGREES):
             if getattr(self, name) is not None:

@@ -92,6 +92,7 @@ class Setup:
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
 
     checkpointing: Checkpointing = "none"
+    recompute_every: int = 1  # of so many blocks one is checkpointed, the others keep all
     activation_offload: bool = False
     compile: bool = False
     loss: LossKind = "plain"
@@ -235,6 +236,7 @@ _COUNTS = (
     "micro_batch_size",
     "accumulation",
     "seq_len",
+    "recompute_every",
     "loss_chunks",
     "processes_per_node",
 )

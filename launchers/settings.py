@@ -97,6 +97,14 @@ class Fsdp(_Section):
     """cpu: weights, gradients and optimizer states wait in host memory, and are updated there."""
 
 
+class Recompute(_Section):
+    what: Literal["full", "selective"] = "full"
+    """full: all of a block. selective: what lies between its matrix products, of which every second one's
+    result is kept, and attention's (deepspeed, fsdp2)."""
+    every: Positive = 1
+    """One block out of so many is recomputed, the others keep their activations (deepspeed, fsdp2)."""
+
+
 class Evaluation(_Section):
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
@@ -183,10 +191,17 @@ class Settings(_Section):
     """Sequences for each GPU and forward pass. Empty: the largest that fits."""
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     """auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights with the others."""
+    fp8: Literal[
+        "none", "tensorwise", "rowwise", "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msamp-o3"
+    ] = "none"
+    """Matrix products in float8, with one scale for a tensor or for each row (fsdp2). The others are planned
+    only."""
     activation_checkpointing: bool | Auto = "auto"
     """Recompute activations in the backward pass. auto: only where memory needs it."""
+    recompute: Recompute = Recompute()
+    """What activation checkpointing recomputes."""
     compile: bool = False
-    """torch.compile the model (torchtune)."""
+    """torch.compile the model's blocks (torchtune, fsdp2)."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Largest gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0)

@@ -72,6 +72,15 @@ class JobOptions:
     packing: Annotated[
         bool, Option("--packing", help="Several samples a sequence.", rich_help_panel=_HOW)
     ] = False
+    recompute_what: Annotated[
+        str, Option(help="With checkpointing: full, selective.", rich_help_panel=_HOW)
+    ] = "full"
+    recompute_every: Annotated[
+        int, Option(help="With checkpointing: one block of so many.", rich_help_panel=_HOW)
+    ] = 1
+    fp8: Annotated[
+        str, Option(help="Products in tensorwise, rowwise, te, mxfp8...", rich_help_panel=_HOW)
+    ] = "none"
     compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_HOW)] = False
     optimizer_in_backward: Annotated[
         bool,
@@ -224,6 +233,9 @@ def _job(wanted: JobOptions) -> Job:
         lora_rank=wanted.lora_rank,
         lora_targets=_targets(wanted.lora_targets, model),
         packing=wanted.packing,
+        recompute=wanted.recompute_what,  # type: ignore[arg-type]
+        recompute_every=wanted.recompute_every,
+        fp8=wanted.fp8,  # type: ignore[arg-type]
         compile=wanted.compile,
         optimizer_in_backward=wanted.optimizer_in_backward,
         zero_stage=wanted.zero_stage,

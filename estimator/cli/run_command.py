@@ -78,6 +78,12 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "optimizer.name", job.optimizer
     if job.activation_checkpointing is not None:
         yield "activation_checkpointing", json.dumps(job.activation_checkpointing)
+    if job.fp8 != "none":
+        yield "fp8", job.fp8
+    if job.recompute != "full":
+        yield "recompute.what", job.recompute
+    if job.recompute_every != 1:
+        yield "recompute.every", str(job.recompute_every)
     if job.compile:
         yield "compile", "true"
     if plan.method != "full" and job.lora_rank != 8:

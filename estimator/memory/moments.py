@@ -251,10 +251,11 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
             saved *= 1 - OFFLOADED_WITHOUT_CHECKPOINTING
     else:
         per_block = boundary + (selective_bytes(setup) if setup.checkpointing == "selective" else 0)
-        layers = part.layers
+        layers = part.layers // setup.recompute_every
+        whole = part.layers - layers
         if setup.activation_offload:
             layers = min(layers, BLOCKS_NOT_YET_OFFLOADED)
-        saved = tokens * layers * per_block
+        saved = tokens * (layers * per_block + whole * block_per_token)
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
     return int(saved * passes) + mask + _cast_weights(setup, part), block, int(tokens * boundary)
 

@@ -25,6 +25,7 @@ from estimator.planning.search import (
     precision_of,
     title,
 )
+from estimator.planning.support import refuse_gpu
 
 # What a process without a GPU may ask of a cluster at most: nearly every one has machines with room for that.
 # 4 GiB for each core is what general-purpose machines have (AWS's M family, 2025).
@@ -122,6 +123,8 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     name, capacity = gpus[0][0], min(size for _, size in gpus)
     gpu = hardware.find_gpu_by_nvml_name(name)
     capacity -= gpu.driver_bytes if gpu else 0
+    if gpu is not None:
+        refuse_gpu(job, gpu)
     search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence)
     candidate = search.best(nodes, counts[0], capacity, gpu)
     if candidate is None:

@@ -12,6 +12,7 @@ from estimator.hardware import Gpu, Instance
 from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
 from estimator.planning.goals import Goals
+from estimator.planning.support import refuse_gpu, unsupported_gpu
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster, ClusterNodes
@@ -91,7 +92,10 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     ]
     if not usable:
         raise _none_left(job, target, goals)
-    return usable
+    able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
+    if not able:
+        refuse_gpu(job, usable[0].gpu)
+    return able
 
 
 def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Instance]:

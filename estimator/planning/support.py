@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from estimator.errors import Change, UserError
+from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import PROJECTIONS, ModelSpec
 from estimator.plan import LAUNCHED_ENGINES
@@ -18,6 +20,20 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)
+# torchao's recipes of float8 products
+FP8_RECIPES = ("tensorwise", "rowwise")
+# The least compute capability of GPUs that compute in a recipe: torch._scaled_mm's own checks (for rowwise it
+# has Hopper's kernels alone), Transformer Engine's user guide, MS-AMP's README (H100)
+FP8_CAPABILITY = {
+    "tensorwise": (8, 9),
+    "rowwise": (9, 0),
+    "te": (8, 9),
+    "mxfp8": (10, 0),
+    "nvfp4": (10, 0),
+    "msamp-o1": (9, 0),
+    "msamp-o2": (9, 0),
+    "msamp-o3": (9, 0),
+}
 # What the loop's loading, adapters and export (launchers/engines/loop) are made for; transformers loads more.
 LOOP_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
@@ -29,7 +45,9 @@ class Training:
     method: str
     seq_len: int
     precision: str = "auto"
+    fp8: str = "none"
     compile: bool = False
+    part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False
     processes: int = 1
@@ -47,6 +65,30 @@ def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None
 def unsupported_job(job: Job, processes: int = 1) -> str | None:
     """The same for a job whose method and engine are decided."""
     return unsupported(job.engine, job.model, _training(job, processes))
+
+
+def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
+    """Why a job can't be computed on such a GPU, as one clause; None where it can, or nobody knows."""
+    if job.fp8 == "none" or gpu.compute_capability is None:
+        return None
+    major, minor = FP8_CAPABILITY[job.fp8]
+    has = tuple(int(part) for part in gpu.compute_capability.split("."))
+    if has >= (major, minor):
+        return None
+    return (
+        f"{job.fp8} needs GPUs of compute capability {major}.{minor} or above, and {gpu.name} has "
+        f"{gpu.compute_capability}"
+    )
+
+
+def refuse_gpu(job: Job, gpu: Gpu) -> None:
+    """Raise UserError where :func:`unsupported_gpu` has a reason."""
+    reason = unsupported_gpu(job, gpu)
+    if reason is not None:
+        raise UserError(
+            (Change("fp8"), f": {reason}."),
+            ("Leave ", Change("fp8"), " out, or ask for another GPU, as H100."),
+        )
 
 
 def with_engine(job: Job) -> Job:
@@ -68,7 +110,9 @@ def _training(job: Job, processes: int) -> Training:
         method=job.method,
         seq_len=job.seq_len,
         precision=job.precision,
+        fp8=job.fp8,
         compile=job.compile,
+        part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
         lora_targets=job.lora_targets,
         rslora=job.rslora,
         processes=processes,
@@ -143,6 +187,10 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
             f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
             f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
         )
+    if training.fp8 != "none":
+        return _fp8_elsewhere(training.fp8) or f"fp8 {training.fp8}: here it is fsdp2's"
+    if training.part_recomputed:
+        return "torchtune recomputes whole blocks here, and all of them"
     if training.precision == "bf16-mixed":
         return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
     if training.method == "full":
@@ -183,8 +231,18 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return rotation
     if training.method == "qlora":
         return f"qlora: its 4-bit base weights need bitsandbytes on CUDA, and {engine} can't shard them here"
-    if training.compile:
-        return "compile: the loop's models are not compiled"
+    if training.fp8 != "none":
+        reason = _fp8_elsewhere(training.fp8)
+        if reason is None and engine != "fsdp2":
+            reason = f"fp8 {training.fp8}: here it is fsdp2's"
+        if reason is None and model.experts:
+            reason = (
+                f"fp8 {training.fp8}: experts are one tensor in transformers 5, which torchao leaves in bf16"
+            )
+        if reason is not None:
+            return reason
+    if training.compile and engine != "fsdp2":
+        return "compile: ZeRO's hooks run inside of the blocks that would be compiled"
     return _experts_alone(model, training)
 
 
@@ -196,3 +254,18 @@ def _experts_alone(model: ModelSpec, training: Training) -> str | None:
         "lora.targets names experts only, which take no adapters in transformers 5; "
         f"{model.name} can have them on {', '.join(model.all_linear)}"
     )
+
+
+def _fp8_elsewhere(recipe: str) -> str | None:
+    """Why no engine here trains in that float8 recipe; None where one does.
+
+    MS-AMP needs torch 2.1 (its setup.py), is not on the package index, and accelerate calls it deprecated.
+    TransformerEngine has its own layers in place of the model's, which Megatron is built of.
+    """
+    if recipe.startswith("msamp"):
+        return f"fp8 {recipe}: MS-AMP is no longer kept and needs torch 2.1; it is estimated only"
+    if recipe == "te":
+        return "fp8 te: no engine here has TransformerEngine's layers; it is planned only"
+    if recipe not in ("none", *FP8_RECIPES):
+        return f"fp8 {recipe}: needs Blackwell's kernels, which no engine here has; it is planned only"
+    return None

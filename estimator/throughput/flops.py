@@ -171,13 +171,14 @@ def _resident_experts(setup: Setup) -> float:
 
 def _recomputation(setup: Setup) -> tuple[float, float, float]:
     """How much of a forward pass is repeated: products, attention, and what lies between them."""
+    share = setup.model.layers // setup.recompute_every / setup.model.layers
     if setup.checkpointing == "full":
-        return 1.0, 1.0, 1.0
+        return share, share, share
     if setup.checkpointing == "none":
         return 0.0, 0.0, 0.0
     if setup.engine == "megatron":
         return 0.0, 1.0, 0.0
-    return SELECTIVE_PRODUCTS, 0.0, 1.0
+    return SELECTIVE_PRODUCTS * share, 0.0, share
 
 
 def _head_trained(setup: Setup) -> bool:

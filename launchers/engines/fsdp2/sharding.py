@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launchers.engines import _merge
-from launchers.engines.fsdp2 import checkpoint
+from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.loop import generators, model, optimizer
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -108,9 +107,12 @@ def _is_divided(job: TrainJob) -> bool:
 def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
     """The job's model in training mode, divided. Rank 0 alone reads the weights, on the CPU."""
     if not _is_divided(job):
-        return _made_trainable(_pretrained(job), job).to(device)
+        network = _made_trainable(_pretrained(job), job).to(device)
+        kernels.set_up(network, job)
+        return network
     whole = _made_trainable(_pretrained(job), job) if env.rank == 0 else None
     network = _without_weights(job)
+    kernels.set_up(network, job)
     _divide(network, job, device)
     _hand_out(whole, network, job, device)
     return network
@@ -154,15 +156,9 @@ def _divide(network: Any, job: TrainJob, device: torch.device) -> None:
         "offload_policy": _offload(job, device),
         "reshard_after_forward": layout.sharding != "shard_grad_op",
     }
-    for block in blocks(network):
+    for block in model.blocks(network):
         fully_shard(block, **options)
     fully_shard(network, **options)
-
-
-def blocks(network: Any) -> Iterable[nn.Module]:
-    """The model's decoder layers: what transformers says must not be split over devices."""
-    names = set(network._no_split_modules or ())
-    return [module for module in network.modules() if type(module).__name__ in names]
 
 
 def _mesh(job: TrainJob, device: torch.device) -> DeviceMesh:

@@ -30,3 +30,12 @@ def test_all_forward_all_backward_keeps_every_micro_batch_and_1f1b_one_a_stage()
 
 def test_a_reward_model_has_no_logits() -> None:
     assert "logits and loss" not in memory.active(step(task="reward", engine="transformers"))
+
+
+def test_blocks_that_are_not_recomputed_keep_their_activations() -> None:
+    none, all_blocks = step(checkpointing="none"), step(checkpointing="full")
+    second = replace(all_blocks, recompute_every=2)
+    kept = [memory.active(setup)["activations"] for setup in (none, second, all_blocks)]
+    assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2, rel=0.1)
+    beyond = replace(all_blocks, recompute_every=LLAMA.layers + 1)
+    assert memory.active(beyond)["activations"] == pytest.approx(kept[0], rel=0.1)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from estimator import Job, Target, UserError
+from estimator import Job, Target, UserError, hardware
+from estimator.job import Machine
 from estimator.models import find, names
+from estimator.plan import LAUNCHED_ENGINES
 from estimator.planning.planner import plan, plans
 from estimator.planning.support import unsupported_job, unsupported_shards, with_engine
 
@@ -41,6 +43,10 @@ def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -
         ("llama-8b", {"compile": True}, "torchtune"),
         ("llama-8b", {"method": "dora"}, "deepspeed"),
         ("llama-8b", {"method": "lora", "rslora": True}, "deepspeed"),
+        ("llama-8b", {"fp8": "tensorwise"}, "fsdp2"),
+        ("qwen3-8b", {"compile": True}, "fsdp2"),
+        ("llama-8b", {"recompute": "selective"}, "deepspeed"),
+        ("llama-8b", {"recompute_every": 2}, "deepspeed"),
         ("llama-8b", {"rslora": True}, "torchtune"),  # no adapters, nothing to scale
     ],
 )
@@ -119,3 +125,41 @@ def test_an_optimizer_in_the_backward_pass_is_planned_only_and_accumulates_nothi
     assert "planned only" in made.why[-1]
     with pytest.raises(UserError, match="deepspeed has no such thing"):
         replace(job, engine="deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"), [("msamp-o2", "torch 2.1"), ("te", "TransformerEngine"), ("mxfp8", "Blackwell")]
+)
+@pytest.mark.parametrize("engine", LAUNCHED_ENGINES)
+def test_recipes_that_no_engine_has_are_refused_with_their_reason(
+    engine: str, recipe: str, named: str
+) -> None:
+    job = Job(model=find("llama-8b"), engine=engine, fp8=recipe)  # type: ignore[arg-type]
+    assert named in (unsupported_job(job) or "")
+
+
+def test_experts_are_not_said_to_be_in_float8() -> None:
+    job = Job(model=find("mixtral-8x7b"), engine="fsdp2", fp8="tensorwise")
+    assert "experts" in (unsupported_job(job) or "")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "recipe"), [("A100 SXM 80GB", "tensorwise"), ("L40S", "rowwise"), ("H100 SXM", "mxfp8")]
+)
+def test_a_gpu_that_does_not_compute_in_the_recipe_is_refused_before_anything_is_weighed(
+    gpu: str, recipe: str
+) -> None:
+    job = Job(model=find("llama-3.2-1b"), engine="fsdp2", fp8=recipe)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="compute capability"):
+        plan(job, replace(ANY, gpu=gpu))
+    product = f"NVIDIA {gpu.replace(' SXM 80GB', '-SXM4-80GB').replace('H100 SXM', 'H100 80GB HBM3')}"
+    machine = Machine(gpus=((product, 80 * 2**30),), cpu_cores=8, ram_bytes=2**37, disk_free_bytes=2**40)
+    with pytest.raises(UserError, match="compute capability"):
+        plan(job, Target(kind="local", machine=machine))
+
+
+def test_machines_that_do_not_compute_in_the_recipe_are_left_out_of_the_ranking() -> None:
+    job = Job(model=find("llama-3.2-1b"), engine="fsdp2", fp8="rowwise")
+    found = {each.request.gpu for each in plans(job, ANY).plans}
+    assert found
+    assert all(float(hardware.gpu(name).compute_capability or 9) >= 9 for name in found if name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from estimator import models
 from estimator.errors import UserError
 from launchers import engines
 from launchers.dataset import batches as deepspeed_batches
@@ -23,10 +23,8 @@ NO_FOLDER = Path("unused")
 
 
 def refusal(**settings: Any) -> str | None:
-    spec: Any = SimpleNamespace(name="llama", family="llama", experts=0, max_seq_len=2048)
-    return engines.get("deepspeed").unsupported(
-        Settings.model_validate({"engine": "deepspeed"} | settings), spec
-    )
+    chosen = Settings.model_validate({"engine": "deepspeed"} | settings)
+    return engines.get("deepspeed").unsupported(chosen, models.find("llama-8b"))
 
 
 def job(**options: Any) -> Any:

@@ -71,12 +71,24 @@ def test_it_trains_as_deepspeed_does(tmp_path: Path, whole: TrainJob) -> None:
         {"world": 4, "micro": 1, "replicate": 2, "sharding": "shard_grad_op"},
         {"offload": "cpu"},
         {"activation_checkpointing": True},
+        {"activation_checkpointing": True, "settings": {"recompute": {"every": 2}}},
+        {"activation_checkpointing": True, "settings": {"recompute": {"what": "selective"}}},
+        pytest.param(
+            {
+                "activation_checkpointing": True,
+                "settings": {"compile": True, "recompute": {"what": "selective"}},
+            },
+            marks=pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on CPUs"),
+        ),
     ],
-    ids=["one", "grad-op", "hybrid", "hybrid-grad-op", "offload", "checkpointing"],
+    ids=[
+        *("one", "grad-op", "hybrid", "hybrid-grad-op", "offload"),
+        *("checkpointing", "every-second", "selective", "compiled-selective"),
+    ],
 )
 def test_no_layout_changes_the_losses(tmp_path: Path, whole: TrainJob, options: dict[str, Any]) -> None:
-    settings = {"method": whole.plan.method}
-    job = fsdp(tmp_path, whole.model_dir, whole.data_dir, settings=settings, **options)
+    settings = {"method": whole.plan.method} | options.get("settings", {})
+    job = fsdp(tmp_path, whole.model_dir, whole.data_dir, **options | {"settings": settings})
     runs.run(job)
     assert losses(job) == pytest.approx(losses(whole), rel=CLOSE)
 
@@ -92,6 +104,19 @@ def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
     )
     runs.run(job)
     assert losses(job) == pytest.approx(losses(whole), rel=1e-3)
+    assert losses(job) != losses(whole)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_float8_trains_as_fp32_but_for_its_digits(
+    tmp_path: Path, whole: TrainJob, recipe: str, world: int
+) -> None:
+    options = {"world": world, "micro": 4 // world, "sharding": "none" if world == 1 else "fsdp"}
+    settings = {"method": whole.plan.method, "fp8": recipe}
+    job = fsdp(tmp_path, whole.model_dir, whole.data_dir, settings=settings, **options)
+    runs.run(job)
+    assert losses(job) == pytest.approx(losses(whole), rel=1e-2)
     assert losses(job) != losses(whole)
 
 

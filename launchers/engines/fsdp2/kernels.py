@@ -1,0 +1,49 @@
+"""How the blocks' products are computed: in float8 by torchao, and compiled by torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
+from estimator.models.architectures import own_names
+from launchers.engines.loop.model import blocks
+from launchers.gang.job import TrainJob
+
+# The kernels of float8 products take sides of whole multiples of it (torchao 0.15, float8/README.md)
+FLOAT8_MULTIPLE = 16
+
+
+def set_up(network: Any, job: TrainJob) -> None:
+    """Change the blocks as ``settings.fp8`` and ``settings.compile`` say; before they are divided."""
+    if job.settings.fp8 != "none":
+        _use_float8(network, job)
+    if job.settings.compile:
+        # Blocks are alike, so that what was compiled for the first serves the others; hooks stay outside
+        for block in blocks(network):
+            block.forward = torch.compile(block.forward)
+
+
+def _use_float8(network: Any, job: TrainJob) -> None:
+    """Let attention's and MLPs' products run in float8: not the head's or adapters'.
+
+    On a CPU in its own arithmetic on values that are rounded to float8.
+    """
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # that its own kernels are for another torch
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    recipe = Float8LinearConfig.from_recipe_name(job.settings.fp8)
+    config = dataclasses.replace(recipe, emulate=job.plan.layout.device == "cpu")
+    names = set(own_names(network.config.get_text_config().model_type, (*PROJECTIONS, *LATENT_PROJECTIONS)))
+
+    def converted(module: nn.Module, name: str) -> bool:
+        *_, last = (part for part in name.split(".") if part != "base_layer")
+        shape = (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (1,)
+        return last in names and all(side % FLOAT8_MULTIPLE == 0 for side in shape)
+
+    for block in blocks(network):
+        convert_to_float8_training(block, module_filter_fn=converted, config=config)

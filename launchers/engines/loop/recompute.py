@@ -1,0 +1,61 @@
+"""Activation checkpointing of the model's blocks: which of them, and what of each, is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from launchers.gang.job import TrainJob
+
+_ATEN: Any = torch.ops.aten
+_PRODUCTS = {_ATEN.mm.default: 1, _ATEN.addmm.default: 2}  # which argument is the weight
+_ATTENTION = frozenset(
+    getattr(_ATEN, f"_scaled_dot_product_{kind}").default
+    for kind in (
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "flash_attention_for_cpu",
+        "fused_attention_overrideable",
+    )
+)
+
+
+def recompute(blocks: Iterable[nn.Module], job: TrainJob) -> None:
+    """Let every n-th block keep its input alone for the backward pass, or that and some results.
+
+    As ``settings.recompute`` says, where the plan has activation checkpointing. What is around a block's
+    own code (the hooks that gather its weights) is not run again.
+    """
+    if not job.plan.layout.activation_checkpointing:
+        return
+    settings = job.settings.recompute
+    options: dict[str, Any] = {"use_reentrant": False}
+    if settings.what == "selective":
+        rank = job.settings.lora.rank if job.plan.method != "full" else 0
+        options["context_fn"] = partial(_keep_some, rank)
+    for number, block in enumerate(blocks, 1):
+        if number % settings.every == 0:
+            block.forward = partial(checkpoint, block.forward, **options)
+
+
+def _keep_some(adapter_rank: int) -> Any:
+    """Attention's results and those of every second product are kept, as torchtitan's option "op" does.
+
+    Adapters' own products, of which one side is their rank, are always computed again.
+    """
+    counts = {True: 0, False: 0}  # of the forward pass, and of its repetition
+
+    def policy(context: Any, operation: Callable[..., Any], *values: Any, **_: Any) -> CheckpointPolicy:
+        kept = operation in _ATTENTION
+        if operation in _PRODUCTS and min(values[_PRODUCTS[operation]].shape) > adapter_rank:
+            counts[context.is_recompute] += 1
+            kept = counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
