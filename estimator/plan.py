@@ -28,7 +28,7 @@ Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 # What launchers/settings.py lets a run ask for; anything else is planned only
 LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2")
 LAUNCHED_METHODS = ("full", "lora", "qlora", "dora")
-LAUNCHED_OPTIMIZERS = ("adamw", "sgd")
+LAUNCHED_OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd")
 LAUNCHED_TASKS = ("sft",)
 
 

@@ -35,8 +35,11 @@ class _Section(BaseModel):
 
 
 class Optimizer(_Section):
-    name: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or plain SGD with momentum 0.9."""
+    name: Literal["adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd"] = (
+        "adamw"
+    )
+    """AdamW, with states in 8 bits or in memory that the host lends (bitsandbytes); Adafactor; Muon for
+    matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for adapters; tiny-llama 3e-3 and 5e-3."""
     weight_decay: float = Field(default=0.0, ge=0)

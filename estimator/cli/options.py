@@ -168,6 +168,9 @@ class SetupOptions:
         str | None,
         Option(help=_one_of(get_args(fields.Checkpointing), "Of activations:"), rich_help_panel=_MEMORY),
     ] = None
+    recompute_every: Annotated[
+        int, Option(help="With checkpointing: one block of so many.", rich_help_panel=_MEMORY)
+    ] = 1
     activation_offload: Annotated[
         bool, Option("--activation-offload", help="Activations wait in host memory.", rich_help_panel=_MEMORY)
     ] = False

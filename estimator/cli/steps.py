@@ -68,6 +68,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
             packed and engine.document_mask and dense_mask(options.engine, options.device),
         ),
         checkpointing=options.checkpointing or engine.checkpointing_of(sharded=sharded),  # type: ignore[arg-type]
+        recompute_every=options.recompute_every,
         activation_offload=options.activation_offload,
         compile=options.compile,
         loss=options.loss or engine.loss,  # type: ignore[arg-type]

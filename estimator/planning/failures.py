@@ -17,6 +17,7 @@ from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_pl
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
+from estimator.planning.support import unsupported_job
 from estimator.setup import Optimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
@@ -128,6 +129,7 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     def fits(other: Job) -> bool:
         return best_or_none(other, target, goals) is not None
 
+    suggestions += with_8_bit_states(job, fits)
     suggestions += smaller(job, fits)
     suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
     return CannotFit(
@@ -180,8 +182,21 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
     return [(*together, Change("seq_len", seq_len))] if seq_len is not None else []
 
 
+def with_8_bit_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
+    """AdamW's states in 8 bits, with which full training would fit: by the job's engine, or FSDP2 in bf16."""
+    if job.method != "full" or job.optimizer != "adamw":
+        return
+    changes = [Change("optimizer.name", LEAN_OPTIMIZERS[0])]
+    lean = replace(job, optimizer=LEAN_OPTIMIZERS[0])
+    if unsupported_job(lean) is not None:
+        lean = replace(lean, engine="fsdp2", precision="bf16")
+        changes += [Change("engine", "fsdp2"), Change("precision", "bf16")]
+    if unsupported_job(lean) is None and fits(lean):
+        yield tuple(changes)
+
+
 def with_lean_optimizer(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """Optimizers that keep less and with which full training would fit; this package only plans with them.
+    """Optimizers that keep less and with which full training would fit, and which the job's engine has not.
 
     8-bit states; those in the host's memory; and each gradient used as soon as it is there, as torchtune's
     single-GPU recipe does, which leaves nothing to accumulate: there with the largest batch that fits.
@@ -190,7 +205,7 @@ def with_lean_optimizer(job: Job, fits: Callable[[Job], bool]) -> Iterator[Sugge
         return
     for name in LEAN_OPTIMIZERS:
         lean = replace(job, optimizer=name)
-        if fits(lean):
+        if unsupported_job(lean) is not None and fits(lean):
             yield (Change("optimizer.name", name),)
             return
     if job.engine not in WITH_OPTIMIZER_IN_BACKWARD or job.micro_batch_size is not None:

@@ -7,7 +7,7 @@ import textwrap
 
 from estimator.changes import FINETUNE, Spelling, Suggestion, command_with, suggestion_in_words
 from estimator.errors import CannotFit, UserError
-from estimator.plan import GIB, LAUNCHED_OPTIMIZERS, MIB, Layout, LearningRate, Plan, Prediction, Request
+from estimator.plan import GIB, MIB, Layout, LearningRate, Plan, Prediction, Request
 
 LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
@@ -62,7 +62,7 @@ def render_cannot_fit(
             f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
         ]
     if error.planned_only:
-        lines += ["", f"Planned only, as this package runs {' and '.join(LAUNCHED_OPTIMIZERS)}:"]
+        lines += ["", "Planned only, as nothing here runs it yet:"]
         lines += [f"  {_plan_with(argv_hint, suggestion, spelling)}" for suggestion in error.planned_only]
     return "\n".join(lines)
 

@@ -342,7 +342,8 @@ def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "
         return "fp32"
     if job.precision == "auto" and (device == "cpu" or (gpu is not None and not gpu.bf16)):
         return "fp32"
-    return "bf16" if job.engine == "torchtune" else "bf16-mixed"
+    pure = job.engine == "torchtune" or (job.engine == "fsdp2" and job.precision == "bf16")
+    return "bf16" if pure else "bf16-mixed"
 
 
 def divides(job: Job, nodes: int, per_node: int) -> bool:

@@ -20,6 +20,9 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)
+# Optimizers that can't step weights which are DTensors: bitsandbytes' kernels know none, and torch 2.13's
+# Adafactor squares a norm in place, for which they have no rule
+DIVIDED_BY_NONE = ("paged-adamw", "paged-adamw8bit", "adafactor")
 # torchao's recipes of float8 products
 FP8_RECIPES = ("tensorwise", "rowwise")
 # The least compute capability of GPUs that compute in a recipe: torch._scaled_mm's own checks (for rowwise it
@@ -47,6 +50,7 @@ class Training:
     precision: str = "auto"
     fp8: str = "none"
     compile: bool = False
+    optimizer: str = "adamw"
     part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False
@@ -111,6 +115,7 @@ def _training(job: Job, processes: int) -> Training:
         seq_len=job.seq_len,
         precision=job.precision,
         fp8=job.fp8,
+        optimizer=job.optimizer,
         compile=job.compile,
         part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
         lora_targets=job.lora_targets,
@@ -189,6 +194,8 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         )
     if training.fp8 != "none":
         return _fp8_elsewhere(training.fp8) or f"fp8 {training.fp8}: here it is fsdp2's"
+    if training.optimizer not in ("adamw", "sgd"):
+        return f"optimizer {training.optimizer}: the torchtune recipes here step AdamW or SGD"
     if training.part_recomputed:
         return "torchtune recomputes whole blocks here, and all of them"
     if training.precision == "bf16-mixed":
@@ -241,6 +248,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
             )
         if reason is not None:
             return reason
+    if (reason := _optimizer_of_loop(engine, training)) is not None:
+        return reason
     if training.compile and engine != "fsdp2":
         return "compile: ZeRO's hooks run inside of the blocks that would be compiled"
     return _experts_alone(model, training)
@@ -268,4 +277,18 @@ def _fp8_elsewhere(recipe: str) -> str | None:
         return "fp8 te: no engine here has TransformerEngine's layers; it is planned only"
     if recipe not in ("none", *FP8_RECIPES):
         return f"fp8 {recipe}: needs Blackwell's kernels, which no engine here has; it is planned only"
+    return None
+
+
+def _optimizer_of_loop(engine: str, training: Training) -> str | None:
+    """Why the loop can't step that optimizer over what the engine divides."""
+    name = training.optimizer
+    if name == "adamw4bit":
+        return f"optimizer {name}: it is estimated only"
+    if engine == "deepspeed" and name in ("adafactor", "muon"):
+        return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
+    if engine == "fsdp2" and name in DIVIDED_BY_NONE and training.processes > 1:
+        return f"optimizer {name} can't step weights that are divided over processes"
+    if engine == "fsdp2" and name in DIVIDED_BY_NONE and training.precision not in ("bf16", "fp32"):
+        return f"optimizer {name} can't step FSDP2's fp32 copies of the weights; precision bf16 has none"
     return None

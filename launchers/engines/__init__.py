@@ -65,6 +65,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         seq_len=settings.seq_len or min(2048, spec.max_seq_len),
         precision=settings.precision,
         fp8=settings.fp8,
+        optimizer=settings.optimizer.name,
         compile=settings.compile,
         part_recomputed=settings.recompute != type(settings.recompute)(),
         lora_targets=generic_targets(settings),

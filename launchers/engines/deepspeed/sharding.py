@@ -54,7 +54,8 @@ class Zero:
         converted = checkpoint.convert(job, env) if universal else None
         generators.seed(job.settings.seed)
         network = _load(job, config.configuration(job), device)
-        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        named = [(name, each) for name, each in network.named_parameters() if each.requires_grad]
+        trained = [parameter for _, parameter in named]
         # with ZeRO-3 a parameter holds a shard; ds_numel is what it was
         size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         values = config.configuration(job, trained=size, load_universal=universal)
@@ -63,7 +64,7 @@ class Zero:
         engine, *_ = deepspeed.initialize(
             model=network,
             model_parameters=trained,
-            optimizer=None if "optimizer" in values else optimizer.build(job, trained),
+            optimizer=None if "optimizer" in values else optimizer.build(job, named)[0],
             lr_scheduler=None if "scheduler" in values else optimizer.schedule(job),
             config=values,
         )

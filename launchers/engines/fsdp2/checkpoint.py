@@ -52,7 +52,10 @@ class WrittenBy:
         )
 
 
-def save(network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob, env: RankEnv, step: int) -> None:
+Optimizers = list[torch.optim.Optimizer]
+
+
+def save(network: nn.Module, steps: Optimizers, job: TrainJob, env: RankEnv, step: int) -> None:
     """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
     folder = job.checkpoint_dir(step)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ def save(network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob, env: R
     checkpoint_part_done(folder, env, step)
 
 
-def restore(network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob) -> None:
+def restore(network: nn.Module, steps: Optimizers, job: TrainJob) -> None:
     """Bring weights and optimizer states back to where the checkpoint was written.
 
     Raises UserError for a checkpoint of another kind of run.
@@ -75,14 +78,15 @@ def restore(network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob) -> 
     state_dict_loader.load(state, checkpoint_id=str(job.resume_dir / FILES))
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
     set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
-    for group in steps.param_groups:
-        group["lr"] = peak_lr(job.settings)  # the schedule is a share of it
+    for group in (group for each in steps for group in each.param_groups):
+        rate = peak_lr(job.settings)  # the schedule is a share of it
+        group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
 
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
-def _state(network: nn.Module, steps: torch.optim.Optimizer) -> dict[str, Any]:
+def _state(network: nn.Module, steps: Optimizers) -> dict[str, Any]:
     """What is trained, and the optimizer's states of it, by the parameters' names; each rank its parts."""
     return {
         "model": get_model_state_dict(network, options=StateDictOptions(ignore_frozen_params=True)),

@@ -38,7 +38,7 @@ class FullyShard:
     def load(self, job: TrainJob, env: RankEnv, device: torch.device) -> FsdpModel:
         generators.seed(job.settings.seed)
         network = _load(job, env, device)
-        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        trained = [(name, each) for name, each in network.named_parameters() if each.requires_grad]
         steps = optimizer.build(job, trained)
         if job.resume_dir is not None:
             checkpoint.restore(network, steps, job)
@@ -52,12 +52,12 @@ class FsdpModel:
     """A model under fully_shard with torch's optimizer; see launchers.engines.loop.sharding.ShardedModel."""
 
     def __init__(
-        self, network: nn.Module, steps: torch.optim.Optimizer, job: TrainJob, device: torch.device
+        self, network: nn.Module, steps: list[torch.optim.Optimizer], job: TrainJob, device: torch.device
     ) -> None:
         self.device = device
         self.module: Any = network
         self._steps = steps
-        self._schedule = optimizer.schedule(job, job.start_step)(steps)
+        self._schedules = [optimizer.schedule(job, job.start_step)(each) for each in steps]
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
         self._copies = job.plan.layout.replicate
@@ -75,13 +75,14 @@ class FsdpModel:
 
     def update(self) -> float | None:
         norm = nn.utils.clip_grad_norm_(self._trained, self._clip)
-        self._steps.step()
-        self._schedule.step()
-        self._steps.zero_grad(set_to_none=True)
+        for steps, rates in zip(self._steps, self._schedules, strict=True):
+            steps.step()
+            rates.step()
+            steps.zero_grad(set_to_none=True)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def lr(self) -> float:
-        return float(self._schedule.get_last_lr()[0])
+        return float(self._schedules[0].get_last_lr()[0])
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         checkpoint.save(self.module, self._steps, job, env, step)

@@ -1,8 +1,9 @@
-"""The optimizer and the schedule of the learning rate: torch's own."""
+"""The optimizers and the schedule of the learning rate: torch's own, and bitsandbytes' with fewer bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -11,16 +12,54 @@ from launchers.engines._schedule import lr_factor
 from launchers.gang.job import TrainJob
 from launchers.settings import Settings
 
+Named = Iterable[tuple[str, torch.nn.Parameter]]
 
-def build(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own, so that nothing has to be compiled; its fused AdamW is native on GPUs and on CPUs."""
-    settings = job.settings.optimizer
-    lr = peak_lr(job.settings)
+_BITSANDBYTES = {
+    "adamw8bit": "AdamW8bit",
+    "paged-adamw": "PagedAdamW",
+    "paged-adamw8bit": "PagedAdamW8bit",
+}
+# Tables of vectors rather than maps between them: Muon's author leaves them to AdamW (Keller Jordan 2024,
+# https://kellerjordan.github.io/posts/muon)
+_TABLES = ("embed_tokens", "wte", "embed_in", "word_embeddings", "lm_head", "embed_out", "score")
+
+
+def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
+    """The optimizers of what is trained: one, or for Muon one of matrices and AdamW for the rest.
+
+    torch's own need no compiler; its fused AdamW is native on GPUs and on CPUs.
+    """
+    settings, named = job.settings.optimizer, list(named)
+    parameters = [parameter for _, parameter in named]
+    rate: dict[str, Any] = {"lr": peak_lr(job.settings), "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=settings.weight_decay)
+        return [torch.optim.SGD(parameters, momentum=0.9, **rate)]
+    if settings.name == "adafactor":
+        return [torch.optim.Adafactor(parameters, **rate)]
+    if settings.name == "adamw8bit" and job.plan.engine == "fsdp2":
+        from torchao.optim import AdamW8bit
+
+        return [AdamW8bit(parameters, betas=settings.betas, eps=settings.eps, **rate)]
+    if settings.name in _BITSANDBYTES:
+        import bitsandbytes
+
+        kind = getattr(bitsandbytes.optim, _BITSANDBYTES[settings.name])
+        return [kind(parameters, betas=settings.betas, eps=settings.eps, **rate)]
+    if settings.name != "muon":
+        return [_adamw(job, parameters)]
+    matrices = [p for name, p in named if p.ndim == 2 and not any(table in name for table in _TABLES)]
+    ours = {id(matrix) for matrix in matrices}
+    rest = [parameter for parameter in parameters if id(parameter) not in ours]
+    # Updates as long as AdamW's, so that its learning rates hold (Liu et al. 2025, arXiv:2502.16982, 2.2)
+    muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **rate)
+    return [muon, _adamw(job, rest)] if rest else [muon]
+
+
+def _adamw(job: TrainJob, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    settings = job.settings.optimizer
     return torch.optim.AdamW(
         parameters,
-        lr=lr,
+        lr=peak_lr(job.settings),
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,

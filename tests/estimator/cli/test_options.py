@@ -48,6 +48,7 @@ CHANGES: dict[str, list[str]] = {
     "longest_once": ["--longest-once"],
     "document_mask": ["--document-mask"],
     "checkpointing": ["--checkpointing", "none"],
+    "recompute_every": ["--recompute-every", "2"],
     "activation_offload": ["--activation-offload"],
     "compile": ["--compile"],
     "loss": ["--loss", "plain"],

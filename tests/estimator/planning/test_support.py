@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from estimator import Job, Target, UserError, hardware
+from estimator import CannotFit, Job, Target, UserError, hardware
 from estimator.job import Machine
 from estimator.models import find, names
 from estimator.plan import LAUNCHED_ENGINES
@@ -163,3 +163,36 @@ def test_machines_that_do_not_compute_in_the_recipe_are_left_out_of_the_ranking(
     found = {each.request.gpu for each in plans(job, ANY).plans}
     assert found
     assert all(float(hardware.gpu(name).compute_capability or 9) >= 9 for name in found if name)
+
+
+@pytest.mark.parametrize(
+    ("engine", "optimizer", "named"),
+    [
+        ("torchtune", "muon", "AdamW or SGD"),
+        ("deepspeed", "muon", "whole matrices"),
+        ("deepspeed", "adafactor", "whole matrices"),
+        ("fsdp2", "paged-adamw", "divided over processes"),
+        ("fsdp2", "adafactor", "divided over processes"),
+        ("fsdp2", "adamw4bit", "estimated only"),
+    ],
+)
+def test_what_an_engine_cannot_step_is_refused(engine: str, optimizer: str, named: str) -> None:
+    job = Job(model=find("llama-8b"), engine=engine, optimizer=optimizer)  # type: ignore[arg-type]
+    assert named in (unsupported_job(job, 2) or "")
+
+
+def test_one_process_may_step_in_bf16_what_several_cannot() -> None:
+    job = Job(model=find("llama-8b"), engine="fsdp2", optimizer="adafactor")
+    assert "fp32 copies" in (unsupported_job(job) or "")
+    assert unsupported_job(replace(job, precision="bf16")) is None
+
+
+def test_full_training_that_does_not_fit_is_told_of_states_in_8_bits() -> None:
+    job = Job(model=find("llama-3.2-3b"), engine="torchtune", global_batch_size=8, seq_len=512)
+    one = replace(ANY, gpu="L4", nodes=1, gpus=1)
+    with pytest.raises(CannotFit) as raised:
+        plan(job, one)
+    told = [{change.option: change.value for change in changes} for changes in raised.value.suggestions]
+    assert {"optimizer.name": "adamw8bit", "engine": "fsdp2", "precision": "bf16"} in told
+    chosen = replace(job, optimizer="adamw8bit", engine="fsdp2", precision="bf16")
+    assert plan(chosen, one).planned_only is None
