@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from estimator.changes import meant_by
 from estimator.errors import UserError
+from launchers import deepspeed_file
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
 Auto = Literal["auto"]
@@ -88,6 +89,9 @@ class Zero(_Section):
     """DeepSpeed's ZeRO stage. auto: the lowest that fits."""
     offload: Literal["none", "cpu"] = "none"
     """Where DeepSpeed keeps the optimizer's states."""
+    config: str | None = None
+    """A DeepSpeed JSON file of your own. It is read with the settings and becomes part of them: batch sizes,
+    stage, offload and clipping those that they are here, all else `engine_options`."""
 
 
 class Fsdp(_Section):
@@ -265,17 +269,37 @@ def build(
     Later ones win. Raises UserError with one line for each wrong key or value.
     """
     merged: dict[str, Any] = json.loads(json.dumps(values, default=str))  # YAML has dates, settings have none
+    merged = overlaid(_of_deepspeed_file(merged), merged)
+    given: dict[str, Any] = {}
     for name, value in (flags or {}).items():
-        _assign(merged, name.split("."), value)
+        _assign(given, name.split("."), value)
     for override in overrides:
         name, separator, text = override.partition("=")
         if not separator:
             raise UserError(f"--set {override}: no `=` in it.", "Write --set optimizer.lr=2e-5")
-        _assign(merged, name.strip().split("."), _scalar(override, text))
+        _assign(given, name.strip().split("."), _scalar(override, text))
+    merged = overlaid(overlaid(merged, _of_deepspeed_file(given)), given)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise UserError(*_explain(error)) from None
+
+
+def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """``top`` laid over ``base``, section by section."""
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = overlaid(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _of_deepspeed_file(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings that `zero.config` of these values says; the name is taken out of them."""
+    zero = values.get("zero")
+    path = zero.pop("config", None) if isinstance(zero, dict) else None
+    return deepspeed_file.settings_of(str(path)) if path else {}
 
 
 def dotted_names() -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.gang.job import TrainJob
+from launchers.settings import overlaid
 
 # The bucket of gradients that is reduced at once, in elements. DeepSpeed's default, 5e8, holds 1 GB in bf16
 # on every GPU (twice that with overlapping communication), also for a model that is smaller than it.
@@ -60,7 +61,7 @@ def configuration(
     }
     if load_universal:
         values["checkpoint"] = {"load_universal": True}
-    return _overlaid(values, job.settings.engine_options)
+    return overlaid(values, job.settings.engine_options)
 
 
 def write(job: TrainJob, values: dict[str, Any]) -> Path:
@@ -69,13 +70,3 @@ def write(job: TrainJob, values: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1))
     return path
-
-
-def _overlaid(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in top.items():
-        below = merged.get(key)
-        merged[key] = (
-            _overlaid(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-        )
-    return merged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,3 +31,54 @@ def test_a_learning_rate_that_was_not_resolved_is_a_programming_error() -> None:
     with pytest.raises(ValueError, match="auto"):
         optimizer.peak_lr(Settings())
     assert math.isclose(optimizer.peak_lr(Settings.model_validate({"optimizer": {"lr": 1e-2}})), 1e-2)
+
+
+def test_muon_takes_the_blocks_matrices_and_adamw_the_rest() -> None:
+    job = runs.make_job(
+        Path(), Path(), Path(), steps=1, engine="fsdp2", settings={"optimizer": {"name": "muon", "lr": 1e-2}}
+    )
+    shapes = {
+        "model.embed_tokens.weight": (8, 4),
+        "model.layers.0.mlp.up_proj.weight": (6, 4),
+        "model.layers.0.mlp.up_proj.bias": (6,),
+        "model.norm.weight": (4,),
+        "lm_head.weight": (8, 4),
+    }
+    named = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    muon, adamw = optimizer.build(job, named.items())
+    assert isinstance(muon, torch.optim.Muon)
+    assert [id(p) for p in muon.param_groups[0]["params"]] == [id(named["model.layers.0.mlp.up_proj.weight"])]
+    assert len(adamw.param_groups[0]["params"]) == len(shapes) - 1
+
+
+ENDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("deepspeed", "adamw8bit"): {"sharding": "zero2"},
+    ("deepspeed", "paged-adamw8bit"): {"sharding": "zero3"},
+    ("deepspeed", "paged-adamw"): {"sharding": "zero1"},
+    ("fsdp2", "adamw8bit"): {"sharding": "fsdp"},
+    ("fsdp2", "muon"): {"sharding": "fsdp"},
+    ("fsdp2", "paged-adamw8bit"): {"sharding": "none", "world": 1, "micro": 4},
+    ("fsdp2", "adafactor"): {"sharding": "none", "world": 1, "micro": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "name"), ENDS)
+def test_an_optimizer_learns_and_goes_on_bit_by_bit(tmp_path: Path, engine: str, name: str) -> None:
+    model = runs.make_model(tmp_path / "model")
+    data = runs.make_data(tmp_path / "data", runs.documents(8), batch=4, steps=6)
+    settings = {"optimizer": {"name": name, "lr": 3e-2 if name == "adafactor" else 1e-2}}
+    job = runs.make_job(
+        tmp_path / "work",
+        model,
+        data,
+        steps=6,
+        engine=engine,
+        settings=settings,
+        checkpoint_every=3,
+        **ENDS[engine, name],
+    )
+    losses = runs.losses(runs.run(job))
+    assert losses[-1] < losses[0] - 0.1
+    again = runs.resumed(job, tmp_path / "again", 3)
+    assert runs.losses(runs.run(again)) == losses[3:]
