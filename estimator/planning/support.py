@@ -20,9 +20,6 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)
-# Optimizers that can't step weights which are DTensors: bitsandbytes' kernels know none, and torch 2.13's
-# Adafactor squares a norm in place, for which they have no rule
-DIVIDED_BY_NONE = ("paged-adamw", "paged-adamw8bit", "adafactor")
 # torchao's recipes of float8 products
 FP8_RECIPES = ("tensorwise", "rowwise")
 # The least compute capability of GPUs that compute in a recipe: torch._scaled_mm's own checks (for rowwise it
@@ -287,8 +284,12 @@ def _optimizer_of_loop(engine: str, training: Training) -> str | None:
         return f"optimizer {name}: it is estimated only"
     if engine == "deepspeed" and name in ("adafactor", "muon"):
         return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
-    if engine == "fsdp2" and name in DIVIDED_BY_NONE and training.processes > 1:
-        return f"optimizer {name} can't step weights that are divided over processes"
-    if engine == "fsdp2" and name in DIVIDED_BY_NONE and training.precision not in ("bf16", "fp32"):
+    if engine == "deepspeed":
+        return None
+    if name.startswith("paged"):
+        return f"optimizer {name} is bitsandbytes', which can't step what FSDP2 divides"
+    if name == "adafactor" and training.processes > 1:
+        return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 can't"
+    if name == "adafactor" and training.precision not in ("bf16", "fp32"):
         return f"optimizer {name} can't step FSDP2's fp32 copies of the weights; precision bf16 has none"
     return None

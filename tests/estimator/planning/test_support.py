@@ -171,8 +171,8 @@ def test_machines_that_do_not_compute_in_the_recipe_are_left_out_of_the_ranking(
         ("torchtune", "muon", "AdamW or SGD"),
         ("deepspeed", "muon", "whole matrices"),
         ("deepspeed", "adafactor", "whole matrices"),
-        ("fsdp2", "paged-adamw", "divided over processes"),
-        ("fsdp2", "adafactor", "divided over processes"),
+        ("fsdp2", "paged-adamw", "bitsandbytes"),
+        ("fsdp2", "adafactor", "in place"),
         ("fsdp2", "adamw4bit", "estimated only"),
     ],
 )

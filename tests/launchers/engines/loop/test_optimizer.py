@@ -57,7 +57,6 @@ ENDS: dict[tuple[str, str], dict[str, Any]] = {
     ("deepspeed", "paged-adamw"): {"sharding": "zero1"},
     ("fsdp2", "adamw8bit"): {"sharding": "fsdp"},
     ("fsdp2", "muon"): {"sharding": "fsdp"},
-    ("fsdp2", "paged-adamw8bit"): {"sharding": "none", "world": 1, "micro": 4},
     ("fsdp2", "adafactor"): {"sharding": "none", "world": 1, "micro": 4},
 }
 
