@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from estimator.errors import UserError
 from launchers.cluster.processes import PARENT, child_environment, die_with_parent, tail
 from launchers.imports import collector_paused
+from launchers.models import causal
 
 if TYPE_CHECKING:
     from launchers.dataset.prepared import Prepared
@@ -214,11 +215,7 @@ def _load(folder: Path, device: str, precision: str) -> Any:
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     options = {"device_map": "auto"} if device == "cuda" else {}
-    with collector_paused():
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)  # imports its code
-    return model.eval()
+    return causal.load(folder, dtype=dtype, **options).eval()
 
 
 def _score(model: Any, data: Prepared, max_rows: int) -> Score:
@@ -230,7 +227,7 @@ def _score(model: Any, data: Prepared, max_rows: int) -> Score:
     with torch.inference_mode():
         for indices in _batches_by_length(data, max_rows, MAX_BATCH_TOKENS[model.device.type]):
             batch = collate([data.row(index) for index in indices], data.info.pad_id).to(model.device)
-            logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
+            logits = model(**batch.inputs, use_cache=False).logits
             total += summed_cross_entropy(logits, batch.labels.to(logits.device)).item()
             labels += int((batch.labels >= 0).sum())
     return Score(loss=total / max(1, labels), labels=labels, rows=min(max_rows, len(data)))

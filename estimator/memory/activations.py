@@ -11,7 +11,7 @@ from estimator.memory import implementations
 from estimator.memory.shape import shape_of
 from estimator.memory.states import computing
 from estimator.models import ModelSpec
-from estimator.models.architectures import FAMILIES
+from estimator.models.architectures import family_of
 from estimator.setup import FAMILY_CODE, Setup
 
 # What torch.compile's partitioner keeps of a block: 16 B for each of h and q together, 6 f. Traced with
@@ -22,9 +22,12 @@ COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 8, 6
 # bf16, from torchtitan@2271b6386: the same run eager and compiled.
 FP8_EAGER_BYTES = 3.5
 
-# Their scores are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
+# Scores that are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
+# transformers computes the scores of these itself: beside sinks, or as their code has nothing else
+# (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
+EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
 
 
 def block_bytes(setup: Setup) -> float:
@@ -113,8 +116,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     if code.result_copied and not setup.adapters:
         saved += size * out
     saved += 4 * model.heads
-    capped = model.family in SOFT_CAPPED and code.capped_scores
-    if setup.attention == "math" or capped:
+    capped = model.family in SOFT_CAPPED and code.kept_scores
+    if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
         saved += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
     return saved / setup.tensor
@@ -214,7 +217,7 @@ def _adapter_inputs(setup: Setup) -> float:
 
 def _joined(model: ModelSpec) -> dict[str, str]:
     """Generic names of linear layers that are one matrix in the family's own code -> that matrix."""
-    linears = FAMILIES[model.family].linears
+    linears = family_of(model.family).linears
     return {
         name: matrix
         for matrix, groups in linears.items()

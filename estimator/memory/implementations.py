@@ -39,7 +39,7 @@ class Implementation:
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
     scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give
     kept_unsharded: float  # bytes a parameter that FSDP leaves gathered under tensor parallel: a defect
-    capped_scores: bool  # scores are capped outside a flash kernel, where a model caps them
+    kept_scores: bool  # of models whose attention no flash kernel of torch computes
     foreach: bool  # its AdamW is torch's foreach implementation, unless another is asked for
     family_code: bool  # each family of models has code of its own: ``data/block_families.csv``
     source: str
@@ -74,7 +74,7 @@ def _row(row: dict[str, str]) -> Implementation:
         compiled_loss=row["compiled_loss"] == "1",
         scattered_kept=row["scattered_kept"] == "1",
         kept_unsharded=float(row["kept_unsharded"]),
-        capped_scores=row["capped_scores"] == "1",
+        kept_scores=row["kept_scores"] == "1",
         foreach=row["foreach"] == "1",
         family_code=row["family_code"] == "1",
         source=row["source"],

@@ -44,6 +44,13 @@ class Family:
         Whether heads * head_dim may differ from the hidden size.
     published_quantised:
         The publisher's own weights are in 4 or 8 bits; config.json says so, and the shape is the same.
+    partial_rotary:
+        Whether its code reads ``partial_rotary_factor``, and so may rotate a part of each head only.
+    sees_packed:
+        What one document of a packed row sees of those before it although its positions begin anew, in one
+        clause; blank where it sees nothing. tests/launchers/engines/loop/test_families.py measures it.
+    code_elsewhere:
+        Its code is no part of transformers: it lies beside the weights on the Hub.
     linears:
         The family's own names of linear layers -> the generic ones that each stands for. Those in one inner
         tuple are one matrix there.
@@ -69,6 +76,9 @@ class Family:
     pooler: bool = False
     free_head_dim: bool = True
     published_quantised: bool = False
+    partial_rotary: bool = False
+    sees_packed: str = ""
+    code_elsewhere: bool = False
     linears: Linears = field(default_factory=dict)
     source: str
 
@@ -77,18 +87,31 @@ class Family:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_TRAITS}
 
 
+def family_of(model_type: str) -> Family:
+    """What is known of a family; of one that transformers has and nobody has looked at, that of Llama."""
+    return FAMILIES.get(model_type, UNTRIED)
+
+
 def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
     """What a family's code in transformers calls these linear layers; other names stay as they are."""
     own = {
         generic: name
-        for name, groups in FAMILIES[family].linears.items()
+        for name, groups in family_of(family).linears.items()
         for group in groups
         for generic in group
     }
     return tuple(dict.fromkeys(own.get(target, target) for target in targets))
 
 
-_NOT_TRAITS = ("free_head_dim", "published_quantised", "linears", "source")
+_NOT_TRAITS = (
+    "free_head_dim",
+    "published_quantised",
+    "partial_rotary",
+    "sees_packed",
+    "code_elsewhere",
+    "linears",
+    "source",
+)
 
 _FUSED_QKV = (("q_proj", "k_proj", "v_proj"),)
 _NEOX_LINEARS = {
@@ -103,14 +126,26 @@ def _transformers(name: str) -> str:
     return f"transformers 5.4.0, models/{name}/modeling_{name}.py"
 
 
+_NO_POSITIONS_IN_MASK = "its mask is made without the positions"
+
+UNTRIED = Family(
+    partial_rotary=True,
+    sees_packed="nobody has measured it",
+    source="Llama's parts: what a family has of its own is not known before somebody has looked",
+)
+
 FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "llama": Family(source=_transformers("llama")),
-    "llama4_text": Family(source=_transformers("llama4")),  # its norms of q and k have no weights
+    "llama4_text": Family(  # its norms of q and k have no weights
+        sees_packed="its chunks and attention's temperature are counted from the row's first token",
+        source=_transformers("llama4"),
+    ),
     "mistral": Family(source=_transformers("mistral")),
     "ministral": Family(source=_transformers("ministral")),
     "mixtral": Family(source=_transformers("mixtral")),
     "qwen": Family(
         qkv_bias=True,
+        code_elsewhere=True,
         linears={
             "c_attn": _FUSED_QKV,
             "c_proj": (("o_proj",), ("down_proj",)),
@@ -141,10 +176,12 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         mlp_bias=True,
         head_bias=True,
         free_head_dim=False,
+        partial_rotary=True,
         linears={"dense": (("o_proj",),), "fc1": (("up_proj",),), "fc2": (("down_proj",),)},
         source=_transformers("phi"),
     ),
     "phi3": Family(
+        partial_rotary=True,
         linears={"qkv_proj": _FUSED_QKV, "gate_up_proj": (("gate_proj", "up_proj"),)},
         source=_transformers("phi3"),
     ),
@@ -157,6 +194,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         attention_sinks=True,
         router_bias=True,
         published_quantised=True,
+        sees_packed=_NO_POSITIONS_IN_MASK,
         source=_transformers("gpt_oss"),
     ),
     "gpt_neox": Family(
@@ -169,6 +207,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         o_bias=True,
         mlp_bias=True,
         free_head_dim=False,
+        partial_rotary=True,
         linears=_NEOX_LINEARS,
         source=_transformers("gpt_neox"),
     ),
@@ -193,6 +232,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         hidden_act="gelu",
         parallel_residual=True,
         free_head_dim=False,
+        sees_packed=_NO_POSITIONS_IN_MASK,
         linears=_NEOX_LINEARS,
         source=_transformers("falcon"),
     ),
@@ -201,10 +241,17 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         gated_mlp=False,
         hidden_act="gelu",
         free_head_dim=False,
+        sees_packed="its code takes no positions",
         linears={"Wqkv": _FUSED_QKV, "out_proj": (("o_proj",),)},
         source=_transformers("mpt"),
     ),
-    "stablelm": Family(norm="layer", norm_bias=True, free_head_dim=False, source=_transformers("stablelm")),
+    "stablelm": Family(
+        norm="layer",
+        norm_bias=True,
+        free_head_dim=False,
+        partial_rotary=True,
+        source=_transformers("stablelm"),
+    ),
     "bert": Family(
         norm="layer",
         norm_bias=True,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator.errors import Change, UserError
-from estimator.models.architectures import FAMILIES
+from estimator.models import untried
+from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
 
@@ -39,7 +40,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 _SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
 _TIED = ("gemma", "gemma2", "gemma3_text", "falcon", "mpt", "bert")  # unless config.json says otherwise
-_FFN = {"falcon": "ffn_hidden_size", "gptj": "n_inner"}  # 4 * hidden where config.json gives none
+_FFN = {"falcon": "ffn_hidden_size", "gptj": "n_inner", "gpt2": "n_inner"}  # 4 * hidden where config.json gives none
 # The field may be missing in these, and means as many key/value heads as heads.
 _KV_HEADS_OPTIONAL = ("llama", "qwen", "olmo2", "phi", "phi3", "gpt_neox", "gptj", "mpt", "bert")
 _EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")  # have moe_intermediate_size
@@ -61,10 +62,10 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     reader = ConfigReader(_language_part(config, name), name)
     family = reader.text("model_type")
     family = _SAME_CODE.get(family, family)
-    if family not in FAMILIES:
+    if family not in FAMILIES and not untried.is_untried(family):
         raise UserError(
             f"Model {name}: config.json has model_type {family!r}, which is not supported.",
-            f"Supported are {', '.join(FAMILIES)}.",
+            f"Supported are {', '.join(FAMILIES)}, and the causal models of transformers 5.4.",
         )
     reader.defaults = _DEFAULTS.get(family, {})
     _refuse(reader, family)
@@ -74,12 +75,14 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         name=name,
         family=family,
         **shape,
-        **(FAMILIES[family].traits() | _traits(reader, family) | _activation(reader, family)),
+        **(family_of(family).traits() | _traits(reader, family) | _activation(reader, family)),
         **_rope(reader),
         **_positions(reader, family, shape["max_seq_len"]),
         tied_embeddings=bool(reader.get("tie_word_embeddings", family in _TIED)),
         norm_eps=_epsilon(reader),
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
+        sees_images="text_config" in config,
+        quantised_weights=str(reader.mapping("quantization_config").get("quant_method") or ""),
         source=f"config.json of {name}",
     )
 
@@ -100,7 +103,7 @@ def _refuse(reader: ConfigReader, family: str) -> None:
     for flag in _REFUSED:
         if reader.get(flag) or attention.get(flag):
             raise UserError(f"Model {reader.name}: config.json has {flag} = true, which is not supported.")
-    if reader.get("quantization_config") and not FAMILIES[family].published_quantised:
+    if reader.get("quantization_config") and not family_of(family).published_quantised:
         raise UserError(
             f"Model {reader.name}: its weights are already quantised (quantization_config in config.json).",
             ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
@@ -145,7 +148,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
 
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
     """Width of the MLP, or of one expert."""
-    if family in _EXPERT_WIDTH:
+    if family in _EXPERT_WIDTH or (untried.is_untried(family) and reader.get("moe_intermediate_size")):
         return reader.whole("moe_intermediate_size")
     if family == "mpt":
         return reader.whole("expansion_ratio") * hidden
@@ -157,16 +160,17 @@ def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
 
 def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
     """Experts, shared experts, and how many blocks have none."""
-    if family not in (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss"):
+    new = untried.is_untried(family) and any(reader.get(field) for field in _FIELDS["experts"])
+    if not new and family not in (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss"):
         return {}
     counts = {
         "experts": reader.whole(*_FIELDS["experts"]),
         "experts_per_token": reader.whole(*_FIELDS["experts_per_token"]),
     }
     layers = reader.whole(*_FIELDS["layers"])
-    if family in ("deepseek_v2", "deepseek_v3"):
+    if new or family in ("deepseek_v2", "deepseek_v3"):
         shared = reader.whole("n_shared_experts", default=0, least=0)
-        counts["shared_ffn"] = shared * reader.whole("moe_intermediate_size")
+        counts["shared_ffn"] = shared and shared * reader.whole("moe_intermediate_size")
         counts["dense_layers"] = reader.whole("first_k_dense_replace", default=0, least=0)
     elif family == "llama4_text":
         counts["shared_ffn"] = reader.whole("intermediate_size")

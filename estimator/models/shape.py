@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.errors import UserError
-from estimator.models.architectures import FAMILIES, Norm, QkNorm
+from estimator.models import untried
+from estimator.models.architectures import FAMILIES, Norm, QkNorm, family_of
 
 _AT_LEAST_1 = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_seq_len")
 _AT_LEAST_0 = (
@@ -47,6 +48,8 @@ class ModelShape:
     max_seq_len: int
     hf_id: str | None = None
     causal: bool = True  # False: an encoder such as BERT
+    sees_images: bool = False  # the shape is that of the language part of a larger model
+    quantised_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
     norm: Norm = "rms"
     norm_bias: bool = False
     norms_per_layer: int = 2  # over the hidden size
@@ -94,7 +97,7 @@ class ModelShape:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
+        if self.family not in FAMILIES and not untried.is_untried(self.family):
             raise UserError(
                 f"Model {self.name}: model_type {self.family!r} is not supported.",
                 f"Supported are {', '.join(FAMILIES)}.",
@@ -124,7 +127,7 @@ class ModelShape:
                 f"{self.heads} attention heads can't be shared by {self.kv_heads} key/value heads",
                 "num_attention_heads must be a multiple of num_key_value_heads.",
             )
-        if not FAMILIES[self.family].free_head_dim and self.q_dim != self.hidden:
+        if not family_of(self.family).free_head_dim and self.q_dim != self.hidden:
             raise self._wrong(
                 f"{self.heads} heads * {self.head_dim} = {self.q_dim}, but its hidden size is {self.hidden}",
                 f"In a {self.family} model heads * head_dim must be the hidden size.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from estimator.errors import UserError
 from estimator.models import parameters
-from estimator.models.architectures import FAMILIES
+from estimator.models.architectures import family_of
 from estimator.models.shape import ModelShape
 
 
@@ -101,7 +101,7 @@ class ModelSpec(ModelShape):
 
     def _groups(self, targets: Iterable[str], *, joined: bool) -> list[tuple[str, ...]]:
         """The matrices that ``targets`` name, each by the projections that it is made of."""
-        shapes, family_linears = self.linear_shapes, FAMILIES[self.family].linears
+        shapes, family_linears = self.linear_shapes, family_of(self.family).linears
         together = {name: group for groups in family_linears.values() for group in groups for name in group}
         found: dict[tuple[str, ...], None] = {}
         for target in targets:

@@ -13,6 +13,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search, gib
+from estimator.planning.support import untried_line
 
 
 def of_layout(search: Search, candidate: Candidate) -> list[str]:
@@ -25,6 +26,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
         *_varying_lengths(job, candidate),
+        *filter(None, [untried_line(job.model)]),
     ]
 
 

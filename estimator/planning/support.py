@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from estimator.errors import Change, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
-from estimator.models import PROJECTIONS, ModelSpec
+from estimator.models import PROJECTIONS, ModelSpec, untried
+from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -34,8 +35,6 @@ FP8_CAPABILITY = {
     "msamp-o2": (9, 0),
     "msamp-o3": (9, 0),
 }
-# What the loop's loading, adapters and export (launchers/engines/loop) are made for; transformers loads more.
-LOOP_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +48,7 @@ class Training:
     compile: bool = False
     optimizer: str = "adamw"
     part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
+    packing: bool = False
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False
     processes: int = 1
@@ -115,6 +115,7 @@ def _training(job: Job, processes: int) -> Training:
         optimizer=job.optimizer,
         compile=job.compile,
         part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
+        packing=job.packing,
         lora_targets=job.lora_targets,
         rslora=job.rslora,
         processes=processes,
@@ -155,11 +156,8 @@ def _torchtune_model(model: ModelSpec) -> str | None:
 
 
 def _partial_rotation(model: ModelSpec) -> str | None:
-    """Why a model can't be run that rotates a part of each head: engines pass over what asks for it.
-
-    torchtune's rotary embeddings have no such argument, and transformers' code of these families reads none.
-    """
-    if model.partial_rotary_factor == 1.0:
+    """Why a model can't be run that rotates a part of each head, where its code passes over what asks for it."""
+    if model.partial_rotary_factor == 1.0 or family_of(model.family).partial_rotary:
         return None
     return (
         f"{model.family} models rotate whole heads, and {model.name} has partial_rotary_factor "
@@ -229,10 +227,13 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return "ZeRO is DeepSpeed's"
     if engine == "deepspeed" and training.fsdp:
         return "FSDP2's options belong to engine fsdp2"
-    if model.family not in LOOP_FAMILIES:
-        return f"{engine} runs {', '.join(LOOP_FAMILIES)} models here, and {model.name} is {model.family}"
-    if rotation := _partial_rotation(model):
-        return rotation
+    if reason := _loop_model(engine, model):
+        return reason
+    if training.packing and (seen := family_of(model.family).sees_packed):
+        return (
+            f"packing: in transformers' {model.family} code a document may see those before it in its row "
+            f"({seen}), and {model.name} is such a model"
+        )
     if training.method == "qlora":
         return f"qlora: its 4-bit base weights need bitsandbytes on CUDA, and {engine} can't shard them here"
     if training.fp8 != "none":
@@ -250,6 +251,32 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
     if training.compile and engine != "fsdp2":
         return "compile: ZeRO's hooks run inside of the blocks that would be compiled"
     return _experts_alone(model, training)
+
+
+def _loop_model(engine: str, model: ModelSpec) -> str | None:
+    """Why transformers' code or the published weights of a model are not for the loop."""
+    if not model.causal:
+        return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
+    if family_of(model.family).code_elsewhere:
+        return f"transformers has no code of {model.family} models, of which {model.name} is one"
+    if model.sees_images:
+        return f"{engine} trains models of text alone here, and {model.name} sees images too"
+    if model.quantised_weights:
+        return (
+            f"{engine} trains weights of 16 or 32 bits, and {model.name} is published in "
+            f"{model.quantised_weights}"
+        )
+    return _partial_rotation(model)
+
+
+def untried_line(model: ModelSpec) -> str | None:
+    """What a plan says of a family that no test here has trained."""
+    if not untried.is_untried(model.family):
+        return None
+    return (
+        f"{model.family} models are untried here: transformers trains them, and memory and speed are those of "
+        "a Llama of these widths"
+    )
 
 
 def _experts_alone(model: ModelSpec, training: Training) -> str | None:

@@ -25,6 +25,13 @@ class MicroBatch:
     position_ids: torch.Tensor
     labels: torch.Tensor
     tokens: int  # without padding
+    packed: bool = False  # whether a row holds several documents
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What the model is called with. Not every model takes positions, and one document needs none."""
+        positions = {"position_ids": self.position_ids} if self.packed else {}
+        return {"input_ids": self.input_ids, **positions}
 
     def to(self, device: torch.device) -> MicroBatch:
         return MicroBatch(
@@ -32,6 +39,7 @@ class MicroBatch:
             position_ids=self.position_ids.to(device),
             labels=self.labels.to(device),
             tokens=self.tokens,
+            packed=self.packed,
         )
 
 
@@ -78,6 +86,7 @@ def collate(rows: list[Row], pad_id: int) -> MicroBatch:
         position_ids=torch.from_numpy(positions),
         labels=torch.from_numpy(labels),
         tokens=sum(len(row.tokens) for row in rows),
+        packed=any(len(row.lengths) > 1 for row in rows),
     )
 
 

@@ -68,6 +68,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         optimizer=settings.optimizer.name,
         compile=settings.compile,
         part_recomputed=settings.recompute != type(settings.recompute)(),
+        packing=settings.packing,
         lora_targets=generic_targets(settings),
         rslora=settings.lora.rslora,
         processes=(resources.nodes or 1) * (resources.gpus or 1),

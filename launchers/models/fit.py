@@ -10,6 +10,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.imports import collector_paused
+from launchers.models import causal
 from launchers.models.files import tensor_shapes, weight_files
 
 _NAMED = 3  # tensors that a message names
@@ -51,10 +52,10 @@ def _quietly() -> Iterator[None]:
 def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = causal.configuration(folder)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:

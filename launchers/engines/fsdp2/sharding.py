@@ -18,6 +18,7 @@ from launchers.engines.loop import generators, model, optimizer
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 from launchers.imports import collector_paused
+from launchers.models import causal
 
 
 class FullyShard:
@@ -138,9 +139,9 @@ def _without_weights(job: TrainJob) -> Any:
     """The same model with its parameters on the meta device; buffers, made from the config, are real."""
     with collector_paused():
         from accelerate import init_empty_weights
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(job.model_dir)
+    config = causal.configuration(job.model_dir)
     with init_empty_weights(include_buffers=False):
         network = AutoModelForCausalLM.from_config(config, dtype=_storage_dtype(job))
     network.tie_weights()  # each parameter that is registered in there becomes one of its own

@@ -13,7 +13,7 @@ from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
 from launchers.engines.loop.recompute import recompute
 from launchers.gang.job import TrainJob
-from launchers.imports import collector_paused
+from launchers.models import causal
 from launchers.settings import Settings
 
 
@@ -24,12 +24,7 @@ def dtype_of(job: TrainJob) -> torch.dtype:
 
 def pretrained(job: TrainJob, *, dtype: torch.dtype, **options: Any) -> Any:
     """The job's model with its weights; ``options`` are from_pretrained's."""
-    with collector_paused():
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_pretrained(  # imports the model's own code
-            job.model_dir, dtype=dtype, **options
-        )
+    return causal.load(job.model_dir, dtype=dtype, **options)
 
 
 def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False) -> Any:

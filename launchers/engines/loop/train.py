@@ -82,7 +82,7 @@ def _step(
     for batch in micro_batches(data, layout, step - 1, env.rank):
         batch, passes = batch.to(model.device), passes + 1
         watch.mark("forward")
-        logits = model.logits(input_ids=batch.input_ids, position_ids=batch.position_ids)
+        logits = model.logits(**batch.inputs)
         loss = summed_cross_entropy(logits, batch.labels)
         watch.mark("backward")
         model.backward(loss, counted, last=passes == layout.accumulation)

@@ -2,7 +2,7 @@
 
     python -m tests.launchers.engines.ranks ENGINE
 
-reads orders from standard input, a JSON line each: ranks (environment, job file, log), and how many seconds
+reads orders from standard input, a JSON line each: ranks (environment, job files, log), and how many seconds
 they may take. It answers with a line of their exit statuses. A rank has the environment of torchrun, which
 itself starts those of the tests of the gang and the flows.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import signal
@@ -34,8 +35,22 @@ TRAINING = {  # what an engine imports before it trains
 
 def train(jobs: Sequence[Any], limit_s: float = 300) -> subprocess.CompletedProcess[str]:
     """Run all ranks of a job to their end; a job for each node, with a work folder of its own."""
-    layout = jobs[0].plan.layout
-    local_world = layout.world_size // len(jobs)
+    return _train([[job] for job in jobs], limit_s)
+
+
+def train_in_turn(jobs: Sequence[Any], limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Run jobs of one engine and one node one after the other in the same ranks, which stay in one group.
+
+    A job that fails is named in the output, and the next one runs: a gang that has gone out of step is ended
+    by the limit.
+    """
+    return _train([jobs], limit_s)
+
+
+def _train(nodes: Sequence[Sequence[Any]], limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Run the ranks of all nodes, each with its jobs, to their end."""
+    layout = nodes[0][0].plan.layout
+    local_world = layout.world_size // len(nodes)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -48,19 +63,19 @@ def train(jobs: Sequence[Any], limit_s: float = 300) -> subprocess.CompletedProc
             "WORLD_SIZE": layout.world_size,
             "LOCAL_WORLD_SIZE": local_world,
             "GROUP_RANK": node,
-            "GROUP_WORLD_SIZE": len(jobs),
+            "GROUP_WORLD_SIZE": len(nodes),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
         }
-        job_file = jobs[node].save()
+        files = [job.save() for job in nodes[node]]
         ranks.append(
             {
                 "environment": {name: str(value) for name, value in values.items()},
-                "job": str(job_file),
-                "log": str(job_file.with_name(f"rank-{rank}.log")),
+                "jobs": [str(file) for file in files],
+                "log": str(files[0].with_name(f"rank-{rank}.log")),
             }
         )
-    server = _server(jobs[0].plan.engine)
+    server = _server(nodes[0][0].plan.engine)
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write(json.dumps({"ranks": ranks, "limit_s": limit_s}) + "\n")
@@ -102,7 +117,7 @@ def main() -> None:
         answers.flush()
 
 
-def _fork(engine: str, environment: dict[str, str], job: str, log: str) -> int:
+def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str) -> int:
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -118,13 +133,40 @@ def _fork(engine: str, environment: dict[str, str], job: str, log: str) -> int:
         for number in (1, 2):
             os.dup2(descriptor, number)
         os.environ.update(environment)
-        engines.get(engine).train(TrainJob.load(Path(job)))
-        code = 0
+        if len(jobs) > 1:
+            _stay_in_one_group()
+        code = sum(_failed(engines.get(engine), TrainJob.load(Path(job))) for job in jobs)
     except BaseException:  # noqa: BLE001 the process ends here, whatever it was
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # as launchers.worker: gloo's threads may abort a process while Python takes itself apart
+
+
+def _failed(engine: Any, job: Any) -> bool:
+    try:
+        engine.train(job)
+    except Exception:
+        print(f"{job.work_dir}:", file=sys.stderr)
+        traceback.print_exc()
+        return True
+    return False
+
+
+def _stay_in_one_group() -> None:
+    """Let each job join and leave the group of the first one: a new one would be other ports and threads."""
+    import torch.distributed as dist
+
+    join = dist.init_process_group
+
+    def join_once(*values: Any, **options: Any) -> None:
+        if not dist.is_initialized():
+            join(*values, **options)
+
+    def stay(*_: Any) -> None:
+        gc.collect()  # the job's model goes, and with it what transformers and DeepSpeed know of it
+
+    dist.init_process_group, dist.destroy_process_group = join_once, stay
 
 
 def _wait(pids: list[int], limit_s: float) -> list[int]:

@@ -1,0 +1,193 @@
+"""A tiny model of every family that the loop runs, and runs of them all, several in one gang."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launchers.dataset.prepared import IGNORE
+from launchers.gang.job import TrainJob
+from launchers.imports import take_flags_for_numbers
+from launchers.report import telemetry
+from tests.launchers.engines import ranks
+from tests.launchers.engines.loop import runs
+
+SHARDINGS = {"zero2": "deepspeed", "zero3": "deepspeed", "fsdp2": "fsdp2"}
+METHODS = ("full", "lora")
+DOCUMENTS, STEPS = 4, 4  # each step sees the same documents, all of them
+CHECKPOINT = 2
+GANG_LIMIT_S = 900
+
+_WIDTHS: dict[str, Any] = {
+    "vocab_size": runs.VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_HEADS: dict[str, Any] = _WIDTHS | {"head_dim": 16}
+_ALIKE_HEADS: dict[str, Any] = _WIDTHS | {"num_key_value_heads": 4}
+_ROUTED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_WINDOW: dict[str, Any] = {"sliding_window": 16}
+_BOTH_KINDS: dict[str, Any] = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+
+# Fields of config.json. Windows and chunks are shorter than two documents, so that they are looked at.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _HEADS,
+    "llama4_text": _HEADS
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 48,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "no_rope_layers": [1, 0],
+        "floor_scale": 8,
+    },
+    "mistral": _HEADS | _WINDOW,
+    "ministral": _HEADS | _WINDOW,
+    "mixtral": _HEADS | _LOCAL,
+    "qwen2": _WIDTHS,
+    "qwen2_moe": _WIDTHS | _ROUTED | {"shared_expert_intermediate_size": 48},
+    "qwen3": _HEADS,
+    "qwen3_moe": _HEADS | _ROUTED | {"decoder_sparse_step": 1},
+    "gemma": _HEADS,
+    # caps so low that they are felt: the published ones are 50 and 30
+    "gemma2": _HEADS | _BOTH_KINDS | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
+    "gemma3_text": _HEADS | _BOTH_KINDS,
+    "olmo2": _WIDTHS | {"tie_word_embeddings": False},
+    "phi": _WIDTHS,
+    "phi3": _WIDTHS | _WINDOW,
+    "deepseek_v2": _ALIKE_HEADS | _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "head_dim": 8},
+    "deepseek_v3": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
+    "gpt_oss": _HEADS
+    | _LOCAL
+    | _BOTH_KINDS
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+    "gpt_neox": {name: value for name, value in _WIDTHS.items() if name != "num_key_value_heads"},
+    "gptj": {
+        "vocab_size": runs.VOCAB,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "rotary_dim": 8,
+        "n_positions": 128,
+    },
+    "falcon": {
+        "vocab_size": runs.VOCAB,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    "mpt": {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": runs.VOCAB, "max_seq_len": 128},
+    "stablelm": _WIDTHS,
+}
+
+
+def network(family: str) -> Any:
+    """A model of that family with random weights, large enough for tokens to change each other's logits."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    take_flags_for_numbers()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    config.initializer_range = 0.1
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """A family trained by one method with one sharding: whole, and from its checkpoint a step further."""
+
+    family: str
+    method: str
+    sharding: str
+    whole: TrainJob  # ends a step before the other
+    resumed: TrainJob
+
+    @property
+    def losses(self) -> list[float]:
+        return runs.losses(runs.steps(self.whole))
+
+    @property
+    def after(self) -> list[telemetry.Step]:
+        """The steps from the checkpoint on."""
+        return runs.steps(self.resumed)
+
+
+def prove(folder: Path, sharding: str, families: Sequence[str] = tuple(FAMILIES)) -> list[Proof]:
+    """Train each family fully and with LoRA, all of them in one gang of two processes."""
+    models = folder.parent / "models"
+    data = runs.make_data(folder / "data", documents(), batch=DOCUMENTS, steps=STEPS)
+    proofs = []
+    for family in families:
+        if not (models / family).is_dir():
+            network(family).save_pretrained(models / family)
+        for method in METHODS:
+            job = runs.make_job(
+                folder / family / method,
+                models / family,
+                data,
+                steps=STEPS - 1,
+                engine=SHARDINGS[sharding],
+                sharding="fsdp" if sharding == "fsdp2" else sharding,
+                settings={
+                    "method": method,
+                    "lora": {"rank": 4, "targets": "all-linear"},
+                    "optimizer": {"lr": 1e-2 if method == "full" else 2e-2},
+                    "schedule": {"name": "constant", "warmup_steps": 0},
+                },
+                checkpoint_every=CHECKPOINT,
+            )
+            rest = dataclasses.replace(
+                runs.resumed(job, folder / family / f"{method}-resumed", CHECKPOINT),
+                total_steps=STEPS,
+                keeps_result=False,
+            )
+            proofs.append(
+                Proof(family=family, method=method, sharding=sharding, whole=job, resumed=rest)
+            )
+    done = ranks.train_in_turn([job for proof in proofs for job in (proof.whole, proof.resumed)], GANG_LIMIT_S)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return proofs
+
+
+def documents() -> list[Any]:
+    return runs.documents(DOCUMENTS)
+
+
+def loss(model: Any) -> float:
+    """The mean loss of the runs' documents, each alone."""
+    total, count = 0.0, 0
+    for row in documents():
+        labels = torch.tensor(row.labels[1:]).long()
+        with torch.no_grad():
+            logits = model(torch.tensor(row.tokens).long()[None]).logits[0, :-1].float()
+        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        count += int((labels != IGNORE).sum())
+    return total / count
