@@ -14,6 +14,7 @@ import torch.distributed as dist
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
 from launchers.engines.loop import generators, model, optimizer
+from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 from launchers.imports import collector_paused
@@ -164,14 +165,13 @@ def _weights_read_by_first_rank() -> Iterator[None]:
         modeling_utils.load_state_dict = read
 
 
-def _fetch_expert_blocks_whole(model: Any) -> None:
+def _fetch_expert_blocks_whole(network: Any) -> None:
     """ZeRO-3 gathers weights module by module as they are used. Which expert is used differs between
     ranks, so that a block of experts is gathered as one (DeepSpeed's "leaf modules")."""
     from deepspeed.utils import set_z3_leaf_modules
 
-    blocks = {type(module) for module in model.modules() if hasattr(module, "experts")}
-    if blocks:
-        set_z3_leaf_modules(model, list(blocks))
+    if blocks := expert_blocks(network):
+        set_z3_leaf_modules(network, list(blocks))
 
 
 def _local_norm(engine: Any) -> float | None:

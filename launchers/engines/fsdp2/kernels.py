@@ -11,7 +11,7 @@ from torch import nn
 
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
-from launchers.engines.loop.model import blocks
+from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 
 # The kernels of float8 products take sides of whole multiples of it (torchao 0.15, float8/README.md)

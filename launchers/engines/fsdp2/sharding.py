@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.loop import generators, model, optimizer
+from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 from launchers.imports import collector_paused
@@ -158,7 +159,7 @@ def _divide(network: Any, job: TrainJob, device: torch.device) -> None:
         "offload_policy": _offload(job, device),
         "reshard_after_forward": layout.sharding != "shard_grad_op",
     }
-    for block in model.blocks(network):
+    for block in blocks(network):
         fully_shard(block, **options)
     fully_shard(network, **options)
 

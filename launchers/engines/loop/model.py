@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
+from launchers.engines.loop.families import blocks
 from launchers.engines.loop.recompute import recompute
 from launchers.gang.job import TrainJob
 from launchers.models import causal
@@ -37,12 +36,6 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     recompute(blocks(model), job)
     model.train()
     return model
-
-
-def blocks(model: Any) -> Iterable[nn.Module]:
-    """The model's decoder layers: what transformers says must not be split over devices."""
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _with_adapters(model: Any, job: TrainJob, *, in_fp32: bool) -> Any:

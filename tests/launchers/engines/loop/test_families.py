@@ -1,0 +1,135 @@
+"""Every family that the loop runs, on tiny models: what packed documents see, and whole runs."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from estimator.models import architectures
+from launchers.engines.loop.families import blocks, expert_blocks
+from launchers.models import causal
+from tests.launchers.engines.loop import families
+from tests.launchers.engines.loop.families import CLOSE, SAME, Proof
+
+RUN = {
+    family for family, traits in architectures.FAMILIES.items() if traits.causal and not traits.code_elsewhere
+}
+
+
+def test_every_family_that_is_run_is_proved() -> None:
+    assert families.FAMILIES.keys() == RUN
+
+
+def logits(network: Any, tokens: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = network(input_ids=tokens, use_cache=False, **inputs).logits
+    return found
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(family: str) -> None:
+    """Two documents in one row, longer than windows and chunks, against each alone."""
+    network = families.network(family)
+    tokens = torch.randint(3, 250, (1, 70), generator=torch.Generator().manual_seed(1))
+    border = 40
+    positions = torch.cat([torch.arange(border), torch.arange(70 - border)])[None]
+    alone = torch.cat([logits(network, tokens[:, :border]), logits(network, tokens[:, border:])], dim=1)
+    takes_positions = "position_ids" in inspect.signature(network.forward).parameters
+    together = logits(network, tokens, **({"position_ids": positions} if takes_positions else {}))
+    apart = (together - alone).abs().max() < SAME
+    assert apart == (not architectures.FAMILIES[family].sees_packed)
+    as_one = logits(network, tokens)
+    assert (as_one - alone).abs().max() > 1e-2, "what comes before does change these logits"
+
+
+def test_a_family_that_nobody_has_looked_at_packs_nothing() -> None:
+    assert architectures.family_of("granite").sees_packed
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_blocks_of_every_family_are_found(family: str) -> None:
+    network = families.network(family)
+    assert len(blocks(network)) == 2
+    with_experts = {type(block) for block in blocks(network) if hasattr(block, "experts")}
+    assert not with_experts
+    fused = [name for name, _ in network.named_parameters() if ".experts." in name]
+    inside = [
+        name
+        for name, module in network.named_modules()
+        if type(module) in expert_blocks(network) and any(one.startswith(name) for one in fused)
+    ]
+    assert bool(inside) == bool(fused)
+
+
+def test_blocks_are_found_by_their_number_where_a_family_names_none() -> None:
+    network = families.network("llama")
+    named = blocks(network)
+    network._no_split_modules = None
+    assert blocks(network) == named
+    network.config.num_hidden_layers = 7
+    assert blocks(network) == []
+
+
+def test_scores_that_a_model_caps_are_capped(tmp_path: Path) -> None:
+    """torch's own attention, which transformers takes by itself, has no cap."""
+    families.network("gemma2").save_pretrained(tmp_path)
+    tokens = torch.arange(3, 60)[None]
+    capped = causal.load(tmp_path, dtype=torch.float32).eval()
+    assert capped.config._attn_implementation == "eager"
+    free = causal.configuration(tmp_path)
+    free.attn_logit_softcapping = None
+    uncapped = type(capped).from_pretrained(tmp_path, config=free).eval()
+    assert (logits(capped, tokens) - logits(uncapped, tokens)).abs().max() > 1e-2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Proof]:
+    """All runs, by family, method and sharding, done."""
+    folder = tmp_path_factory.mktemp("families")
+    return {
+        (proof.family, proof.method, proof.sharding): proof
+        for sharding in families.SHARDINGS
+        for proof in families.prove(folder / sharding, sharding)
+    }
+
+
+every_run = pytest.mark.parametrize(
+    ("family", "method"), [(family, method) for family in families.FAMILIES for method in families.METHODS]
+)
+
+
+@pytest.mark.slow
+@every_run
+def test_it_trains_alike_with_every_sharding_from_the_models_own_loss(
+    family: str, method: str, proofs: dict[tuple[str, str, str], Proof]
+) -> None:
+    found = [proofs[family, method, sharding] for sharding in families.SHARDINGS]
+    start = families.loss(causal.load(found[0].whole.model_dir, dtype=torch.float32).eval())
+    for proof in found:
+        assert proof.losses[0] == pytest.approx(start, rel=CLOSE)
+        assert proof.losses == pytest.approx(found[0].losses, rel=CLOSE)
+        assert proof.losses[-1] < proof.losses[0] - 0.3
+
+
+@pytest.mark.slow
+@every_run
+@pytest.mark.parametrize("sharding", families.SHARDINGS)
+def test_a_run_goes_on_from_its_checkpoint_bit_by_bit_and_its_export_is_what_it_has_trained(
+    tmp_path: Path, family: str, method: str, sharding: str, proofs: dict[tuple[str, str, str], Proof]
+) -> None:
+    proof = proofs[family, method, sharding]
+    assert families.problems(proof, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_untried_families_train_too(tmp_path: Path) -> None:
+    for number, proof in enumerate(families.prove(tmp_path / "fsdp2", "fsdp2", tuple(families.UNTRIED), ("full",))):
+        assert families.problems(proof, tmp_path / f"out-{number}") == [], proof.family
