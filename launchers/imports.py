@@ -38,7 +38,8 @@ def take_flags_for_numbers() -> None:
     if check is None or check.__module__ == __name__:
         return
 
-    def lenient(name: str, value: Any, expected: type) -> None:
-        check(name, int(value) if expected is int and isinstance(value, bool) else value, expected)
+    def lenient(name: str, value: Any, expected_type: type) -> None:
+        number = expected_type is int and isinstance(value, bool)
+        check(name, int(value) if number else value, expected_type)
 
     dataclasses._validate_simple_type = lenient

@@ -40,7 +40,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 _SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
 _TIED = ("gemma", "gemma2", "gemma3_text", "falcon", "mpt", "bert")  # unless config.json says otherwise
-_FFN = {"falcon": "ffn_hidden_size", "gptj": "n_inner", "gpt2": "n_inner"}  # 4 * hidden where config.json gives none
+_FFN = {
+    "falcon": "ffn_hidden_size",
+    "gptj": "n_inner",
+    "gpt2": "n_inner",
+}  # 4 * hidden where config.json gives none
 # The field may be missing in these, and means as many key/value heads as heads.
 _KV_HEADS_OPTIONAL = ("llama", "qwen", "olmo2", "phi", "phi3", "gpt_neox", "gptj", "mpt", "bert")
 _EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")  # have moe_intermediate_size

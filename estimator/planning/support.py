@@ -156,7 +156,7 @@ def _torchtune_model(model: ModelSpec) -> str | None:
 
 
 def _partial_rotation(model: ModelSpec) -> str | None:
-    """Why a model can't be run that rotates a part of each head, where its code passes over what asks for it."""
+    """Why a model can't be run that rotates a part of each head, where its code does not read which."""
     if model.partial_rotary_factor == 1.0 or family_of(model.family).partial_rotary:
         return None
     return (
@@ -266,6 +266,8 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
             f"{engine} trains weights of 16 or 32 bits, and {model.name} is published in "
             f"{model.quantised_weights}"
         )
+    if model.family == "mpt" and model.position_embeddings:
+        return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)
 
 
@@ -274,8 +276,8 @@ def untried_line(model: ModelSpec) -> str | None:
     if not untried.is_untried(model.family):
         return None
     return (
-        f"{model.family} models are untried here: transformers trains them, and memory and speed are those of "
-        "a Llama of these widths"
+        f"{model.family} models are untried here: transformers trains them, and memory and speed are those "
+        "of a Llama of these widths"
     )
 
 

@@ -146,7 +146,7 @@ def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str) -
 def _failed(engine: Any, job: Any) -> bool:
     try:
         engine.train(job)
-    except Exception:
+    except Exception:  # noqa: BLE001 the next job runs, whatever it was
         print(f"{job.work_dir}:", file=sys.stderr)
         traceback.print_exc()
         return True

@@ -21,6 +21,7 @@ from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
 
 SHARDINGS = {"zero2": "deepspeed", "zero3": "deepspeed", "fsdp2": "fsdp2"}
+RESUMED = ("zero2", "fsdp2")  # one of each engine: ZeRO-3 takes as long as both
 METHODS = ("full", "lora")
 DOCUMENTS, STEPS = 4, 4  # each step sees the same documents, all of them
 CHECKPOINT = 2
@@ -135,13 +136,13 @@ def network(family: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """A family trained by one method with one sharding: whole, and from its checkpoint a step further."""
+    """A family trained by one method with one sharding: whole, and from its checkpoint to a step further."""
 
     family: str
     method: str
     sharding: str
     whole: TrainJob  # ends a step before the other
-    resumed: TrainJob
+    resumed: TrainJob | None
 
     @property
     def losses(self) -> list[float]:
@@ -150,7 +151,7 @@ class Proof:
     @property
     def after(self) -> list[telemetry.Step]:
         """The steps from the checkpoint on."""
-        return runs.steps(self.resumed)
+        return [] if self.resumed is None else runs.steps(self.resumed)
 
 
 def prove(
@@ -185,28 +186,41 @@ def prove(
                 },
                 checkpoint_every=CHECKPOINT,
             )
-            rest = dataclasses.replace(
-                runs.resumed(job, folder / family / f"{method}-resumed", CHECKPOINT),
-                total_steps=STEPS,
-                keeps_result=False,
+            rest = (
+                None
+                if sharding not in RESUMED
+                else dataclasses.replace(
+                    runs.resumed(job, folder / family / f"{method}-resumed", CHECKPOINT),
+                    total_steps=STEPS,
+                    keeps_result=False,
+                )
             )
-            proofs.append(
-                Proof(family=family, method=method, sharding=sharding, whole=job, resumed=rest)
-            )
-    done = ranks.train_in_turn([job for proof in proofs for job in (proof.whole, proof.resumed)], GANG_LIMIT_S)
+            proofs.append(Proof(family=family, method=method, sharding=sharding, whole=job, resumed=rest))
+    jobs = [job for proof in proofs for job in (proof.whole, proof.resumed) if job is not None]
+    done = ranks.train_in_turn(jobs, GANG_LIMIT_S)
     print(done.stderr[-LOG_CHARACTERS:])
     return proofs
 
 
-def problems(proof: Proof, folder: Path) -> list[str]:
-    """What is wrong with a proof that is done, each in a clause; its result is laid out in the empty folder."""
-    whole, after = runs.steps(proof.whole), proof.after
+def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
+    """What is wrong with a proof that is done, each in a clause; its result is laid out in the empty folder.
+
+    ``beside`` is the same with a sharding that was resumed: it tells the loss after the last step.
+    """
+    whole, after = runs.steps(proof.whole), beside.after
     if len(whole) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
-        return [f"it took {len(whole)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"]
+        return [
+            f"it took {len(whole)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"
+        ]
     found = []
+    start = loss(causal.load(proof.whole.model_dir, dtype=torch.float32).eval())
+    if abs(proof.losses[0] - start) > CLOSE:
+        found.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0]:
         found.append("its loss does not fall")
-    if _told(whole[CHECKPOINT]) != _told(after[0]):
+    if max(abs(one - other) for one, other in zip(proof.losses, beside.losses, strict=True)) > CLOSE:
+        found.append(f"its losses are not those of {beside.sharding}")
+    if proof.after and _told(whole[CHECKPOINT]) != _told(proof.after[0]):
         found.append("it does not go on from its checkpoint bit by bit")
     engines.get(SHARDINGS[proof.sharding]).collect(proof.whole, folder)
     if _names(folder / "model") != _names(proof.whole.model_dir):

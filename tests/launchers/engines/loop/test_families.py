@@ -13,7 +13,7 @@ from estimator.models import architectures
 from launchers.engines.loop.families import blocks, expert_blocks
 from launchers.models import causal
 from tests.launchers.engines.loop import families
-from tests.launchers.engines.loop.families import CLOSE, SAME, Proof
+from tests.launchers.engines.loop.families import SAME, Proof
 
 RUN = {
     family for family, traits in architectures.FAMILIES.items() if traits.causal and not traits.code_elsewhere
@@ -101,35 +101,20 @@ def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str
     }
 
 
-every_run = pytest.mark.parametrize(
-    ("family", "method"), [(family, method) for family in families.FAMILIES for method in families.METHODS]
-)
-
-
 @pytest.mark.slow
-@every_run
-def test_it_trains_alike_with_every_sharding_from_the_models_own_loss(
-    family: str, method: str, proofs: dict[tuple[str, str, str], Proof]
-) -> None:
-    found = [proofs[family, method, sharding] for sharding in families.SHARDINGS]
-    start = families.loss(causal.load(found[0].whole.model_dir, dtype=torch.float32).eval())
-    for proof in found:
-        assert proof.losses[0] == pytest.approx(start, rel=CLOSE)
-        assert proof.losses == pytest.approx(found[0].losses, rel=CLOSE)
-        assert proof.losses[-1] < proof.losses[0] - 0.3
-
-
-@pytest.mark.slow
-@every_run
+@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("method", families.METHODS)
 @pytest.mark.parametrize("sharding", families.SHARDINGS)
-def test_a_run_goes_on_from_its_checkpoint_bit_by_bit_and_its_export_is_what_it_has_trained(
+def test_it_trains_alike_with_every_sharding_goes_on_bit_by_bit_and_exports_what_it_has_trained(
     tmp_path: Path, family: str, method: str, sharding: str, proofs: dict[tuple[str, str, str], Proof]
 ) -> None:
-    proof = proofs[family, method, sharding]
-    assert families.problems(proof, tmp_path) == []
+    proof, beside = proofs[family, method, sharding], proofs[family, method, families.RESUMED[0]]
+    assert families.problems(proof, beside, tmp_path) == []
+    assert proof.losses[-1] < proof.losses[0] - 0.3
 
 
 @pytest.mark.slow
 def test_untried_families_train_too(tmp_path: Path) -> None:
-    for number, proof in enumerate(families.prove(tmp_path / "fsdp2", "fsdp2", tuple(families.UNTRIED), ("full",))):
-        assert families.problems(proof, tmp_path / f"out-{number}") == [], proof.family
+    runs = families.prove(tmp_path / "fsdp2", "fsdp2", tuple(families.UNTRIED), ("full",))
+    for number, proof in enumerate(runs):
+        assert families.problems(proof, proof, tmp_path / f"out-{number}") == [], proof.family

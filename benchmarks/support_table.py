@@ -1,0 +1,103 @@
+"""Which engine trains what, as whole runs on tiny models show it, and why it refuses the rest.
+
+    python -m benchmarks.support_table    # some minutes on 2 cores; writes benchmarks/results/support.csv
+
+A row says "runs" where training, resuming and exporting were seen to work, and else the clause of the engine
+that refuses it, or what went wrong. Rows of a part that is not asked for stay as they are. To add a part, add
+its function to ``PARTS``; ``tests/test_docs.py --write`` makes the documents' tables of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from estimator.models import hf_files
+from launchers import engines, settings
+from tests.launchers.engines.loop import families as proofs
+
+TABLE = Path(__file__).parent / "results" / "support.csv"
+RUNS = "runs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One cell of the documents' tables."""
+
+    part: str
+    engine: str
+    method: str  # "packing" is no method, and stands beside them
+    family: str  # Hugging Face's `model_type`, or the name of a model
+    nodes: int
+    result: str
+
+
+def of_families(chosen: Sequence[str] = tuple(proofs.FAMILIES)) -> list[Row]:
+    """Each engine of the loop with a tiny model of each family; a row stands for all of its shardings."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = [
+            proof
+            for sharding in proofs.SHARDINGS
+            for proof in proofs.prove(Path(folder) / sharding, sharding, chosen)
+        ]
+        beside = {(p.family, p.method): p for p in done if p.sharding == proofs.RESUMED[0]}
+        found: dict[tuple[str, str, str], list[str]] = {}
+        for proof in done:
+            out = proof.whole.work_dir / "collected"
+            clauses = proofs.problems(proof, beside[proof.family, proof.method], out)
+            key = (proofs.SHARDINGS[proof.sharding], proof.method, proof.family)
+            found.setdefault(key, []).extend(f"{proof.sharding}: {clause}" for clause in clauses)
+        rows = [
+            Row(part="families", engine=engine, method=method, family=family, nodes=1, result=_said(wrong))
+            for (engine, method, family), wrong in found.items()
+        ]
+        models = {family: Path(folder) / "models" / family for family in chosen}
+        asked = [(engine, family) for engine in dict.fromkeys(proofs.SHARDINGS.values()) for family in chosen]
+        return rows + [_packing(engine, family, models[family]) for engine, family in asked]
+
+
+def _said(wrong: Iterable[str]) -> str:
+    return "; ".join(wrong) or RUNS
+
+
+def _packing(engine: str, family: str, folder: Path) -> Row:
+    """What the engine says of packed rows; test_families.py measures whether it is right."""
+    wanted = settings.build({"engine": engine, "packing": True, "seq_len": 64})
+    clause = engines.get(engine).unsupported(wanted, hf_files.read_directory(folder, f"a {family} model"))
+    result = RUNS if clause is None else clause
+    return Row(part="families", engine=engine, method="packing", family=family, nodes=1, result=result)
+
+
+PARTS: dict[str, Callable[[], list[Row]]] = {"families": of_families}
+
+
+def read() -> list[Row]:
+    """The rows of the committed table."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return [Row(**{**row, "nodes": int(row["nodes"])}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+
+
+def write(rows: Iterable[Row], *, part: str) -> None:
+    """Put ``rows`` in the place of those that the table has of ``part``."""
+    others = [row for row in read() if row.part != part] if TABLE.is_file() else []
+    with TABLE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        key = [field.name for field in fields(Row)]
+        ordered = sorted(map(asdict, [*others, *rows]), key=lambda row: [str(row[name]) for name in key])
+        writer.writerows(ordered)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("part", nargs="*", default=list(PARTS), choices=list(PARTS))
+    for part in parser.parse_args().part:
+        write(PARTS[part](), part=part)
+
+
+if __name__ == "__main__":
+    main()
