@@ -114,7 +114,7 @@ def test_a_name_or_path_that_is_nothing_is_answered_with_what_works(name: str, w
     [
         ("{", "config.json is not JSON: "),
         ("[1]", "config.json is not a JSON object"),
-        (CONFIG | {"model_type": "mamba"}, "model_type 'mamba', which is not supported"),
+        (CONFIG | {"model_type": "t5"}, "model_type 't5', which is not supported"),
         ({k: v for k, v in CONFIG.items() if k != "vocab_size"}, "config.json has no vocab_size"),
     ],
 )
