@@ -94,8 +94,8 @@ def write(rows: Iterable[Row], *, part: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("part", nargs="*", default=list(PARTS), choices=list(PARTS))
-    for part in parser.parse_args().part:
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="all of them by default")
+    for part in parser.parse_args().part or PARTS:
         write(PARTS[part](), part=part)
 
 

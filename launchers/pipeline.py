@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from estimator.calibration import Calibration
 from estimator.changes import Text
 from estimator.errors import Change, UserError
 from estimator.job import Job, Target
-from estimator.models import ModelRef, ModelSource, ModelSpec
+from estimator.models import ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import GIB, MIB, Plan
 from estimator.planning import planner
 from launchers import engines
@@ -28,7 +29,7 @@ from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.rows import Conversation
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.models import weights
-from launchers.models.files import check_complete
+from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report import trackers
 from launchers.settings import Settings
@@ -234,7 +235,7 @@ def count_steps(settings: Settings) -> int | None:
 def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     """What is to be trained, as the planner takes it."""
     checkpointing = settings.activation_checkpointing
-    stage, targets = settings.zero.stage, settings.lora.targets
+    stage = settings.zero.stage
     return Job(
         model=spec,
         method=settings.method,
@@ -249,7 +250,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         recompute=settings.recompute.what,
         recompute_every=settings.recompute.every,
         lora_rank=settings.lora.rank,
-        lora_targets=spec.all_linear if targets == "all-linear" else targets,
+        lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
         rslora=settings.lora.rslora,
         packing=settings.packing,
         longest_first=settings.longest_first,
@@ -310,6 +311,13 @@ def fetch_weights(model: ModelSource, folder: Path) -> Path:
     path = weights.fetch(model, folder)
     if model.kind != "made" and importlib.util.find_spec("transformers") is not None:
         check_fits(path)
+    if isinstance(model, ModelRef) and untried.is_untried(model.spec.family):
+        held = sum(map(math.prod, tensor_shapes(path).values()))
+        print(
+            f"{model.name}: its files hold {held / 1e9:.2f} B parameters; the plan, for a family that is "
+            f"untried here, counted {model.spec.parameters / 1e9:.2f} B",
+            flush=True,
+        )
     return path
 
 

@@ -80,8 +80,13 @@ class Lora(_Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout before the adapters."""
     targets: tuple[Projection, ...] | Literal["all-linear"] = PROJECTIONS
-    """The linear layers that get adapters, by Llama's names; all-linear: every linear layer of the blocks,
-    whatever the model's family calls it, without routers and experts."""
+    """The linear layers that get adapters, by Llama's names; all-linear, or all seven: every linear layer of
+    the blocks, whatever the model's family calls it, without routers and experts."""
+
+    @property
+    def all_linear(self) -> bool:
+        """Whether every linear layer is meant. Not every family has all of Llama's seven, or no others."""
+        return self.targets == "all-linear" or set(self.targets) == set(PROJECTIONS)
 
 
 class Zero(_Section):

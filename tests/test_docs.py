@@ -30,6 +30,7 @@ import typer
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script
 
+from benchmarks import support_table  # noqa: E402
 from checklist.__main__ import app as checklist_command  # noqa: E402
 from checklist.checks import CHECKS  # noqa: E402
 from checklist.judges import thresholds  # noqa: E402
@@ -37,6 +38,7 @@ from checklist.measurements import PHASES  # noqa: E402
 from checklist.options import Options, build  # noqa: E402
 from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
+from estimator.models import untried  # noqa: E402
 from flows import finetune_launch  # noqa: E402
 from launchers import engines, settings  # noqa: E402
 from launchers.dataset import rows  # noqa: E402
@@ -182,6 +184,22 @@ def runs_somewhere(model: str) -> bool:
     return any(refusal(model, *combination) is None for combination in COMBINATIONS)
 
 
+def proofs() -> str:
+    """Every family that the loop was seen to train, from benchmarks/results/support.csv."""
+    rows = [row for row in support_table.read() if row.part == "families"]
+    heads = [(engine, method) for engine in ("deepspeed", "fsdp2") for method in ("full", "lora", "packing")]
+    found = {(row.family, row.engine, row.method): row.result for row in rows}
+    lines = [f"| Family | {' | '.join(f'{engine} {method}' for engine, method in heads)} |"]
+    lines.append("|---" * (len(heads) + 1) + "|")
+    clauses: dict[str, str] = {}
+    for family in dict.fromkeys(row.family for row in rows):
+        cells = [found[family, engine, method] for engine, method in heads]
+        shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
+        clauses |= {cell: family for cell in cells if cell != support_table.RUNS}
+        lines.append(f"| `{family}` | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
+
+
 def matrix() -> str:
     """Every model of the table that an engine trains, by what each engine says."""
     head = " | ".join(f"{engine} {method}" for engine, method in COMBINATIONS)
@@ -192,9 +210,15 @@ def matrix() -> str:
         own = [r for r, (engine, _) in zip(reasons, COMBINATIONS, strict=True) if r and engine == "torchtune"]
         lines.append(f"| `{name}` | {' | '.join(cells)} | {own[0] if own else ''} |")
     reason = textwrap.fill(f"deepspeed, {refusal('tiny-llama', 'deepspeed', 'qlora')}.", WIDTH)
-    others = [models.find(name).family for name in models.names() if not runs_somewhere(name)]
-    rest = f"No engine here trains models of the families {listed(others)}; `finetune plan` plans for them."
-    return "\n".join([*lines, "", reason, "", textwrap.fill(rest, WIDTH)])
+    lines += ["", reason, "", "No engine trains these; `finetune plan` plans for them.", ""]
+    lines += ["| Models | Because |", "|---|---|"]
+    others: dict[str, list[str]] = {}
+    for name in models.names():
+        if not runs_somewhere(name):
+            clause = refusal(name, "deepspeed", "full") or ""
+            others.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
+    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in others.items()]
+    return "\n".join(lines)
 
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:
@@ -205,13 +229,22 @@ def listed(words: Iterable[str], conjunction: str = "and") -> str:
 
 def planned_families() -> str:
     """The sentence of docs/models.md about which config.json is understood."""
-    trained = dict.fromkeys(spec.family for spec in map(models.find, filter(runs_somewhere, models.names())))
+    rows = support_table.read()
+    trained = dict.fromkeys(row.family for row in rows if row.part == "families")
     others = [family for family in models.FAMILIES if family not in trained]
     sentence = (
-        f"Any other model whose `config.json` has the `model_type` {listed(trained, 'or')} works by its "
-        f"Hugging Face id, as a folder or from S3. {listed(others)} can be planned for, not trained."
+        "Any other model of text alone whose `config.json` has the `model_type` "
+        f"{listed(trained, 'or')} works by its Hugging Face id, as a folder or from S3, in 16 or 32 bits. "
+        f"{listed(others)} can be planned for, not trained."
     )
-    return textwrap.fill(sentence, WIDTH)
+    more = (
+        f"The {len(untried.classes())} other causal models of transformers 5.4 "
+        "([their names](../estimator/data/untried_families.csv)) run too where `config.json` has the usual "
+        "fields: nobody here has tried them, their plan says so, and its memory and speed are those of a "
+        "Llama of these widths. Packing is refused for them: nobody has looked whether documents see each "
+        "other."
+    )
+    return "\n\n".join(textwrap.fill(text, WIDTH) for text in (sentence, more))
 
 
 def errors_of_the_estimator() -> str:
@@ -257,6 +290,7 @@ GENERATED = {
     "models": ("docs/models.md", models_table),
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/methods.md", matrix),
+    "proofs": ("docs/methods.md", proofs),
 }
 
 

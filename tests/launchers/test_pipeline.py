@@ -9,7 +9,7 @@ import pytest
 from estimator import Target, models
 from estimator.errors import UserError, spelled_as
 from estimator.job import Job, Machine
-from estimator.models import ModelSpec, find
+from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.support import with_engine
 from launchers import engines, pipeline, settings
@@ -44,17 +44,22 @@ def test_the_engine_left_open_is_one_that_can_train_every_model_and_method_where
             for name in engines.ENGINES
         }
         first = next((name for name, reason in reasons.items() if reason is None), None)
-        job = pipeline.build_job(chosen.model_copy(update={"lora": _lora_of(spec)}), spec, None)
+        job = pipeline.build_job(chosen, spec, None)
         assert with_engine(job).engine == (first or "torchtune"), (spec.name, reasons)
         assert pipeline.resolve_auto(chosen, spec).engine == (first or "torchtune")
         able += first is not None
     assert able > 10
 
 
-def _lora_of(spec: ModelSpec) -> settings.Lora:
-    """The targets of these settings that the model has, as a plan takes no others."""
-    targets = settings.build({}).lora.targets
-    return settings.Lora(targets=tuple(name for name in targets if name in spec.linear_shapes) or targets)
+def test_the_default_targets_are_what_a_model_has_whatever_its_family_calls_it() -> None:
+    chosen = settings.build({"method": "lora", "seq_len": 512})
+    assert pipeline.build_job(chosen, find("llama-8b"), None).lora_targets == models.PROJECTIONS
+    assert "gate_proj" not in pipeline.build_job(chosen, find("phi-2"), None).lora_targets
+    latent = pipeline.build_job(chosen, find("deepseek-v2-lite"), None).lora_targets
+    assert set(models.LATENT_PROJECTIONS) & set(latent)
+    named = settings.build({"method": "lora", "seq_len": 512, "lora": {"targets": ["gate_proj"]}})
+    with pytest.raises(UserError, match="not a linear layer of phi-2"):
+        pipeline.build_job(named, find("phi-2"), None)
 
 
 def test_a_model_of_experts_is_planned_with_the_engine_that_has_them() -> None:

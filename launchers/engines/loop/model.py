@@ -66,7 +66,7 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    generic = (*PROJECTIONS, *LATENT_PROJECTIONS) if targets == "all-linear" else targets
+    generic = (*PROJECTIONS, *LATENT_PROJECTIONS) if settings.lora.all_linear else targets
     found = [name for name in own_names(model.config.get_text_config().model_type, generic) if name in linear]
     if not found:
         wanted = targets if isinstance(targets, str) else ", ".join(targets)

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from estimator import models
 from estimator.errors import UserError
 from estimator.models import locate
 from launchers import pipeline
 from launchers.models import tiny_llama
 from launchers.models.fit import check_fits
+from tests.launchers.engines.loop import families
 
 SIZES = {
     "hidden_size": 8,
@@ -81,8 +83,16 @@ def refused(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "mixtral", "qwen2", "qwen3"])
-def test_the_files_of_every_family_that_is_run_fit(tmp_path: Path, family: str) -> None:
+def test_the_files_of_families_as_the_hub_has_them_fit(tmp_path: Path, family: str) -> None:
     check_fits(write(tmp_path / "m", shapes_of(family), family))
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_files_of_every_family_that_is_run_fit_as_transformers_writes_them(
+    tmp_path: Path, family: str
+) -> None:
+    families.network(family).save_pretrained(tmp_path)
+    check_fits(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -176,3 +186,15 @@ def test_a_run_refuses_a_folder_whose_config_has_a_layer_more(tmp_path: Path) ->
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
     with pytest.raises(UserError, match=r"9 tensors are missing \(model\.layers\.4\."):
         pipeline.fetch_weights(model, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("family", ["granite", "llama"])
+def test_of_an_untried_family_what_the_files_hold_is_told_beside_what_was_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    families.network(family).save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
+    pipeline.fetch_weights(models.resolve(str(tmp_path / "m")), tmp_path / "cache")
+    assert ("for a family that is untried here, counted 0.00 B" in capsys.readouterr().out) == (
+        family == "granite"
+    )

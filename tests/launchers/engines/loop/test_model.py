@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from estimator.models import FAMILIES, find, names
+from estimator.models import FAMILIES, PROJECTIONS, find, names
 from estimator.setup import Setup
 from launchers import settings
 from launchers.engines.loop import model
@@ -46,6 +46,7 @@ def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_e
     }
     found = model.adapted_layers(network, targets("all-linear"))
     assert set(found) == linear - NO_ADAPTER
+    assert model.adapted_layers(network, settings.build({})) == found, "the default is all seven names"
 
     spec = find(name)
     spec = spec.with_layers(3 if spec.dense_layers else 2)
@@ -74,6 +75,7 @@ def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_e
         ("falcon-7b", ["o_proj"], ["dense"]),
         ("mixtral-8x7b", ["v_proj", "up_proj"], ["v_proj"]),
         ("deepseek-v3", ["o_proj", "q_proj"], ["o_proj"]),
+        ("phi-2", PROJECTIONS, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"]),
     ],
 )
 def test_targets_by_llamas_names_are_found_under_the_familys(
