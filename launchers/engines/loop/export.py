@@ -7,16 +7,33 @@ import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from estimator.errors import Change, UserError
 from launchers.engines import _hf_layout, _merge
 from launchers.engines.loop.sharding import ShardedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
 _ADAPTER_PREFIX = "base_model.model."
+
+
+def check_mergeable(network: Any, job: TrainJob) -> None:
+    """Raise UserError where the base's files have other names than the layers with adapters.
+
+    transformers renames tensors of some families as it reads them: told before training, not after it.
+    """
+    held = {name for path in _weight_files(job.model_dir) for name in _hf_layout.safetensors_header(path)}
+    adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
+    names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
+    if missing := [name for name in names if name not in held]:
+        raise UserError(
+            f"{job.settings.model}: its files have no {missing[0]}, which its adapter is to be merged into.",
+            ("Use ", Change("method", "full"), "."),
+        )
 
 
 def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:

@@ -28,6 +28,8 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     )
     reporter.phase("load")
     model = sharding.load(job, env, device)
+    if job.plan.method != "full" and env.rank == 0:
+        export.check_mergeable(model.module, job)
     data = Prepared(job.data_dir)
     reporter.phase("train", job.start_step)
     for step in range(job.start_step + 1, job.total_steps + 1):

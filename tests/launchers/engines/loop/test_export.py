@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -21,9 +21,11 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
+from estimator.errors import UserError
 from launchers import settings
 from launchers.engines import _merge
 from launchers.engines.loop import export, model
+from tests.launchers.engines.loop import runs
 
 
 def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None:
@@ -111,3 +113,16 @@ def test_what_an_adapter_holds_beside_its_matrices_is_not_lost_in_silence(tmp_pa
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
     with pytest.raises(RuntimeError, match="lm_head"):
         export._updates(tmp_path)
+
+
+def test_files_that_call_the_adapted_layers_otherwise_are_refused_before_training(tmp_path: Path) -> None:
+    network = _network("llama")
+    network.save_pretrained(tmp_path)
+    job = runs.make_job(tmp_path, tmp_path, tmp_path, steps=1, settings={"method": "lora"})
+    adapted = _adapted(AutoModelForCausalLM.from_pretrained(tmp_path), {})
+    export.check_mergeable(adapted, job)
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"no model\.layers\.0\.self_attn\.q_proj\.weight"):
+        export.check_mergeable(adapted, job)
