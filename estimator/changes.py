@@ -47,6 +47,7 @@ class FinetuneOptions:
         "zero.offload": "--offload",
         "fsdp.offload": "--offload",
         "optimizer.name": "--optimizer",
+        "lora.quantization": "--quantization",
         "resources.from_catalogue": "no --from-cluster",
         "tensor_parallel": "--tp",
         "context_parallel": "--cp",
@@ -145,6 +146,10 @@ OTHER_NAMES = {
     "max_seq_len": "seq_len",
     "max_seq_length": "seq_len",
     "gradient_checkpointing": "activation_checkpointing",
+    "bnb_4bit_quant_type": "lora.quantization",
+    "load_in_4bit": "lora.quantization",
+    "load_in_8bit": "lora.quantization",
+    "quantization_bit": "lora.quantization",
 }
 
 

@@ -33,7 +33,7 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "logits and loss",
     "communication buffers",
     "optimizer temporaries",
-    "NF4 overhead",
+    "quantisation overhead",
     "runtime",
     "allocator",
     "calibration",

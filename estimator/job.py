@@ -14,6 +14,7 @@ PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline 
 ENGINES = ("torchtune", "deepspeed", "fsdp2", *PARALLEL_ENGINES, "auto")
 OPTIMIZERS = get_args(Optimizer)
 PAIR_TASKS = ("dpo", "orpo", "reward")  # a sample is a chosen and a rejected answer
+QUANTIZATIONS = ("nf4-double", "nf4", "int8")
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
 KINDS = ("local", "allocation", "kubernetes", "batch", "catalogue")
 DEVICES = ("auto", "cuda", "cpu")
@@ -44,6 +45,7 @@ class Job:
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
+    quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"  # of qlora's base
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
@@ -66,6 +68,7 @@ class Job:
         _one_of("engine", self.engine, ENGINES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("precision", self.precision, PRECISIONS)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("offload", self.offload, ("none", "cpu"))
         _one_of("fp8", self.fp8, get_args(Fp8))
         _one_of("recompute.what", self.recompute, ("full", "selective"))

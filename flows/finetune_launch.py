@@ -150,7 +150,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             raise SystemExit(0)
         sys.stderr.write(render(run.plan) + "\n\n")  # not to standard output: deployments print JSON there
         if backend == "local":
-            pipeline.check_installed(run.settings.engine)
+            pipeline.check_installed(run.settings.engine, run.settings.method)
             pipeline.check_disks(run.plan, [_work_disk()])
             finetune_artifacts.carry(run.model)
         else:

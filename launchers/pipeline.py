@@ -23,6 +23,7 @@ from estimator.job import Job, Target
 from estimator.models import ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import GIB, MIB, Plan
 from estimator.planning import planner
+from estimator.setup import FAMILY_CODE
 from launchers import engines
 from launchers.dataset import rows, sources
 from launchers.dataset.prepared import Prepared, PreparedInfo
@@ -181,9 +182,12 @@ def _check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
     check_supported(settings.model_copy(update={"resources": resources}), spec, otherwise=fewer)
 
 
-def check_installed(engine: str) -> None:
-    """Raise UserError where an engine's packages are not here."""
-    missing = [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None]
+def check_installed(engine: str, method: str = "full") -> None:
+    """Raise UserError where the packages of an engine are not here, or those that a method needs there."""
+    needed = PACKAGES[engine]
+    if method == "qlora" and engine in FAMILY_CODE:
+        needed = (*needed, "bitsandbytes")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: this machine can "
@@ -252,6 +256,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         lora_rank=settings.lora.rank,
         lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
         rslora=settings.lora.rslora,
+        quantization=settings.lora.quantization,
         packing=settings.packing,
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,

@@ -82,6 +82,8 @@ class Lora(_Section):
     targets: tuple[Projection, ...] | Literal["all-linear"] = PROJECTIONS
     """The linear layers that get adapters, by Llama's names; all-linear, or all seven: every linear layer of
     the blocks, whatever the model's family calls it, without routers and experts."""
+    quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"
+    """How method qlora keeps the base: in 4 bits (NF4) with scales in 8 bits or in 32, or in 8 bits."""
 
     @property
     def all_linear(self) -> bool:

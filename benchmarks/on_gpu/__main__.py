@@ -104,7 +104,7 @@ def _check(options: argparse.Namespace) -> None:
             f"--resolution {options.resolution:g} is not possible.", "Give a number such as 0.02."
         )
     for engine in pipeline.PACKAGES:
-        pipeline.check_installed(engine)
+        pipeline.check_installed(engine, "qlora")
     if options.model:
         from launchers.models import tiny_llama
 

@@ -50,7 +50,7 @@ WHAT_IT_IS = {
     "logits and loss": "scores of the whole vocabulary for each token, and the cross-entropy's copies",
     "communication buffers": "weights gathered and gradients reduced, in flight",
     "optimizer temporaries": "what the optimizer's step allocates for a moment",
-    "NF4 overhead": "scales of the 4-bit weights, and the layer that is being dequantised",
+    "quantisation overhead": "scales of quantised weights, and the layer that is being dequantised",
     "runtime": "CUDA's context and NCCL; on a CPU Python and torch",
     "allocator": "what the allocator can't use again when memory is short",
     "calibration": "what earlier runs here needed beyond the formulas",

@@ -57,6 +57,10 @@ class JobOptions:
     lora_targets: Annotated[
         str, Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT)
     ] = "all"
+    quantization: Annotated[
+        str | None,
+        Option(help="Of qlora's base: nf4-double, nf4, int8.", rich_help_panel=_WHAT),
+    ] = None
     optimizer: Annotated[
         str, Option(help="adamw, adamw8bit, paged-adamw, adafactor, sgd, muon...", rich_help_panel=_WHAT)
     ] = "adamw"
@@ -232,6 +236,7 @@ def _job(wanted: JobOptions) -> Job:
         activation_checkpointing=wanted.checkpointing,
         lora_rank=wanted.lora_rank,
         lora_targets=_targets(wanted.lora_targets, model),
+        quantization=_quantization(wanted),  # type: ignore[arg-type]
         packing=wanted.packing,
         recompute=wanted.recompute_what,  # type: ignore[arg-type]
         recompute_every=wanted.recompute_every,
@@ -247,6 +252,15 @@ def _job(wanted: JobOptions) -> Job:
         pipeline_parallel=wanted.pp,
         expert_parallel=wanted.ep,
     )
+
+
+def _quantization(wanted: JobOptions) -> str:
+    if wanted.quantization and wanted.method not in ("qlora", "auto"):
+        raise UserError(
+            f"--quantization {wanted.quantization} is of qlora's base; the method is {wanted.method}.",
+            "Use --method qlora, or leave --quantization out.",
+        )
+    return wanted.quantization or "nf4-double"
 
 
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:

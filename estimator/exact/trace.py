@@ -16,6 +16,7 @@ from estimator.exact.built import BuiltModel
 from estimator.exact.support import FSDP, torchtune_modules
 from estimator.exact.tracker import Part, StepTracker
 from estimator.memory import implementations
+from estimator.memory.states import divides_scales
 from estimator.setup import Setup
 
 PACKAGES = {True: ("torch", "torchtune", "torchao"), False: ("torch", "transformers", "peft")}
@@ -156,7 +157,8 @@ class Step:
         for name, parameter in self.built.model.named_parameters():
             adapter = "lora_" in name or "magnitude" in name
             self.tracker.mark(parameter, Part.ADAPTERS if adapter else Part.WEIGHTS)
-            scales = kernels.nf4_scale_bytes(parameter) // self.setup.shard
+            ways = self.setup.shard if divides_scales(self.setup) else 1
+            scales = kernels.nf4_scale_bytes(parameter) // ways
             if scales:
                 self._scales.append(torch.empty(scales, dtype=torch.uint8))
                 self.tracker.mark(self._scales[-1], Part.NF4)

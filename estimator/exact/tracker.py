@@ -33,7 +33,7 @@ class Part(str, Enum):
     LOGITS = "logits and loss"
     COMMUNICATION = "communication buffers"
     OPTIMIZER_TEMPORARIES = "optimizer temporaries"
-    NF4 = "NF4 overhead"
+    NF4 = "quantisation overhead"
     BUFFERS = "buffers"  # tables of rotary positions
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from estimator.setup import Setup
 
 TRACED_OPTIMIZERS = ("adamw", "sgd")
-WEIGHTS = ("weights", "adapters", "NF4 overhead")
+WEIGHTS = ("weights", "adapters")  # the scales of quantised ones are whole in each process
 MOMENTS = {"adamw": 2, "sgd": 1}
 
 

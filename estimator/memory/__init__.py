@@ -32,7 +32,7 @@ CATEGORIES = (
     "logits and loss",
     "communication buffers",
     "optimizer temporaries",
-    "NF4 overhead",
+    "quantisation overhead",
     RUNTIME,
     ALLOCATOR,
 )

@@ -11,7 +11,9 @@ from estimator.memory.shape import Part, shape_of
 from estimator.memory.states import (
     NF4_SCALE_BYTES,
     NF4_WEIGHT_BYTES,
+    base_bytes,
     computing,
+    divides_scales,
     divisor,
     flat,
     fsdp1,
@@ -22,7 +24,7 @@ from estimator.memory.states import (
     state_bytes,
     trained_parameters,
 )
-from estimator.setup import Setup
+from estimator.setup import FAMILY_CODE, Setup
 
 # DeepSpeed: launchers/engines/deepspeed/config.py sets the bucket (keep them equal); the rest are the
 # defaults of runtime/zero/config.py in DeepSpeed 0.19.
@@ -130,7 +132,8 @@ def _block_bytes(setup: Setup, part: Part) -> int:
     size = computing(setup)
     if setup.quantization == "none":
         return size * part.block
-    bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES + NF4_SCALE_BYTES
+    scale = NF4_SCALE_BYTES if divides_scales(setup) else 0.0
+    bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES + scale
     return int(part.block_linear * bytes_each) + size * (part.block - part.block_linear)
 
 
@@ -147,8 +150,9 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     elif stage < 3:
         total = bucket * (3 if cuda else 2)  # reduce (double when overlapped), gather
     else:
-        live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH, part.parameters)
-        total = bucket * (2 if cuda else 1) + size * live
+        # counted in elements of the type that weights are kept in, of which packed ones take fewer
+        live = min(size * (ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH), base_bytes(setup, part, size))
+        total = bucket * (2 if cuda else 1) + live
     return Buffers(total, total, total, 0, 0, 0)
 
 
@@ -191,9 +195,10 @@ def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
 def dequantised_bytes(setup: Setup) -> int:
     """Bytes of the largest quantised matrix in the computing type, unpacked for its product.
 
-    bitsandbytes, MatMul4Bit; 0 where nothing is quantised to 4 bits.
+    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantised.py, which does so with 8 bits, too. 0 where
+    products are made of quantised weights.
     """
-    if setup.quantization in ("none", "int8"):
+    if setup.quantization == "none" or (setup.quantization == "int8" and setup.engine not in FAMILY_CODE):
         return 0
     largest = shape_of(setup.model).largest_linear
     if setup.engine == "litgpt":

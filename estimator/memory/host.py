@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from estimator.memory.states import offloads_gradients, offloads_states, offloads_weights, share, states
+from estimator.memory.shape import part_of, stages
+from estimator.memory.states import (
+    offloads_gradients,
+    offloads_states,
+    offloads_weights,
+    packed_bytes,
+    share,
+    states,
+)
 from estimator.plan import GIB, LAUNCHED_ENGINES
 from estimator.setup import Setup
 
@@ -58,7 +66,8 @@ def _loading_bytes(setup: Setup, ranks: int) -> int:
     load_from_full_model_state_dict). transformers maps them too and moves one tensor after the other onto
     the GPU. With ZeRO-3 a node's first rank alone reads the weights, and puts experts together on the host
     (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: of a dense model nothing but its
-    shards, of a mixture of experts one copy of the model in rank 0).
+    shards, of a mixture of experts one copy of the model in rank 0). With FSDP2 the first rank holds a
+    quantised base there, packed on its GPU a matrix at a time, until it is handed out.
     """
     model = setup.model
     if setup.engine == "torchtune":
@@ -67,6 +76,8 @@ def _loading_bytes(setup: Setup, ranks: int) -> int:
         )
         cast = setup.precision == "fp32" and setup.world_size > 1 and setup.quantization == "none"
         return ranks * (2 * permuted + 4 * model.parameters * cast)
+    if setup.engine == "fsdp2" and setup.quantization != "none":
+        return sum(packed_bytes(setup, part_of(setup, stage)) for stage in stages(setup))
     if setup.sharding == "zero3":
         return 2 * model.parameters if model.experts > 1 else 0
     return 0

@@ -20,7 +20,14 @@ from estimator.memory.activations import (
 from estimator.memory.buffers import buffers, dequantised_bytes, optimizer_temporary_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.shape import Part, part_of, stages
-from estimator.memory.states import computing, late_gradient_bytes, loaded_bytes, scale_bytes, states
+from estimator.memory.states import (
+    computing,
+    divides_scales,
+    late_gradient_bytes,
+    loaded_bytes,
+    scale_bytes,
+    states,
+)
 from estimator.setup import Setup
 
 # Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
@@ -133,7 +140,8 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
     part = part_of(setup, stage)
     constant = states(setup, stage)
     gradients = constant.pop("gradients")
-    constant["NF4 overhead"] = scale_bytes(setup, part)
+    if divides_scales(setup):  # else they are with the weights
+        constant["quantisation overhead"] = scale_bytes(setup, part)
     logits = loss_bytes(setup, part, setup.tokens)
     block_per_token = block_bytes(setup)
     moments = _moments(setup, part, gradients, logits, block_per_token)
@@ -206,7 +214,7 @@ def _moments(
                 if communication.waiting
                 else max(early, head),
                 "communication buffers": communication.backward + communication.reduced,
-                "NF4 overhead": dequantised,
+                "quantisation overhead": dequantised,
             },
             communication.apart + (early if streams else 0),
         ),
@@ -216,7 +224,7 @@ def _moments(
                 "logits and loss": logits.held,
                 "gradients": max(gradients - late + communication.waiting, head, held_gradients),
                 "communication buffers": communication.backward + communication.reduced,
-                "NF4 overhead": dequantised,
+                "quantisation overhead": dequantised,
             },
             communication.apart + (gradients if streams else 0),
         ),

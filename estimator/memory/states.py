@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from estimator.memory import implementations
 from estimator.memory.shape import Part, adapter_parameters, part_of, shape_of, stages
-from estimator.setup import Setup
+from estimator.models import parameters
+from estimator.setup import FAMILY_CODE, Setup
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
 # each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
 NF4_WEIGHT_BYTES = 0.5
 NF4_PLAIN_SCALE_BYTES = 4 / 64
 NF4_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
+INT8_SCALE_BYTES = 4
 
 # bitsandbytes 0.4x: 8-bit states, an fp32 scale for each 256 (optim/optimizer.py); torchao 0.15: 4-bit
 # states, one for each 128 (optim/subclass_4bit.py). Both keep two states.
@@ -43,6 +45,8 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     if not (offloads_weights(setup)):
         whole = setup.undivided_base and setup.zero_stage == 3
         result["weights"] = base if whole else shared(setup, part, base, "weights")
+        if not divides_scales(setup):
+            result["weights"] += scale_bytes(setup, part)
         if setup.adapters:
             result["adapters"] = share(trained * adapter_size(setup), divisor(setup, "weights"))
         if (
@@ -60,7 +64,7 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
 
 
 def loaded_bytes(setup: Setup, part: Part) -> int:
-    """Weights in bytes that one process holds when it has loaded them, before any are given away.
+    """Weights in bytes, with their scales, that one process has loaded before any are given away.
 
     transformers leaves a quantised model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
     and modeling_utils.py, is_deepspeed_zero3_enabled and not is_quantized), so every process has all of it on
@@ -68,7 +72,7 @@ def loaded_bytes(setup: Setup, part: Part) -> int:
     """
     if setup.zero_stage != 3 or setup.quantization == "none" or offloads_weights(setup):
         return 0
-    return base_bytes(setup, part, state_bytes(setup)[0])
+    return base_bytes(setup, part, state_bytes(setup)[0]) + scale_bytes(setup, part)
 
 
 def computing(setup: Setup) -> int:
@@ -145,12 +149,8 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
     if setup.quantization == "none":
         return part.parameters * (weight if not setup.adapters else _frozen_size(setup))
     size = 4 if setup.upcast_frozen else _frozen_size(setup)
-    quantised = part.blocks_linear
-    if setup.engine == "litgpt":  # Lightning's plugin replaces every linear layer
-        quantised += part.own_head
-    rest = part.parameters - quantised
-    bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES
-    total = int(quantised * bytes_each) + rest * size
+    rest = part.parameters - _quantised(setup, part)
+    total = packed_bytes(setup, part) + rest * size
     if setup.engine == "litgpt":
         # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
         # referenced
@@ -158,13 +158,44 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
     return total
 
 
+def packed_bytes(setup: Setup, part: Part) -> int:
+    """Bytes of the quantised weights of a part without their scales, before any processes share them."""
+    bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES
+    return int(_quantised(setup, part) * bytes_each)
+
+
+def _quantised(setup: Setup, part: Part) -> int:
+    """Weights of a part that are quantised; Lightning's plugin replaces every linear layer."""
+    return part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
+
+
 def scale_bytes(setup: Setup, part: Part) -> int:
-    """Bytes of the scales of quantised weights in one process, divided as the weights are."""
-    if setup.quantization in ("none", "int8"):
+    """Bytes of the scales of quantised weights in one process.
+
+    torchtune's are a part of the weight (torchao, NF4Tensor) and divided with it. The loop's lie beside it
+    (launchers/engines/loop/quantised.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
+    for each row.
+    """
+    if setup.quantization == "none":
         return 0
+    if setup.quantization == "int8":
+        rows = _linear_rows(setup) if setup.engine in FAMILY_CODE else 0
+        return INT8_SCALE_BYTES * rows * part.layers // setup.model.layers
     scale_size = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
-    quantised = part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
-    return share(int(quantised * scale_size), divisor(setup, "weights"))
+    return share(
+        int(_quantised(setup, part) * scale_size), divisor(setup, "weights") if divides_scales(setup) else 1
+    )
+
+
+def divides_scales(setup: Setup) -> bool:
+    """Whether the scales of quantised weights are divided and gathered with them."""
+    return setup.engine not in FAMILY_CODE
+
+
+def _linear_rows(setup: Setup) -> int:
+    """Rows of all linear layers of the blocks: their outputs."""
+    model = setup.model
+    return sum(parameters.magnitudes(model, (name,)) for name in model.projections)
 
 
 def gradient_bytes(setup: Setup, part: Part) -> int:

@@ -219,12 +219,17 @@ def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan |
 
 
 def as_qlora(job: Job) -> Job | None:
-    """The same job with QLoRA, on an engine that can do it; None where none here can."""
-    if job.method == "qlora" or job.model.experts or job.precision == "bf16-mixed":
+    """The same job with QLoRA, on its engine or else on one that can do it; None where none here can."""
+    if job.method == "qlora" or job.model.experts:
         return None
-    if job.engine not in LAUNCHED_ENGINES:
-        return replace(job, method="qlora")
-    lean = replace(job, method="qlora", engine="auto", zero_stage=None, offload="none")
+    quantised = replace(job, method="qlora")
+    if job.engine not in LAUNCHED_ENGINES or unsupported_job(quantised) is None:
+        return quantised
+    if job.precision == "bf16-mixed":
+        return None  # the engines that have it can't train this model
+    lean = replace(
+        quantised, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
+    )
     quantised = with_engine(lean)
     # A model that no engine can train is planned only, whatever the method
     return quantised if unsupported_job(quantised) is None or unsupported_job(job) is not None else None

@@ -52,7 +52,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         engine=job.engine,  # type: ignore[arg-type]  # "auto" is decided before
         method="lora" if job.method == "qlora" else job.method,  # type: ignore[arg-type]
         task=job.task,
-        quantization="nf4-double" if job.method == "qlora" else "none",
+        quantization=job.quantization if job.method == "qlora" else "none",
         lora_rank=job.lora_rank,
         lora_targets=job.lora_targets,
         precision=layout.precision,

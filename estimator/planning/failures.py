@@ -237,10 +237,11 @@ def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
 
 
 def _differences(job: Job, quantised: Job) -> Iterator[Change]:
-    """What a user changes to get from one to the other; DeepSpeed's options go with DeepSpeed."""
+    """What a user changes to get from one to the other; an engine's options go with the engine."""
     yield Change("method", quantised.method)
-    if quantised.engine != job.engine:
-        yield Change("engine", quantised.engine)
+    if quantised.engine == job.engine:
+        return
+    yield Change("engine", quantised.engine)
     if job.zero_stage is not None:
         yield Change("zero.stage")
     if job.fsdp_sharding is not None:

@@ -51,6 +51,7 @@ class Training:
     packing: bool = False
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False
+    quantization: str = "nf4-double"  # of qlora's base
     processes: int = 1
     zero: bool = False  # whether ZeRO's stage or offload is asked for
     fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
@@ -118,6 +119,7 @@ def _training(job: Job, processes: int) -> Training:
         packing=job.packing,
         lora_targets=job.lora_targets,
         rslora=job.rslora,
+        quantization=job.quantization,
         processes=processes,
         zero=job.zero_stage is not None or (job.offload != "none" and job.engine != "fsdp2"),
         fsdp=job.fsdp_sharding is not None or job.replicas is not None,
@@ -206,7 +208,11 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
     if targets & MLP and not targets >= MLP:
         return "torchtune 0.6.1 puts LoRA on gate_proj, up_proj and down_proj together or on none of them"
-    return unsupported_shards(model, training.processes) if training.method == "qlora" else None
+    if training.method != "qlora":
+        return None
+    if training.quantization != "nf4-double":
+        return f"torchtune 0.6.1 keeps qlora's base in nf4-double alone, not in {training.quantization}"
+    return unsupported_shards(model, training.processes)
 
 
 def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
@@ -234,12 +240,17 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
             f"packing: in transformers' {model.family} code a document may see those before it in its row "
             f"({seen}), and {model.name} is such a model"
         )
-    if training.method == "qlora":
-        return f"qlora: its 4-bit base weights need bitsandbytes on CUDA, and {engine} can't shard them here"
+    if training.method == "qlora" and model.experts:
+        return (
+            "qlora: transformers 5 keeps experts in one tensor, which stays in 16 bits, and they are most of "
+            f"{model.name}"
+        )
     if training.fp8 != "none":
         reason = _fp8_elsewhere(training.fp8)
         if reason is None and engine != "fsdp2":
             reason = f"fp8 {training.fp8}: here it is fsdp2's"
+        if reason is None and training.method == "qlora":
+            reason = f"fp8 {training.fp8}: qlora's base is packed, and made whole in 16 bits for its products"
         if reason is None and model.experts:
             reason = (
                 f"fp8 {training.fp8}: experts are one tensor in transformers 5, which torchao leaves in bf16"

@@ -71,6 +71,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         packing=settings.packing,
         lora_targets=generic_targets(settings),
         rslora=settings.lora.rslora,
+        quantization=settings.lora.quantization,
         processes=(resources.nodes or 1) * (resources.gpus or 1),
         zero=settings.zero.stage != "auto" or settings.zero.offload != "none",
         fsdp=settings.fsdp != type(settings.fsdp)(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,16 @@ def merge(base: Sequence[Path], destination: Path, change: Change) -> None:
 def by_rows(weight: torch.Tensor, change: Callable[[slice], torch.Tensor]) -> torch.Tensor:
     """A matrix like ``weight`` whose rows are what ``change`` gives for them, some rows at a time."""
     result = torch.empty_like(weight)
-    step = max(1, BLOCK // weight.shape[1] // _ROWS) * _ROWS
-    for first in range(0, len(weight), step):
-        rows = slice(first, first + step)
+    for rows in blocks(weight):
         result[rows] = change(rows)
     return result
+
+
+def blocks(weight: torch.Tensor) -> Iterator[slice]:
+    """A matrix's rows, so many at a time that an fp32 copy of them is small."""
+    step = max(1, BLOCK // weight.shape[1] // _ROWS) * _ROWS
+    for first in range(0, len(weight), step):
+        yield slice(first, first + step)
 
 
 def _write(source: Path, target: Path, change: Change) -> None:

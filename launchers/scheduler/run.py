@@ -134,7 +134,7 @@ def _follow(request: SchedulerRun, place: Allocation, work: Path) -> Start | Non
         start = Start.from_json(file.read_text())
         _see(start.model_dir / "config.json")
         _see(start.data_dir / "info.json")
-        pipeline.check_installed(start.plan.engine)
+        pipeline.check_installed(start.plan.engine, start.plan.method)
         meeting.send({"ready": True})
         meeting.receive(SEEN_S + 60)
     return start

@@ -41,7 +41,7 @@ def check_refused(run: FlowRun, *words: str) -> None:
             ["--model", "mixtral-8x7b", "--method", "lora", "--engine", "torchtune"],
             ["torchtune", "--engine deepspeed"],
         ),
-        (["--engine", "deepspeed", "--method", "qlora"], ["qlora", "--engine torchtune"]),
+        (["--engine", "deepspeed", "--set", "compile=true"], ["compile", "--engine torchtune"]),
         (["--tracker", "notes"], ["tracker"]),
     ],
 )

@@ -113,7 +113,7 @@ def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None
 def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path, dataset: Path) -> None:
     (tmp_path / "empty").mkdir()
     for values, words in (
-        ({"engine": "deepspeed", "method": "qlora"}, "torchtune"),
+        ({"engine": "deepspeed", "compile": True}, "torchtune"),
         ({"seq_len": 10**6}, "takes at most"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": str(tmp_path / "empty")}, "config.json"),
@@ -131,7 +131,7 @@ def _never(*_: object) -> object:
 
 def test_advice_is_spelled_as_the_front_door_that_was_used_takes_it() -> None:
     with pytest.raises(UserError) as refused, spelled_as(SET):
-        pipeline.check_supported(settings.build({"engine": "deepspeed", "method": "qlora"}), find("llama-8b"))
+        pipeline.check_supported(settings.build({"engine": "deepspeed", "compile": True}), find("llama-8b"))
     assert refused.value.advice == "Use --set engine=torchtune."
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from estimator.errors import UserError
 from launchers.engines.deepspeed.config import zero_stage
-from launchers.engines.loop import generators
+from launchers.engines.loop import generators, quantised
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, checkpoint_part_done
 
@@ -38,6 +38,7 @@ class WrittenBy:
     method: str
     precision: str
     optimizer: str
+    quantization: str = "none"
 
     @classmethod
     def of(cls, job: TrainJob) -> WrittenBy:
@@ -47,6 +48,7 @@ class WrittenBy:
             method=job.plan.method,
             precision=job.plan.layout.precision,
             optimizer=job.settings.optimizer.name,
+            quantization=quantised.kind_of(job) or "none",
         )
 
 
@@ -78,7 +80,7 @@ def needs_conversion(job: TrainJob) -> bool:
             "Resume from an earlier checkpoint, with the engine that wrote it.",
         )
     then, now = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
-    for field in ("stage", "method", "precision", "optimizer"):
+    for field in ("stage", "method", "precision", "optimizer", "quantization"):
         if getattr(then, field) != getattr(now, field):
             raise UserError(
                 f"the checkpoint was written with {field} {getattr(then, field)},"

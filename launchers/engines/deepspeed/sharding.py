@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
-from launchers.engines.loop import generators, model, optimizer
+from launchers.engines.loop import generators, model, optimizer, quantised
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -126,9 +126,10 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     """The job's model with its weights, in training mode; with ZeRO-3 each rank holds its shard only.
 
     The HfDeepSpeedConfig that makes transformers load sharded has to outlive the loading; it is kept on
-    the model.
+    the model. transformers loads no quantised base that way: it is whole until deepspeed.initialize.
     """
-    sharded, options, hf_config = config.zero_stage(job) == 3, dict[str, Any](), None
+    sharded = config.zero_stage(job) == 3 and quantised.kind_of(job) is None
+    options, hf_config = dict[str, Any](), None
     if sharded:
         from transformers.integrations import HfDeepSpeedConfig
 
@@ -136,7 +137,7 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     elif device.type == "cuda":
         options["device_map"] = {"": device}
     with _weights_read_by_first_rank() if sharded else contextlib.nullcontext():
-        network = model.pretrained(job, dtype=model.dtype_of(job), **options)
+        network = model.pretrained(job, dtype=model.dtype_of(job), device=device, **options)
     network.hf_deepspeed_config = hf_config
     if sharded:
         _fetch_expert_blocks_whole(network)

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from estimator.errors import UserError
-from launchers.engines.loop import generators
+from launchers.engines.loop import generators, quantised
 from launchers.engines.loop.optimizer import peak_lr
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, checkpoint_part_done
@@ -40,6 +40,7 @@ class WrittenBy:
     method: str
     precision: str
     optimizer: str
+    quantization: str = "none"
 
     @classmethod
     def of(cls, job: TrainJob) -> WrittenBy:
@@ -49,6 +50,7 @@ class WrittenBy:
             method=job.plan.method,
             precision=job.plan.layout.precision,
             optimizer=job.settings.optimizer.name,
+            quantization=quantised.kind_of(job) or "none",
         )
 
 
@@ -104,7 +106,7 @@ def _check(job: TrainJob) -> None:
             "Resume from an earlier checkpoint, with the engine that wrote it.",
         )
     then, now = WrittenBy(**values), WrittenBy.of(job)
-    for field in ("method", "precision", "optimizer"):
+    for field in ("method", "precision", "optimizer", "quantization"):
         if getattr(then, field) != getattr(now, field):
             raise UserError(
                 f"the checkpoint was written with {field} {getattr(then, field)},"

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
-from launchers.engines.loop import generators, model, optimizer
+from launchers.engines.loop import generators, model, optimizer, quantised
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -110,10 +110,10 @@ def _is_divided(job: TrainJob) -> bool:
 def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
     """The job's model in training mode, divided. Rank 0 alone reads the weights, on the CPU."""
     if not _is_divided(job):
-        network = _made_trainable(_pretrained(job), job).to(device)
+        network = _made_trainable(_pretrained(job, device), job).to(device)
         kernels.set_up(network, job)
         return network
-    whole = _made_trainable(_pretrained(job), job) if env.rank == 0 else None
+    whole = _made_trainable(_pretrained(job, device), job) if env.rank == 0 else None
     network = _without_weights(job)
     kernels.set_up(network, job)
     _divide(network, job, device)
@@ -127,8 +127,8 @@ def _storage_dtype(job: TrainJob) -> torch.dtype:
     return torch.float32 if mixed else model.dtype_of(job)
 
 
-def _pretrained(job: TrainJob) -> Any:
-    return model.pretrained(job, dtype=_storage_dtype(job))
+def _pretrained(job: TrainJob, device: torch.device) -> Any:
+    return model.pretrained(job, dtype=_storage_dtype(job), device=device)
 
 
 def _made_trainable(network: Any, job: TrainJob) -> Any:
@@ -147,6 +147,8 @@ def _without_weights(job: TrainJob) -> Any:
         network = AutoModelForCausalLM.from_config(config, dtype=_storage_dtype(job))
     network.tie_weights()  # each parameter that is registered in there becomes one of its own
     with init_empty_weights(include_buffers=False):
+        if kind := quantised.kind_of(job):
+            quantised.replace_layers(network, kind)
         return _made_trainable(network, job)
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from estimator.errors import Change, UserError
 from launchers.engines import _hf_layout, _merge
+from launchers.engines.loop import quantised
 from launchers.engines.loop.sharding import ShardedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -48,16 +49,24 @@ def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
     adapter = job.output_dir / "adapter"
     # "auto" would look into the base model's vocabulary, on the hub where it has to
     model.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
-    merge(job.model_dir, adapter, job.output_dir / "model")
+    merge(
+        job.model_dir, adapter, job.output_dir / "model", quantised.as_trained_on(model.module, model.device)
+    )
 
 
-def merge(base: Path, adapter: Path, destination: Path) -> None:
-    """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32."""
+def merge(
+    base: Path, adapter: Path, destination: Path, beside: quantised.Change = quantised.unchanged
+) -> None:
+    """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32.
+
+    ``beside`` gives the weight that the adapter was trained beside, for one of the base's.
+    """
     updates = _updates(adapter)
 
-    def change(name: str, weight: torch.Tensor) -> torch.Tensor:
+    def change(name: str, base_weight: torch.Tensor) -> torch.Tensor:
+        weight = beside(name, base_weight)
         update = updates.pop(name, None)
-        return weight if update is None else update.applied_to(weight)
+        return (weight if update is None else update.applied_to(weight)).to(base_weight.dtype)
 
     _merge.merge(_weight_files(base), destination, change)
     if updates:

@@ -9,9 +9,11 @@ import torch
 from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
+from launchers.engines.loop import quantised
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.recompute import recompute
 from launchers.gang.job import TrainJob
+from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.settings import Settings
 
@@ -21,8 +23,16 @@ def dtype_of(job: TrainJob) -> torch.dtype:
     return torch.float32 if job.plan.layout.precision == "fp32" else torch.bfloat16
 
 
-def pretrained(job: TrainJob, *, dtype: torch.dtype, **options: Any) -> Any:
-    """The job's model with its weights; ``options`` are from_pretrained's."""
+def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
+    """The job's model with its weights; ``options`` are from_pretrained's.
+
+    A base that is to be quantised is so on ``device``, a matrix at a time, wherever the model is put.
+    """
+    if kind := quantised.kind_of(job):
+        with collector_paused():
+            from launchers.engines.loop.quantised_loading import LoopQuantization
+
+        options["quantization_config"] = LoopQuantization(kind, device)
     return causal.load(job.model_dir, dtype=dtype, **options)
 
 
@@ -43,7 +53,7 @@ def _with_adapters(model: Any, job: TrainJob, *, in_fp32: bool) -> Any:
 
     settings, lora = job.settings, job.settings.lora
     torch.manual_seed(settings.seed)
-    return get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
             r=lora.rank,
@@ -56,6 +66,10 @@ def _with_adapters(model: Any, job: TrainJob, *, in_fp32: bool) -> Any:
         ),
         autocast_adapter_dtype=in_fp32,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
     )
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:  # PEFT leaves those on the meta device in fp32
+            parameter.data = parameter.data.to(torch.float32 if in_fp32 else dtype_of(job))
+    return adapted
 
 
 def adapted_layers(model: Any, settings: Settings) -> list[str]:

@@ -48,27 +48,25 @@ def test_a_mistake_is_two_lines_that_say_what_to_do(
 
 @pytest.mark.slow
 def test_on_a_cpu_the_same_runs_are_made_and_scored_with_tiny_shapes(tmp_path: Path) -> None:
-    """QLoRA of both engines: torchtune trains it for real, also below limits, DeepSpeed can't."""
-    done = on_gpu(
-        "--minutes", "9", "--only", "qlora varying drawn off", "--resolution", "0.3", folder=tmp_path
-    )
+    """QLoRA under DeepSpeed, for real, also below limits."""
+    words = "qlora deepspeed varying drawn off"
+    done = on_gpu("--minutes", "9", "--only", words, "--resolution", "0.3", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "it says nothing of GPUs" in done.stdout or "nothing of GPUs" in done.stdout
     out = tmp_path / "out"
     assert sorted(path.name for path in out.iterdir()) == [
         f"on_gpu_cpu.{kind}" for kind in ("csv", "json", "md")
     ]
-    ours, theirs = json.loads((out / "on_gpu_cpu.json").read_text())["cases"]
+    (ours,) = json.loads((out / "on_gpu_cpu.json").read_text())["cases"]
     assert ours["run"]["ended"] == "ran", ours
     assert ours["run"]["steps"] == 6
     assert [trial["ended"] for trial in ours["trials"]].count("out of memory") >= 1
     limits = {trial["limit_bytes"]: trial["ended"] for trial in ours["trials"]}
     assert min(limit for limit, ended in limits.items() if ended == "ran") == ours["needed_bytes"]
-    assert "bitsandbytes" in theirs["left_out"]
     found = compare.compare(out / "on_gpu_cpu.csv")
     assert {item.row.kind for item in found.memory} == {"process", "needed"}
     assert all(abs(item.error) < 0.5 for item in found.memory), [item.error for item in found.memory]
     text = (out / "on_gpu_cpu.md").read_text()
-    assert "tiny-llama qlora torchtune, varying, as drawn, expandable segments off | " in text
+    assert "tiny-llama qlora deepspeed, varying, as drawn, expandable segments off | " in text
     assert "| correctness | PASS |" in text
     assert not list((tmp_path / "work").glob("on_gpu-*")), "weights and logs are removed"

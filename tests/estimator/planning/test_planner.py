@@ -13,6 +13,7 @@ from estimator import CannotFit, Job, Machine, Plan, Target, UserError, hardware
 from estimator.changes import Change
 from estimator.models import find
 from estimator.plan import GIB, Override
+from estimator.planning.clusters import as_qlora
 from launchers.spelling import SET
 
 LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -153,11 +154,18 @@ def test_a_gpu_too_small_for_lora_is_offered_qlora() -> None:
     assert "% over" in caught.value.problem
 
 
-def test_qlora_is_offered_on_torchtune_to_a_user_of_deepspeed() -> None:
-    job = job_of("codestral", method="lora", engine="deepspeed")
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+def test_qlora_is_offered_on_the_engine_that_was_asked_for(engine: str) -> None:
+    job = job_of("codestral", method="lora", engine=engine)
     with pytest.raises(CannotFit) as caught:
         plan(job, Target(machine=with_gpus("NVIDIA L4", 1)))
-    assert (Change("method", "qlora"), Change("engine", "torchtune")) in caught.value.suggestions
+    assert (Change("method", "qlora"),) in caught.value.suggestions
+
+
+def test_where_an_engine_can_not_quantise_a_model_qlora_is_offered_on_one_that_can() -> None:
+    quantised = as_qlora(job_of("smollm2-135m", method="lora", engine="torchtune"))
+    assert quantised is not None
+    assert (quantised.method, quantised.engine) == ("qlora", "deepspeed")
 
 
 def test_local_gpus_are_all_used_as_far_as_they_divide_the_batch() -> None:

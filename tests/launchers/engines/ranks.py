@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,12 @@ TRAINING = {  # what an engine imports before it trains
 }
 
 
-def train(jobs: Sequence[Any], limit_s: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run all ranks of a job to their end; a job for each node, with a work folder of its own."""
-    return _train([[job] for job in jobs], limit_s)
+def train(jobs: Sequence[Any], limit_s: float = 300, entry: str = "") -> subprocess.CompletedProcess[str]:
+    """Run all ranks of a job to their end; a job for each node, with a work folder of its own.
+
+    ``entry``: a function, as module:name, that gets the job in each rank instead of its engine.
+    """
+    return _train([[job] for job in jobs], limit_s, entry)
 
 
 def train_in_turn(jobs: Sequence[Any], limit_s: float) -> subprocess.CompletedProcess[str]:
@@ -47,7 +50,9 @@ def train_in_turn(jobs: Sequence[Any], limit_s: float) -> subprocess.CompletedPr
     return _train([jobs], limit_s)
 
 
-def _train(nodes: Sequence[Sequence[Any]], limit_s: float) -> subprocess.CompletedProcess[str]:
+def _train(
+    nodes: Sequence[Sequence[Any]], limit_s: float, entry: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run the ranks of all nodes, each with its jobs, to their end."""
     layout = nodes[0][0].plan.layout
     local_world = layout.world_size // len(nodes)
@@ -73,6 +78,7 @@ def _train(nodes: Sequence[Sequence[Any]], limit_s: float) -> subprocess.Complet
                 "environment": {name: str(value) for name, value in values.items()},
                 "jobs": [str(file) for file in files],
                 "log": str(files[0].with_name(f"rank-{rank}.log")),
+                "entry": entry,
             }
         )
     server = _server(nodes[0][0].plan.engine)
@@ -117,7 +123,7 @@ def main() -> None:
         answers.flush()
 
 
-def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str) -> int:
+def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str, entry: str) -> int:
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -135,7 +141,9 @@ def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str) -
         os.environ.update(environment)
         if len(jobs) > 1:
             _stay_in_one_group()
-        code = sum(_failed(engines.get(engine), TrainJob.load(Path(job))) for job in jobs)
+        module, _, name = entry.partition(":")
+        train = getattr(import_module(module), name) if entry else engines.get(engine).train
+        code = sum(_failed(train, TrainJob.load(Path(job))) for job in jobs)
     except BaseException:  # noqa: BLE001 the process ends here, whatever it was
         traceback.print_exc()
     sys.stdout.flush()
@@ -143,9 +151,9 @@ def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str) -
     os._exit(code)  # as launchers.worker: gloo's threads may abort a process while Python takes itself apart
 
 
-def _failed(engine: Any, job: Any) -> bool:
+def _failed(train: Callable[[Any], None], job: Any) -> bool:
     try:
-        engine.train(job)
+        train(job)
     except Exception:  # noqa: BLE001 the next job runs, whatever it was
         print(f"{job.work_dir}:", file=sys.stderr)
         traceback.print_exc()

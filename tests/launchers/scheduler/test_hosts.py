@@ -74,7 +74,7 @@ def test_a_work_folder_without_room_is_named_with_its_host() -> None:
 
 
 def test_what_an_engine_cannot_do_is_said_in_settings() -> None:
-    wanted = settings.build({"method": "qlora", "engine": "deepspeed"})
+    wanted = settings.build({"compile": True, "engine": "deepspeed"})
     with pytest.raises(UserError, match="--set engine=deepspeed") as caught:
         plan_for_hosts(wanted, hosts(SMALL), calibrated=False)
     assert caught.value.advice == "Use --set engine=torchtune."
@@ -97,7 +97,7 @@ ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
             {"model": "mixtral-8x7b", "method": "lora", "engine": "torchtune"},
             replace(LARGE, ram_bytes=4000 * GIB),
         ),
-        ({"method": "qlora", "engine": "deepspeed"}, SMALL),
+        ({"compile": True, "engine": "deepspeed"}, SMALL),
     ],
 )
 def test_every_option_that_is_advised_is_one_that_python_m_launchers_takes(

@@ -19,7 +19,9 @@ def test_products_of_blocks_are_in_float8_and_no_heads_or_adapters(tmp_path: Pat
 
     folder = runs.make_model(tmp_path)
     job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings={"method": method, "fp8": "tensorwise"})
-    network = model.made_trainable(model.pretrained(job, dtype=torch.float32), job)
+    network = model.made_trainable(
+        model.pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job
+    )
     kernels.set_up(network, job)
     names = {
         name.removesuffix(".base_layer").rpartition(".")[2]

@@ -47,7 +47,9 @@ def repeated(job: TrainJob) -> tuple[int, int]:
     for checkpointing in (False, True):
         layout = dataclasses.replace(job.plan.layout, activation_checkpointing=checkpointing)
         other = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
-        network = model.made_trainable(model.pretrained(other, dtype=torch.float32), other)
+        network = model.made_trainable(
+            model.pretrained(other, dtype=torch.float32, device=torch.device("cpu")), other
+        )
         ids = torch.arange(16)[None]
         loss = network(input_ids=ids, labels=ids, use_cache=False).loss
         with _Counted() as counted:
@@ -89,7 +91,9 @@ def test_recomputing_changes_no_gradient(folder: Path, what: str) -> None:
     gradients = []
     for checkpointing in (False, True):
         job = job_of(folder, checkpointing=checkpointing, recompute={"what": what})
-        network = model.made_trainable(model.pretrained(job, dtype=torch.float32), job)
+        network = model.made_trainable(
+            model.pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job
+        )
         ids = torch.arange(16)[None]
         network(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         gradients.append({name: parameter.grad for name, parameter in network.named_parameters()})

@@ -63,7 +63,7 @@ def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
         save_strategy="no",
         remove_unused_columns=False,
     )
-    network = made_trainable(pretrained(job, dtype=torch.float32), job)
+    network = made_trainable(pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job)
     rows: Any = list(rows_in_order(job))
     Recorded(model=network, args=arguments, train_dataset=rows, data_collator=collated).train()
     return found

@@ -1,0 +1,203 @@
+"""Frozen linear layers whose weights are kept in 4 or 8 bits, for any sharding.
+
+bitsandbytes' own layers are not used: its product keeps the gathered weight from the forward to the backward
+pass (0.50.2, MatMul4Bit: a view of it), so that ZeRO-3 would divide nothing; on some CPUs it packs weights
+anew in evaluation mode; and its 8-bit layer keeps a second reference to the whole weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from launchers.engines import _merge
+from launchers.gang.job import TrainJob
+
+Kind = Literal["nf4", "nf4-double", "int8"]
+Scales = dict[str, torch.Tensor]
+Change = Callable[[str, torch.Tensor], torch.Tensor]
+
+# One scale for 64 weights, quantised in turn in groups of 256: Dettmers et al. 2023, QLoRA
+# (arXiv:2305.14314), section 3; estimator/memory/states.py counts them.
+BLOCK, SCALES_BLOCK = 64, 256
+LARGEST_INT8 = 127
+_NAMES = ("absmax", "absmax2")
+
+
+def kind_of(job: TrainJob) -> Kind | None:
+    """How the job's base is kept; None where it isn't quantised."""
+    return job.settings.lora.quantization if job.plan.method == "qlora" else None
+
+
+def packed(weight: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, Scales]:
+    """A matrix in 4 or 8 bits, as words of its own type in one column, and its scales, as bytes.
+
+    As words of a type that networks are made of, they can be divided, gathered and moved like any weight;
+    as bytes, scales stay what they are where a network is cast to another type.
+    """
+    if kind == "int8":
+        values, largest = _int8(weight)
+        scales = {"absmax": largest}
+    else:
+        from bitsandbytes import functional
+
+        values, state = functional.quantize_4bit(
+            weight.contiguous(), blocksize=BLOCK, compress_statistics=kind == "nf4-double", quant_type="nf4"
+        )
+        scales = {"absmax": state.absmax}
+        if kind == "nf4-double":
+            scales["absmax2"] = torch.cat([state.offset.reshape(1), state.state2.absmax])
+    flat = values.reshape(-1).view(torch.uint8)
+    filled = nn.functional.pad(flat, (0, -len(flat) % weight.element_size()))
+    return filled.view(weight.dtype)[:, None], {name: _as_bytes(scale) for name, scale in scales.items()}
+
+
+def unpacked(
+    words: torch.Tensor, scales: Mapping[str, torch.Tensor], kind: Kind, shape: torch.Size
+) -> torch.Tensor:
+    """What :func:`packed` has made of a matrix of that shape, in the words' type."""
+    count = prod(shape)
+    values = words.reshape(-1).view(torch.uint8)
+    if kind == "int8":
+        whole = values[:count].view(torch.int8).view(shape).to(words.dtype)
+        return whole.mul_(scales["absmax"].view(torch.float32)[:, None] / LARGEST_INT8)
+    from bitsandbytes import functional
+
+    absmax = scales["absmax"]
+    if kind == "nf4-double":
+        absmax2 = scales["absmax2"].view(torch.float32)  # behind the mean of all scales
+        absmax = functional.dequantize_blockwise(
+            absmax, absmax=absmax2[1:], code=_dynamic_code(absmax.device), blocksize=SCALES_BLOCK
+        ).add_(absmax2[0])
+    else:
+        absmax = absmax.view(torch.float32)
+    state = functional.QuantState(absmax, shape=shape, dtype=words.dtype, blocksize=BLOCK, quant_type="nf4")
+    found: torch.Tensor = functional.dequantize_4bit(values[: -(-count // 2)], state)
+    return found
+
+
+def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row by its largest value: Dettmers et al. 2022, LLM.int8() (arXiv:2208.07339), section 2.1.
+
+    Computed in fp32, some rows at a time.
+    """
+    largest = torch.linalg.vector_norm(weight, ord=float("inf"), dim=1, dtype=torch.float32)
+    factor = LARGEST_INT8 / largest.clamp(min=torch.finfo(torch.float32).tiny)
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    for rows in _merge.blocks(weight):
+        values[rows] = (weight[rows].float() * factor[rows, None]).round_().to(torch.int8)
+    return values, largest
+
+
+@lru_cache(maxsize=8)
+def _dynamic_code(device: torch.device) -> torch.Tensor:
+    """What the 8 bits of a quantised scale stand for: bitsandbytes' dynamic map (arXiv:1511.04561)."""
+    from bitsandbytes import functional
+
+    code: torch.Tensor = functional.create_dynamic_map()
+    return code.to(device)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+class QuantisedLinear(nn.Linear):
+    """A frozen linear layer that is made whole for each product, and again for the product's gradient.
+
+    ``weight`` holds the words of :func:`packed`, the buffers ``absmax`` and ``absmax2`` the scales' bytes;
+    these are in no state dict, as they follow from the base's files.
+    """
+
+    absmax: torch.Tensor
+    absmax2: torch.Tensor
+
+    def __init__(self, like: nn.Linear, kind: Kind) -> None:
+        """A layer of the same shape and type on the same device, without values; its scales are real."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.kind = like.in_features, like.out_features, kind
+        self.bias = like.bias
+        old = like.weight
+        count, size = old.numel(), old.element_size()
+        words = -(-(count if kind == "int8" else -(-count // 2)) // size)
+        empty = torch.empty((words, 1), dtype=old.dtype, device=old.device)
+        self.weight = nn.Parameter(empty, requires_grad=False)
+        device = torch.device("cpu") if old.is_meta else old.device
+        for name, length in _scale_bytes(like.out_features, count, kind).items():
+            self.register_buffer(
+                name, torch.empty(length, dtype=torch.uint8, device=device), persistent=False
+            )
+
+    def whole(self) -> torch.Tensor:
+        """The weight as the adapter is trained beside it, [out, in]."""
+        scales = {name: scale for name in _NAMES if (scale := self._buffers.get(name)) is not None}
+        shape = torch.Size((self.out_features, self.in_features))
+        return unpacked(self.weight.detach(), scales, self.kind, shape)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Product.apply(inputs, self)  # type: ignore[no-untyped-call]
+        return result if self.bias is None else result + self.bias
+
+
+def _scale_bytes(rows: int, count: int, kind: Kind) -> dict[str, int]:
+    """Bytes of the scales of a matrix of so many rows and values, by the buffer's name."""
+    if kind == "int8":
+        return {"absmax": 4 * rows}
+    blocks = -(-count // BLOCK)
+    if kind == "nf4":
+        return {"absmax": 4 * blocks}
+    return {"absmax": blocks, "absmax2": 4 * (1 + -(-blocks // SCALES_BLOCK))}
+
+
+class _Product(torch.autograd.Function):
+    """inputs @ weight.T for a weight that isn't trained; the layer's, as it is gathered at each time."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, layer: QuantisedLinear) -> torch.Tensor:
+        ctx.layer = layer
+        return nn.functional.linear(inputs, layer.whole())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient @ ctx.layer.whole(), None
+
+
+def replace_layers(network: Any, kind: Kind) -> None:
+    """Put a :class:`QuantisedLinear` in the place of each linear layer but the head."""
+    head = network.get_output_embeddings()
+    found = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    for name, layer in found:
+        network.set_submodule(name, QuantisedLinear(layer, kind))
+
+
+def base_name(name: str) -> str:
+    """What a layer of a PEFT model is called in its base."""
+    return name.removeprefix("base_model.model.").removesuffix(".base_layer")
+
+
+def as_trained_on(network: nn.Module, device: torch.device) -> Change:
+    """What a network's base weighs beside its adapter: quantised as it was on loading, and unpacked.
+
+    Weights are packed anew, on the device that has packed them, as a rank may hold a part of each only.
+    """
+    modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantisedLinear))
+    layers = {base_name(name): layer for name, layer in modules}
+
+    def change(name: str, weight: torch.Tensor) -> torch.Tensor:
+        layer = layers.get(name.removesuffix(".weight"))
+        if layer is None:
+            return weight
+        words, scales = packed(weight.to(device, layer.weight.dtype), layer.kind)
+        return unpacked(words, scales, layer.kind, weight.shape).cpu()
+
+    return change
+
+
+def unchanged(name: str, weight: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a Change
+    """The same weight."""
+    return weight

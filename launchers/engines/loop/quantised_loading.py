@@ -1,0 +1,81 @@
+"""Loads a model with its linear layers quantised one by one, by transformers' interface for quantisers.
+
+So no more than one matrix is there in 16 bits at a time. transformers' own quantisers make bitsandbytes'
+layers, which ``quantised.py`` says more of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from launchers.engines.loop.quantised import Kind, QuantisedLinear, Scales, packed, replace_layers
+
+METHOD = "metaflow-finetune"
+
+
+@register_quantization_config(METHOD)
+class LoopQuantization(QuantizationConfigMixin):  # type: ignore[misc,unused-ignore]
+    """What ``from_pretrained(quantization_config=...)`` takes: the kind, and the device that quantises."""
+
+    def __init__(self, kind: Kind, device: torch.device) -> None:
+        super().__init__(quant_method=METHOD)
+        self.kind, self.device = kind, device
+
+
+@register_quantizer(METHOD)
+class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
+    """Replaces the layers before the weights are loaded, packs each weight as it comes."""
+
+    is_trainable = True
+
+    def __init__(self, quantization_config: LoopQuantization, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self.scales: dict[str, Scales] = {}
+
+    def is_serializable(self) -> bool:
+        return False  # what is saved are adapters, and the base's own files
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
+        owner, _dot, name = param_name.rpartition(".")
+        return name == "weight" and isinstance(model.get_submodule(owner), QuantisedLinear)
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
+        replace_layers(model, self.quantization_config.kind)
+
+    def get_quantize_ops(self) -> _Pack:
+        return _Pack(self)
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> None:
+        for name, scales in self.scales.items():
+            layer = model.get_submodule(name)
+            for kind, values in scales.items():
+                layer.register_buffer(kind, values, persistent=False)
+        self.remove_quantization_config(model)  # from here on a model like any other
+
+
+class _Pack(ConversionOps):  # type: ignore[misc,unused-ignore]
+    """One weight, as it was read, into words; its scales wait until everything is loaded.
+
+    transformers moves a model's other buffers off the meta device after the weights, and these with them.
+    """
+
+    def __init__(self, quantizer: LoopQuantizer) -> None:
+        self._quantizer = quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], full_layer_name: str = "", **_: Any
+    ) -> dict[str, nn.Parameter]:
+        (found,) = input_dict.values()
+        weight = found[0] if isinstance(found, list) else found
+        asked = self._quantizer.quantization_config
+        words, scales = packed(weight.to(asked.device), asked.kind)
+        self._quantizer.scales[full_layer_name.removesuffix(".weight")] = {
+            name: values.to(weight.device) for name, values in scales.items()
+        }
+        return {full_layer_name: nn.Parameter(words.to(weight.device), requires_grad=False)}

@@ -1,0 +1,284 @@
+"""Layers in 4 and 8 bits: what they hold, what they compute, and what trains beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from launchers import engines
+from launchers.engines.loop import quantised
+from launchers.engines.loop.quantised import Kind, QuantisedLinear, packed, unpacked
+from launchers.gang.job import TrainJob
+from tests.launchers.engines.loop import runs
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+STEPS = 6
+CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def layer_of(weight: torch.Tensor, kind: Kind) -> QuantisedLinear:
+    like = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    layer = QuantisedLinear(like, kind)
+    words, scales = packed(weight, kind)
+    assert words.shape == layer.weight.shape
+    layer.weight.data = words
+    for name, values in scales.items():
+        assert values.shape == layer.get_buffer(name).shape
+        setattr(layer, name, values)
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["nf4", "nf4-double"])
+def test_4_bits_are_those_of_bitsandbytes(kind: Kind, dtype: torch.dtype) -> None:
+    from bitsandbytes import functional
+
+    weight = matrix(96, 160, dtype)
+    theirs, state = functional.quantize_4bit(
+        weight, blocksize=64, compress_statistics=kind == "nf4-double", quant_type="nf4"
+    )
+    words, scales = packed(weight, kind)
+    assert torch.equal(words.view(torch.uint8).reshape(-1), theirs.reshape(-1))
+    assert torch.equal(unpacked(words, scales, kind, weight.shape), functional.dequantize_4bit(theirs, state))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_8_bits_are_off_by_half_a_step_of_their_row(dtype: torch.dtype) -> None:
+    weight = matrix(96, 160, dtype)
+    words, scales = packed(weight, "int8")
+    found = unpacked(words, scales, "int8", weight.shape)
+    step = weight.float().abs().amax(1, keepdim=True) / quantised.LARGEST_INT8
+    rounded = 2**-8 if dtype is torch.bfloat16 else 1e-6
+    assert found.dtype == dtype
+    assert ((found - weight).float().abs() <= step / 2 + rounded * weight.float().abs()).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (33, 33), (64, 66)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_of_any_shape_is_packed(kind: Kind, shape: tuple[int, int]) -> None:
+    weight = matrix(*shape)
+    found = layer_of(weight, kind).whole()
+    assert found.shape == weight.shape
+    assert (found - weight).abs().max() <= 0.2 * weight.abs().max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_zeros_stays_one(kind: Kind) -> None:
+    weight = matrix(4, 64)
+    weight[1] = 0
+    assert torch.equal(layer_of(weight, kind).whole()[1], torch.zeros(64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_those_of_a_linear_layer_with_the_unpacked_weight(kind: Kind) -> None:
+    layer = layer_of(matrix(48, 32), kind)
+    plain = nn.Linear(32, 48, bias=False)
+    plain.weight.data = layer.whole()
+    inputs = [matrix(7, 32).requires_grad_() for _ in range(2)]
+    for network, values in zip((layer, plain), inputs, strict=True):
+        network(values).square().sum().backward()
+    assert inputs[0].grad is not None
+    assert inputs[1].grad is not None
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_are_not_cast_with_a_network_and_are_in_no_state_dict(kind: Kind) -> None:
+    layer = layer_of(matrix(48, 64, torch.bfloat16), kind)
+    before = layer.whole()
+    network = nn.Sequential(layer).to(torch.bfloat16).bfloat16()
+    assert torch.equal(layer.whole(), before)
+    assert set(network.state_dict()) == {"0.weight"}
+
+
+@pytest.mark.parametrize(("kind", "bytes_each"), [("nf4", 0.5625), ("nf4-double", 0.516), ("int8", 1.016)])
+def test_a_weight_takes_the_bytes_that_its_kind_promises(kind: Kind, bytes_each: float) -> None:
+    layer = layer_of(matrix(256, 256), kind)
+    held = sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers()))
+    assert held / 256**2 == pytest.approx(bytes_each, rel=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_product_keeps_no_weight_that_was_gathered_for_it(kind: Kind) -> None:
+    """As ZeRO-3 does it: the parameter's values are given away, and gathered anew for the gradient."""
+    layer = layer_of(matrix(48, 64), kind)
+    inputs, gathered = matrix(3, 64).requires_grad_(), layer.weight.data
+    output = layer(inputs)
+    layer.weight.data = gathered.clone()
+    gathered.view(torch.uint8).fill_(0)
+    output.sum().backward()
+    assert inputs.grad is not None
+    torch.testing.assert_close(inputs.grad, layer.whole().sum(0).expand(3, -1))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(8), batch=4, steps=STEPS)
+
+
+def qlora(
+    work: Path, model: Path, data: Path, sharding: str, kind: Kind = "nf4-double", **options: Any
+) -> TrainJob:
+    settings = {"method": "qlora", "lora": {"quantization": kind}}
+    engine = "deepspeed" if sharding.startswith("zero") else "fsdp2"
+    options = {"steps": STEPS, "engine": engine, "sharding": sharding, "settings": settings} | options
+    return runs.make_job(work, model, data, **options)
+
+
+@pytest.fixture(scope="module", params=["zero2", "fsdp"])
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
+) -> TrainJob:
+    """A run on two processes that others are compared with, done; with a checkpoint after half its steps."""
+    job = qlora(tmp_path_factory.mktemp("whole"), model, data, request.param, checkpoint_every=3)
+    runs.run(job)
+    return job
+
+
+def losses(job: TrainJob) -> list[float]:
+    return runs.losses(runs.steps(job))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_and_fsdp2_train_alike(
+    tmp_path: Path, model: Path, data: Path, kind: Kind, precision: str
+) -> None:
+    found = []
+    for sharding in ("zero2", "zero3", "fsdp"):
+        job = qlora(tmp_path / sharding, model, data, sharding, kind, precision=precision)
+        found.append(runs.losses(runs.run(job)))
+    close = CLOSE if precision == "fp32" else 1e-4  # adapters are in bf16 under ZeRO, in fp32 under FSDP2
+    assert found[1] == pytest.approx(found[0], rel=close)
+    assert found[2] == pytest.approx(found[0], rel=close)
+    assert found[0][-1] < 0.99 * found[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["zero0", "none"])
+def test_one_process_trains_as_two(
+    tmp_path: Path, model: Path, data: Path, whole: TrainJob, engine: str
+) -> None:
+    alone = qlora(tmp_path, model, data, engine, world=1, micro=4)
+    assert runs.losses(runs.run(alone)) == pytest.approx(losses(whole), rel=CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"offload": "cpu"}, {"activation_checkpointing": True}], ids=str)
+def test_offload_and_checkpointing_change_no_loss(
+    tmp_path: Path, whole: TrainJob, options: dict[str, Any]
+) -> None:
+    again = qlora(tmp_path, whole.model_dir, whole.data_dir, whole.plan.layout.sharding, **options)
+    assert runs.losses(runs.run(again)) == pytest.approx(losses(whole), rel=CLOSE)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bit_by_bit_and_its_checkpoints_hold_no_base(tmp_path: Path, whole: TrainJob) -> None:
+    again = runs.resumed(whole, tmp_path / "again", 3)
+    assert runs.losses(runs.run(again)) == losses(whole)[3:]
+    one, other = ((job.output_dir / "model" / "model.safetensors").read_bytes() for job in (whole, again))
+    assert one == other
+    engine = whole.checkpoint_dir(3) / "engine"
+    adapters = (whole.output_dir / "adapter" / "adapter_model.safetensors").stat().st_size
+    written = sum(path.stat().st_size for path in engine.rglob("*") if path.is_file())
+    assert written < 4.5 * adapters + 60_000, "weights, both moments and ZeRO's fp32 copy, and some tables"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 4])
+def test_fsdp2_goes_on_with_another_number_of_processes(
+    tmp_path: Path, model: Path, data: Path, world: int
+) -> None:
+    job = qlora(tmp_path / "two", model, data, "fsdp", checkpoint_every=3)
+    runs.run(job)
+    layout: dict[str, Any] = {"processes_per_node": world, "micro_batch_size": 4 // world}
+    again = runs.resumed(job, tmp_path / "again", 3, **layout, sharding="none" if world == 1 else "fsdp")
+    assert runs.losses(runs.run(again)) == pytest.approx(losses(job)[3:], rel=CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["zero3", "fsdp"])
+def test_two_nodes_equal_one(tmp_path: Path, model: Path, data: Path, sharding: str) -> None:
+    alone = qlora(tmp_path / "alone", model, data, sharding)
+    runs.run(alone)
+    nodes = [qlora(tmp_path / f"node-{node}", model, data, sharding, checkpoint_every=3) for node in range(2)]
+    runs.run_nodes(nodes)
+    assert losses(nodes[0]) == losses(alone)
+    union = tmp_path / "union"
+    for job in nodes:
+        shutil.copytree(job.checkpoint_dir(3), union, dirs_exist_ok=True)
+    resumed = [
+        dataclasses.replace(runs.resumed(job, tmp_path / f"again-{node}", 3), resume_dir=union)
+        for node, job in enumerate(nodes)
+    ]
+    runs.run_nodes(resumed)
+    assert losses(resumed[0]) == losses(alone)[3:]
+
+
+def logits(network: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = network.train()(torch.arange(3, 33)[None]).logits
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_merged_model_answers_as_the_quantised_base_with_its_adapter(
+    tmp_path: Path, model: Path, data: Path, kind: Kind, sharding: str
+) -> None:
+    """The base as transformers' BitsAndBytesConfig quantises it, too, but for its 8 bits' rounding."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from launchers.engines.loop.quantised_loading import LoopQuantization
+
+    job = qlora(tmp_path / "work", model, data, sharding, kind)
+    runs.run(job)
+    engines.get(job.plan.engine).collect(job, tmp_path)
+    merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32))
+    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": kind == "nf4-double"}
+    theirs = BitsAndBytesConfig(load_in_8bit=kind == "int8", load_in_4bit=kind != "int8", **four)
+    for quantization, close in (
+        (LoopQuantization(kind, torch.device("cpu")), 1e-5),
+        (theirs, 5e-3 if kind == "int8" else 1e-5),
+    ):
+        base = AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32, quantization_config=quantization
+        )
+        before = logits(base)
+        adapted = logits(PeftModel.from_pretrained(base, str(tmp_path / "adapter")))
+        torch.testing.assert_close(adapted, merged, atol=close, rtol=0)
+        assert (before - merged).abs().max() > 10 * close
+
+
+def test_a_checkpoint_beside_another_base_is_refused(tmp_path: Path) -> None:
+    from estimator.errors import UserError
+    from launchers.engines.deepspeed import checkpoint as zero
+    from launchers.engines.fsdp2 import checkpoint as fsdp
+
+    for sharding, check in (("zero2", zero.needs_conversion), ("fsdp", fsdp._check)):
+        job = qlora(tmp_path, tmp_path, tmp_path, sharding, resume_dir=tmp_path)
+        written = (zero if sharding == "zero2" else fsdp).WrittenBy.of(job)
+        other = dataclasses.replace(written, quantization="int8")
+        (tmp_path / "engine.json").write_text(json.dumps(dataclasses.asdict(other)))
+        with pytest.raises(UserError, match="quantization int8, this run has nf4-double"):
+            check(job)
