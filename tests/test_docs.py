@@ -171,12 +171,25 @@ def models_table() -> str:
 
 
 COMBINATIONS = [(engine, method) for engine in engines.ENGINES for method in ("full", "lora", "qlora")]
+# What runs where is one column for engines that run the same loop and refuse the same
+COLUMNS = [
+    (group, method)
+    for group in (("torchtune",), ("deepspeed", "fsdp2"))
+    for method in ("full", "lora", "qlora")
+]
 
 
 def refusal(model: str, engine: str, method: str) -> str | None:
     """Why this engine refuses, at otherwise default settings."""
     wanted = settings.build({"model": model, "method": method, "engine": engine})
     return engines.get(engine).unsupported(wanted, models.find(model))
+
+
+def refusal_of_column(model: str, group: tuple[str, ...], method: str) -> str | None:
+    """Why the engines of a column refuse; they have to agree whether they do."""
+    reasons = [refusal(model, engine, method) for engine in group]
+    assert len({reason is None for reason in reasons}) == 1, f"{group} disagree on {model} {method}"
+    return reasons[0]
 
 
 def runs_somewhere(model: str) -> bool:
@@ -202,15 +215,14 @@ def proofs() -> str:
 
 def matrix() -> str:
     """Every model of the table that an engine trains, by what each engine says."""
-    head = " | ".join(f"{engine} {method}" for engine, method in COMBINATIONS)
-    lines = [f"| Model | {head} | Refused, because |", "|---" * (len(COMBINATIONS) + 2) + "|"]
+    head = " | ".join(f"{', '.join(group)} {method}" for group, method in COLUMNS)
+    lines = [f"| Model | {head} | Refused, because |", "|---" * (len(COLUMNS) + 2) + "|"]
     for name in filter(runs_somewhere, models.names()):
-        reasons = [refusal(name, *combination) for combination in COMBINATIONS]
+        reasons = [refusal_of_column(name, *column) for column in COLUMNS]
         cells = ["no" if reason else "yes" for reason in reasons]
-        own = [r for r, (engine, _) in zip(reasons, COMBINATIONS, strict=True) if r and engine == "torchtune"]
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {own[0] if own else ''} |")
-    reason = textwrap.fill(f"deepspeed, {refusal('tiny-llama', 'deepspeed', 'qlora')}.", WIDTH)
-    lines += ["", reason, "", "No engine trains these; `finetune plan` plans for them.", ""]
+        clauses = dict.fromkeys(reason for reason in reasons if reason)
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {'; '.join(clauses)} |")
+    lines += ["", "No engine trains these; `finetune plan` plans for them.", ""]
     lines += ["| Models | Because |", "|---|---|"]
     others: dict[str, list[str]] = {}
     for name in models.names():
@@ -594,9 +606,9 @@ def test_the_table_of_what_runs_where_is_what_the_engines_say() -> None:
         for name in filter(runs_somewhere, models.names()):
             if any(fnmatch(name, pattern) for pattern in re.findall(r"`([^`]+)`", patterns)):
                 seen.append(name)
-                for combination, cell in zip(COMBINATIONS, cells, strict=True):
-                    says = refusal(name, *combination) is None
-                    assert says == cell.startswith("yes"), f"{name} {combination}: the table says {cell}"
+                for column, cell in zip(COLUMNS, cells, strict=True):
+                    says = refusal_of_column(name, *column) is None
+                    assert says == cell.startswith("yes"), f"{name} {column}: the table says {cell}"
     assert sorted(seen) == sorted(filter(runs_somewhere, models.names()))
 
 
