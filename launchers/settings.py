@@ -169,8 +169,8 @@ class Settings(_Section):
     model: str = "tiny-llama"
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
     method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
-    """What is trained: all weights; adapters; adapters on a 4-bit base; adapters and the length of each row
-    (DoRA). auto: the first of full, lora and qlora of which a plan fits."""
+    """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
+    row (DoRA). auto: the first of full, lora and qlora of which a plan fits."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
     way."""

@@ -85,12 +85,12 @@ def _held(model: Any, of_batch: set[int]) -> dict[str, int]:
         add(parameter.grad, "gradients")
     for buffer in model.module.buffers():
         add(buffer, "weights")
-    steps = model._engine.basic_optimizer if hasattr(model, "_engine") else model._steps
-    for group in steps.param_groups:
-        for parameter in group["params"]:
+    optimizers = [model._engine.basic_optimizer] if hasattr(model, "_engine") else model._steps
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
             add(parameter, "master weights")  # ZeRO's copies; others are in the module
-            for state in steps.state[parameter].values():
-                add(state, "optimizer")
+            for tensor in state.values():
+                add(tensor, "optimizer")
     for tensor in gc.get_objects():
         if isinstance(tensor, torch.Tensor):
             add(tensor, "others")
