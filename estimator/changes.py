@@ -49,6 +49,7 @@ class FinetuneOptions:
         "optimizer.name": "--optimizer",
         "lora.quantization": "--quantization",
         "resources.from_catalogue": "no --from-cluster",
+        "lora.modules_to_save": "--trained-modules",
         "tensor_parallel": "--tp",
         "context_parallel": "--cp",
         "pipeline_parallel": "--pp",

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
-from estimator.setup import FAMILY_CODE, Fp8, Optimizer, Task
+from estimator.setup import LLAMA_ADAPTERS, TRAINED_MODULES, Fp8, Optimizer, Task, check_start_layer
 
-METHODS = ("full", "lora", "qlora", "dora", "auto")
+METHODS = ("full", "lora", "qlora", "dora", *LLAMA_ADAPTERS, "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
 ENGINES = ("torchtune", "deepspeed", "fsdp2", *PARALLEL_ENGINES, "auto")
 OPTIMIZERS = get_args(Optimizer)
@@ -30,7 +30,7 @@ class Job:
     """
 
     model: ModelSpec
-    method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
+    method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2", "auto"] = "full"
     engine: Literal["torchtune", "deepspeed", "fsdp2", "torchtitan", "megatron", "auto"] = "torchtune"
     task: Task = "sft"
     seq_len: int = 2048
@@ -46,6 +46,9 @@ class Job:
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
     quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"  # of qlora's base
+    adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
+    adapter_start_layer: int = 2  # the first block that has them
+    trained_modules: tuple[str, ...] = ()  # of setup.TRAINED_MODULES, trained whole beside LoRA's adapters
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
@@ -72,7 +75,14 @@ class Job:
         _one_of("offload", self.offload, ("none", "cpu"))
         _one_of("fp8", self.fp8, get_args(Fp8))
         _one_of("recompute.what", self.recompute, ("full", "selective"))
-        for name in ("seq_len", "global_batch_size", "lora_rank", "keep_checkpoints", "recompute_every"):
+        for name in (
+            "seq_len",
+            "global_batch_size",
+            "lora_rank",
+            "adapter_prompt_length",
+            "keep_checkpoints",
+            "recompute_every",
+        ):
             _at_least_one(name, getattr(self, name))
         for name in ("micro_batch_size", "steps", "replicas", *DEGREES):
             if getattr(self, name) is not None:
@@ -120,7 +130,17 @@ class Job:
                 (Change("optimizer_in_backward", True), f": {self.engine} has no such thing."),
                 ("Use ", Change("engine", "torchtune"), " to plan it."),
             )
-        if self.adapters:
+        if self.method in LLAMA_ADAPTERS:
+            check_start_layer(self.model, self.adapter_start_layer)
+        if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
+            raise UserError(
+                (
+                    Change("lora.modules_to_save"),
+                    f" names {', '.join(sorted(strangers))}, which is not known.",
+                ),
+                f"Name some of {', '.join(TRAINED_MODULES)}.",
+            )
+        if self.low_rank:
             if not self.lora_targets:
                 raise UserError((Change("lora.targets"), " is empty: no layer would be trained."))
             self.model.lora_parameters(self.lora_rank, self.lora_targets)
@@ -196,16 +216,9 @@ class Job:
         return self.method != "full"
 
     @property
-    def trainable_parameters(self) -> int:
-        """Parameters that are trained: all of the model, or the adapters."""
-        if not self.adapters:
-            return self.model.parameters
-        return self.model.lora_parameters(
-            self.lora_rank,
-            self.lora_targets,
-            family_code=self.engine in FAMILY_CODE,
-            magnitudes=self.method == "dora",
-        )
+    def low_rank(self) -> bool:
+        """Whether the adapters are LoRA's kind of matrices."""
+        return self.method not in ("full", *LLAMA_ADAPTERS)
 
     @property
     def tokens_per_step(self) -> int:

@@ -27,7 +27,7 @@ Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 
 # What launchers/settings.py lets a run ask for; anything else is planned only
 LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2")
-LAUNCHED_METHODS = ("full", "lora", "qlora", "dora")
+LAUNCHED_METHODS = ("full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2")
 LAUNCHED_OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd")
 LAUNCHED_TASKS = ("sft",)
 
@@ -214,7 +214,7 @@ class Plan:
 
     model: str
     parameters: int
-    method: Literal["full", "lora", "qlora", "dora"]
+    method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2"]
     engine: str
     target: Literal["local", "allocation", "kubernetes", "batch", "catalogue"]
     request: Request

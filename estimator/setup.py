@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from estimator.errors import UserError
-from estimator.models import PROJECTIONS, ModelSpec
+from estimator.errors import Change, UserError
+from estimator.models import PROJECTIONS, ModelSpec, parameters
 
 Engine = Literal[
     "torchtune", "deepspeed", "fsdp2", "torchtitan", "litgpt", "transformers", "composer", "megatron"
 ]
 # Those that this package runs on transformers 5's modules: see ModelSpec.lora_parameters
 FAMILY_CODE = ("deepspeed", "fsdp2")
-Method = Literal["full", "lora", "dora"]
+Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
+LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
+TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
 Task = Literal["sft", "pretrain", "dpo", "orpo", "reward"]
 Precision = Literal[
     "fp32",  # everything in fp32
@@ -59,7 +61,9 @@ class Setup:
     task: Task = "sft"
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS  # also "lm_head", "embed_tokens": adapters there
-    trained_modules: tuple[str, ...] = ()  # trained whole beside the adapters: "embed_tokens", "lm_head"
+    adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
+    adapter_start_layer: int = 2  # the first block that has them
+    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole beside the adapters
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
     undivided_base: bool = False  # in a type that ZeRO-3 can't divide: every process holds all of it
@@ -115,6 +119,13 @@ class Setup:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} = {value!r} must be a whole number above 0.")
         self._check_parallelism()
+        if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
+            raise UserError(
+                f"trained_modules = {', '.join(sorted(strangers))} is not known.",
+                f"Name some of {', '.join(TRAINED_MODULES)}.",
+            )
+        if self.prompts:
+            check_start_layer(self.model, self.adapter_start_layer)
         if self.quantization != "none" and self.method == "full":
             raise UserError(
                 f"quantization {self.quantization} freezes the weights; full training changes them.",
@@ -167,6 +178,21 @@ class Setup:
         return self.method != "full"
 
     @property
+    def prompts(self) -> bool:
+        """Whether the adapters are prompts in front of attention: LLaMA-Adapter, v1 and v2."""
+        return self.method in LLAMA_ADAPTERS
+
+    @property
+    def idle_blocks(self) -> int:
+        """The lowest blocks, which keep nothing: below LLaMA-Adapter v1's prompts nothing is trained."""
+        return self.adapter_start_layer if self.method == "adapter-v1" else 0
+
+    @property
+    def trains_norms(self) -> bool:
+        """Whether the norms' weights are trained: with all others, or beside adapters."""
+        return self.method in ("full", "adapter-v2") or "norms" in self.trained_modules
+
+    @property
     def sequences(self) -> int:
         """Sequences in one forward pass of one process; a preference pair is two sequences."""
         return self.micro_batch_size * (2 if self.task in ("dpo", "orpo", "reward") else 1)
@@ -186,13 +212,26 @@ class Setup:
         """Parameters that are trained: all of the model, or adapters and modules trained beside them."""
         if not self.adapters:
             return self.model.parameters
-        return self.adapter_parameters + self.trained_module_parameters
+        return self.adapter_parameters + self.trained_norm_parameters + self.trained_module_parameters
 
     @property
     def adapter_parameters(self) -> int:
-        """Adapter weights; DoRA adds a magnitude for each output (Liu et al. 2024, arXiv:2402.09353)."""
+        """Adapter weights; DoRA adds a magnitude for each output (Liu et al. 2024, arXiv:2402.09353).
+
+        LLaMA-Adapter: :func:`estimator.models.parameters.prompts`, and for v2 a scale and a bias for each
+        output of every linear layer (Gao et al. 2023, arXiv:2304.15010). PEFT's v1 has one gate for a block,
+        litgpt has one for each head, and so has v2 in launchers/engines/loop/adapter_v2.py.
+        """
         if not self.adapters:
             return 0
+        if self.prompts:
+            second = self.method == "adapter-v2"
+            return parameters.prompts(
+                self.model,
+                length=self.adapter_prompt_length,
+                start_layer=self.adapter_start_layer,
+                gates=self.model.heads if second or self.engine == "litgpt" else 1,
+            ) + second * 2 * parameters.outputs(self.model)
         model, rank = self.model, self.lora_rank
         inner = tuple(target for target in self.lora_targets if target not in ("lm_head", "embed_tokens"))
         outer = len(self.lora_targets) - len(inner)
@@ -202,9 +241,33 @@ class Setup:
         return total + outer * rank * (model.vocab + model.hidden)
 
     @property
+    def trained_norm_parameters(self) -> int:
+        """Weights of norms over the hidden size that LLaMA-Adapter v2 trains where they are."""
+        return parameters.norms(self.model) if self.method == "adapter-v2" else 0
+
+    @property
     def trained_module_parameters(self) -> int:
-        """Weights of modules that are trained whole beside the adapters (PEFT: modules_to_save)."""
-        return len(self.trained_modules) * self.model.vocab * self.model.hidden
+        """Weights of modules that are trained whole beside the adapters (PEFT: modules_to_save).
+
+        They are copies, beside the frozen ones; of tied embeddings the loop makes one.
+        """
+        matrices = len({"embed_tokens", "lm_head"} & set(self.trained_modules))
+        if self.engine in FAMILY_CODE and self.model.tied_embeddings:
+            matrices = min(matrices, 1)
+        total = matrices * self.model.vocab * self.model.hidden
+        return total + ("norms" in self.trained_modules) * parameters.norms(self.model)
+
+
+def check_start_layer(model: ModelSpec, start_layer: int) -> None:
+    """Raise UserError where no block of the model is left for LLaMA-Adapter's prompts."""
+    if not 0 <= start_layer < model.layers:
+        raise UserError(
+            (
+                Change("adapter.start_layer", start_layer),
+                f": {model.name} has {model.layers} blocks, counted from 0.",
+            ),
+            ("Use ", Change("adapter.start_layer", 0), " for prompts in all of them."),
+        )
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -226,6 +289,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 _COUNTS = (
     "lora_rank",
+    "adapter_prompt_length",
     "shard",
     "replicate",
     "tensor",

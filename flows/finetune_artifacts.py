@@ -23,7 +23,7 @@ from decorators.storage import MetaflowStorage, datastore
 from estimator import models, remote
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
-from launchers import model_card, pipeline
+from launchers import engines, model_card, pipeline
 from launchers.dataset import sources
 from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
@@ -165,7 +165,8 @@ def export(
 ) -> str:
     """Put the finished model where the user can take it; returns its folder, or its bundle's address.
 
-    A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers. A run
+    A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
+    adapter alone where it can't be merged. A run
     elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it.
     """
     if not storage.is_local:
@@ -178,4 +179,4 @@ def export(
     model_card.write_records(temporary, plan, settings, facts, model=model, again=AGAIN)
     shutil.rmtree(destination, ignore_errors=True)
     temporary.rename(destination)
-    return str(destination / "model")
+    return str(engines.result_of(destination))

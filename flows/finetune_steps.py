@@ -19,7 +19,7 @@ from decorators.storage import datastore
 from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_launch
 from flows.finetune_node import train_on_node
-from launchers import pipeline
+from launchers import engines, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.model_card import closing_facts
 from launchers.report.metrics import summarise
@@ -162,7 +162,7 @@ class FinetuneSteps(FlowSpec):
                 self.used_settings,
                 self.plan,
                 base_dir=finetune_artifacts.fetch_model(self.model_reference, work / "base"),
-                model_dir=work / "finished" / "model",
+                model_dir=engines.result_of(work / "finished"),
                 data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
                 work=work / "evaluation",
             )

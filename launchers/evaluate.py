@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from estimator.errors import UserError
 from launchers.cluster.processes import PARENT, child_environment, die_with_parent, tail
+from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
 from launchers.imports import collector_paused
 from launchers.models import causal
 
@@ -36,7 +37,7 @@ class EvaluationRequest:
     """``data_dir`` is a prepared folder: its heldout/ gives the loss, its heldout.jsonl the prompts."""
 
     base_dir: Path
-    model_dir: Path
+    model_dir: Path  # the finished model, or an adapter of the base that can't be merged
     data_dir: Path
     work_dir: Path  # gets request.json, result.json and evaluate.log
     generations: int = 3
@@ -190,7 +191,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     texts = [prompt["prompt"] for prompt in prompts]
     outcomes = []
     for folder in (request.base_dir, request.model_dir):
-        model = _load(folder, device, precision)
+        model = _load(folder, request.base_dir, device, precision)
         # the finished model's tokenizer for both: the base may have come without one of its own
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
         outcomes.append((None if data is None else _score(model, data, request.max_rows), answers))
@@ -210,12 +211,23 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     )
 
 
-def _load(folder: Path, device: str, precision: str) -> Any:
+def _load(folder: Path, base: Path, device: str, precision: str) -> Any:
     import torch
 
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    options = {"device_map": "auto"} if device == "cuda" else {}
-    return causal.load(folder, dtype=dtype, **options).eval()
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32}
+    if device == "cuda":
+        options["device_map"] = "auto"
+    if (folder / ADAPTER_V2_CONFIG).is_file():
+        with collector_paused():
+            from launchers.engines.loop import adapter_v2
+
+        return adapter_v2.load(base, folder, **options)
+    if (folder / "adapter_config.json").is_file():
+        with collector_paused():
+            from peft import PeftModel
+
+        return PeftModel.from_pretrained(causal.load(base, **options), str(folder)).eval()
+    return causal.load(folder, **options).eval()
 
 
 def _score(model: Any, data: Prepared, max_rows: int) -> Score:

@@ -11,6 +11,8 @@ import yaml
 
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
+from estimator.setup import LLAMA_ADAPTERS
+from launchers import engines
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import Summary, duration
 from launchers.settings import Settings
@@ -64,29 +66,54 @@ def closing_facts(
 def write_records(
     folder: Path, plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str
 ) -> None:
-    """Beside ``folder/model``: settings.yaml and plan.json; in it, its page.
+    """Beside what was trained: settings.yaml and plan.json; in it (``engines.result_of``), its page.
 
     ``model``: what was fine-tuned. ``again``: the command that repeats the run.
     """
     values = settings.model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
-    (folder / "model" / "README.md").write_text(model_page(plan, settings, facts, model=model, again=again))
+    page = model_page(plan, settings, facts, model=model, again=again)
+    (engines.result_of(folder) / "README.md").write_text(page)
 
 
 def model_page(plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str) -> str:
     """A model card (README.md) in Hugging Face's form."""
-    head: dict[str, object] = {"library_name": "transformers", "tags": ["metaflow-finetune", plan.method]}
+    library = "peft" if plan.method == "adapter-v1" else "transformers"
+    head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
         head["base_model"] = model.hub_id
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
         f"Method {plan.method}, engine {plan.engine}, data {settings.dataset}.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n{_how_to_load(plan.method, model)}"
         "`settings.yaml` beside this folder repeats the run:\n\n"
         f"    {again}\n"
     )
+
+
+def _how_to_load(method: str, model: ModelRef) -> str:
+    """For a page: how an adapter that can't be merged comes onto its base; nothing for a whole model."""
+    if method not in LLAMA_ADAPTERS:
+        return ""
+    base = model.location or model.name
+    if method == "adapter-v1":
+        lines = [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM",
+            "",
+            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
+            'model = PeftModel.from_pretrained(base, "this/folder")',
+        ]
+    else:
+        lines = [
+            "from launchers.engines.loop import adapter_v2  # of metaflow-finetune",
+            "",
+            f'model = adapter_v2.load("{base}", "this/folder")',
+        ]
+    code = "\n".join(f"    {line}".rstrip() for line in lines)
+    return f"The adapter can't be merged into its base; this puts it onto it:\n\n{code}\n\n"
 
 
 def _number(value: float | None) -> str:

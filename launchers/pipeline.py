@@ -43,9 +43,17 @@ PACKAGES = {  # what an engine's processes import, beside the base install
     "fsdp2": ("torch", "accelerate", "peft", "transformers"),
 }
 
-# tiny-llama starts from random weights, so it wants far larger steps than a trained model.
-_LEARNING_RATES = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4, "dora": 2e-4}
-_TINY_LEARNING_RATES = {"full": 3e-3, "lora": 5e-3, "qlora": 5e-3, "dora": 5e-3}
+# tiny-llama starts from random weights, so it wants far larger steps than a trained model. LLaMA-Adapters'
+# gates begin at 0: litgpt@26857050's finetune_adapter and finetune_adapter_v2 leave AdamW at torch's 1e-3,
+# with the batch of 16 that is the default here.
+_LOW_RANK = ("lora", "qlora", "dora")
+_LEARNING_RATES = {"full": 2e-5, **dict.fromkeys(_LOW_RANK, 2e-4), "adapter-v1": 1e-3, "adapter-v2": 1e-3}
+_TINY_LEARNING_RATES = {
+    "full": 3e-3,
+    **dict.fromkeys(_LOW_RANK, 5e-3),
+    "adapter-v1": 1e-1,
+    "adapter-v2": 2e-2,
+}
 
 ChoosePlan = Callable[[Job, Target, Calibration | None], Plan]
 
@@ -257,6 +265,9 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
         rslora=settings.lora.rslora,
         quantization=settings.lora.quantization,
+        trained_modules=settings.lora.modules_to_save,
+        adapter_prompt_length=settings.adapter.prompt_length,
+        adapter_start_layer=settings.adapter.start_layer,
         packing=settings.packing,
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,

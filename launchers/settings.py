@@ -42,7 +42,8 @@ class Optimizer(_Section):
     """AdamW, with states in 8 bits or in memory that the host lends (bitsandbytes); Adafactor; Muon for
     matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
-    """Peak learning rate. auto: 2e-5 for full, 2e-4 for adapters; tiny-llama 3e-3 and 5e-3."""
+    """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for
+    LLaMA-Adapters; tiny-llama 3e-3, 5e-3, and 1e-1 (v1) or 2e-2."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -84,11 +85,21 @@ class Lora(_Section):
     the blocks, whatever the model's family calls it, without routers and experts."""
     quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"
     """How method qlora keeps the base: in 4 bits (NF4) with scales in 8 bits or in 32, or in 8 bits."""
+    modules_to_save: tuple[Literal["embed_tokens", "lm_head", "norms"], ...] = ()
+    """What is trained whole beside the adapters: the embedding, the head, all norms over the hidden size.
+    Embedding and head that are one matrix stay one."""
 
     @property
     def all_linear(self) -> bool:
         """Whether every linear layer is meant. Not every family has all of Llama's seven, or no others."""
         return self.targets == "all-linear" or set(self.targets) == set(PROJECTIONS)
+
+
+class Adapter(_Section):
+    prompt_length: Positive = 10
+    """Prompt vectors of each block."""
+    start_layer: NonNegative = 2
+    """The first block with a prompt, counted from 0: the lower ones have none."""
 
 
 class Zero(_Section):
@@ -168,9 +179,10 @@ class Settings(_Section):
 
     model: str = "tiny-llama"
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
-    method: Literal["full", "lora", "qlora", "dora", "auto"] = "full"
+    method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2", "auto"] = "full"
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
-    row (DoRA). auto: the first of full, lora and qlora of which a plan fits."""
+    row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
+    bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
     way."""
@@ -226,6 +238,8 @@ class Settings(_Section):
     """The learning rate over the steps."""
     lora: Lora = Lora()
     """Adapters, for methods lora, qlora and dora."""
+    adapter: Adapter = Adapter()
+    """LLaMA-Adapters, for methods adapter-v1 and adapter-v2."""
     zero: Zero = Zero()
     """DeepSpeed's sharding."""
     fsdp: Fsdp = Fsdp()

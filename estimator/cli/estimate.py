@@ -156,7 +156,9 @@ def _step(answer: Answer) -> str:
         setup.optimizer + (" in the backward pass" if setup.optimizer_in_backward else ""),
         f"checkpointing {setup.checkpointing}",
     ]
-    if setup.adapters:
+    if setup.prompts:
+        parts.append(f"prompts of {setup.adapter_prompt_length} from block {setup.adapter_start_layer}")
+    elif setup.adapters:
         parts.append(f"rank {setup.lora_rank} on {', '.join(setup.lora_targets)}")
     if setup.quantization != "none":
         parts.append(f"base in {setup.quantization}")

@@ -42,7 +42,7 @@ OVER: dict[str, tuple[str, tuple[str, ...]]] = {
 WHAT_IT_IS = {
     "weights": "the model's parameters, this process's share of them",
     "master weights": "an fp32 copy of what is trained, which the optimizer updates",
-    "adapters": "the parameters that LoRA or DoRA adds",
+    "adapters": "the parameters that LoRA, DoRA or a LLaMA-Adapter adds",
     "reference model": "the untrained model that DPO compares with",
     "gradients": "one for each trained parameter",
     "optimizer": "its states: AdamW keeps two numbers for each trained parameter",

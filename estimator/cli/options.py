@@ -17,7 +17,7 @@ from estimator import setup as fields
 from estimator.cli.defaults import ENGINES
 from estimator.errors import UserError
 
-METHODS = ("full", "lora", "qlora", "dora", "qdora")
+METHODS = ("full", "lora", "qlora", "dora", "qdora", *fields.LLAMA_ADAPTERS)
 DEFAULT_SEQ_LEN = 2048
 _WHAT, _SPREAD, _BATCH, _MEMORY, _PLACE = (
     "What is trained",
@@ -57,9 +57,15 @@ class SetupOptions:
         str | None,
         Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT),
     ] = None
+    adapter_prompt_length: Annotated[
+        int, Option(help="Of a LLaMA-Adapter: prompt vectors of a block.", rich_help_panel=_WHAT)
+    ] = 10
+    adapter_start_layer: Annotated[
+        int, Option(help="The first block with a prompt.", rich_help_panel=_WHAT)
+    ] = 2
     trained_modules: Annotated[
         str | None,
-        Option(help="Trained whole beside adapters: embed_tokens, lm_head.", rich_help_panel=_WHAT),
+        Option(help="Trained whole beside adapters: embed_tokens, lm_head, norms.", rich_help_panel=_WHAT),
     ] = None
     quantization: Annotated[
         str | None,

@@ -36,7 +36,8 @@ class JobOptions:
     ]  # fmt: skip
     method: Annotated[
         str,
-        Option(help="full, lora, qlora, dora; auto: the first of full, lora, qlora that will do.",
+        Option(help="full, lora, qlora, dora, adapter-v1, adapter-v2; auto: the first of full, lora, qlora "
+                    "that will do.",
                rich_help_panel=_WHAT),
     ] = "auto"  # fmt: skip
     engine: Annotated[
@@ -61,6 +62,15 @@ class JobOptions:
         str | None,
         Option(help="Of qlora's base: nf4-double, nf4, int8.", rich_help_panel=_WHAT),
     ] = None
+    trained_modules: Annotated[
+        str, Option(help="Trained whole beside LoRA: embed_tokens, lm_head, norms.", rich_help_panel=_WHAT)
+    ] = ""
+    adapter_prompt_length: Annotated[
+        int, Option(help="Of a LLaMA-Adapter: prompt vectors of a block.", rich_help_panel=_WHAT)
+    ] = 10
+    adapter_start_layer: Annotated[
+        int, Option(help="The first block with a prompt.", rich_help_panel=_WHAT)
+    ] = 2
     optimizer: Annotated[
         str, Option(help="adamw, adamw8bit, paged-adamw, adafactor, sgd, muon...", rich_help_panel=_WHAT)
     ] = "adamw"
@@ -237,6 +247,9 @@ def _job(wanted: JobOptions) -> Job:
         lora_rank=wanted.lora_rank,
         lora_targets=_targets(wanted.lora_targets, model),
         quantization=_quantization(wanted),  # type: ignore[arg-type]
+        trained_modules=_names(wanted.trained_modules),
+        adapter_prompt_length=wanted.adapter_prompt_length,
+        adapter_start_layer=wanted.adapter_start_layer,
         packing=wanted.packing,
         recompute=wanted.recompute_what,  # type: ignore[arg-type]
         recompute_every=wanted.recompute_every,
@@ -266,6 +279,10 @@ def _quantization(wanted: JobOptions) -> str:
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:
     if text == "all":
         return tuple(model.projections)
+    return _names(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

@@ -12,6 +12,7 @@ from estimator.hardware import VARIABLE
 from estimator.hardware.cluster_taints import opening
 from estimator.models import PROJECTIONS
 from estimator.planning.obstacles import taints_of
+from estimator.setup import LLAMA_ADAPTERS
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
@@ -86,12 +87,20 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "recompute.every", str(job.recompute_every)
     if job.compile:
         yield "compile", "true"
-    if plan.method != "full" and job.lora_rank != 8:
+    if plan.method in LLAMA_ADAPTERS:
+        if job.adapter_prompt_length != 10:
+            yield "adapter.prompt_length", str(job.adapter_prompt_length)
+        if job.adapter_start_layer != 2:
+            yield "adapter.start_layer", str(job.adapter_start_layer)
+    low_rank = plan.method not in ("full", *LLAMA_ADAPTERS)
+    if low_rank and job.lora_rank != 8:
         yield "lora.rank", str(job.lora_rank)
     targets = set(job.lora_targets)
-    if plan.method != "full" and targets != set(PROJECTIONS):
+    if low_rank and targets != set(PROJECTIONS):
         everything = targets in (set(job.model.projections), set(job.model.all_linear))
         yield "lora.targets", "all-linear" if everything else f"[{', '.join(job.lora_targets)}]"
+    if low_rank and job.trained_modules:
+        yield "lora.modules_to_save", f"[{', '.join(job.trained_modules)}]"
     if job.zero_stage is not None:
         yield "zero.stage", str(job.zero_stage)
     if job.fsdp_sharding is not None:

@@ -70,6 +70,8 @@ def _untraceable_parts(setup: Setup) -> str | None:
         return f"{setup.engine} has the loss {' or '.join(allowed)} here, not {setup.loss}"
     if setup.checkpointing == "selective" and setup.engine != "torchtitan":
         return f"selective checkpointing is torchtitan's; {setup.engine} has none or full"
+    if setup.method == "adapter-v2" or (setup.prompts and torchtune_modules(setup)):
+        return f"{setup.method} is traced as PEFT has it: v1, on transformers' models"
     if setup.trained_modules or {"lm_head", "embed_tokens"} & set(setup.lora_targets):
         return "adapters or whole training of embeddings and head are not built here"
     if setup.adapters and torchtune_modules(setup):

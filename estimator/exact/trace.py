@@ -155,7 +155,7 @@ class Step:
 
     def _mark_weights(self) -> None:
         for name, parameter in self.built.model.named_parameters():
-            adapter = "lora_" in name or "magnitude" in name
+            adapter = any(word in name for word in ("lora_", "magnitude", "adaption_"))
             self.tracker.mark(parameter, Part.ADAPTERS if adapter else Part.WEIGHTS)
             ways = self.setup.shard if divides_scales(self.setup) else 1
             scales = kernels.nf4_scale_bytes(parameter) // ways
@@ -169,7 +169,8 @@ class Step:
         """Hooks that tell the moments and the gradients."""
         built = self.built
         built.last_norm.register_forward_hook(self._loss_begins)
-        for number, block in enumerate(built.blocks):
+        idle = self.setup.idle_blocks  # their results have no gradient
+        for number, block in enumerate(built.blocks[idle:], idle):
             block.register_forward_hook(self._block_done(number))
         if self.setup.sharding not in FSDP:
             for parameter in built.trained:
@@ -196,7 +197,8 @@ class Step:
 
     def _block_done(self, number: int) -> Any:
         last = len(self.built.blocks) - 1
-        name = {last: "backward, last block", 0: "backward, first block"}.get(
+        first = self.setup.idle_blocks
+        name = {last: "backward, last block", first: "backward, first block"}.get(
             number, "backward, inner blocks"
         )
 

@@ -89,7 +89,27 @@ def _quantise(blocks: nn.ModuleList) -> None:
 
 
 def _with_adapters(setup: Setup, model: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
+
+    config = _prompts(setup) if setup.prompts else _low_rank(setup, model)
+    # Parameters that are fake can't be moved, and they are made where they belong in their type
+    without_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
+    # launchers/engines/loop/model.py keeps the base's type; PEFT's own choice is fp32
+    with without_moves:
+        return get_peft_model(model, config, autocast_adapter_dtype=setup.engine != "deepspeed")
+
+
+def _prompts(setup: Setup) -> Any:
+    from peft import AdaptionPromptConfig
+
+    layers = setup.model.layers - setup.adapter_start_layer
+    return AdaptionPromptConfig(
+        adapter_len=setup.adapter_prompt_length, adapter_layers=layers, task_type="CAUSAL_LM"
+    )
+
+
+def _low_rank(setup: Setup, model: Any) -> Any:
+    from peft import LoraConfig
 
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     targets = [target for target in setup.lora_targets if target in linear]
@@ -98,18 +118,13 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
             f"lora_targets = {', '.join(setup.lora_targets)}: {setup.model.name} has no such linear layers.",
             f"Its linear layers are {', '.join(sorted(linear))}.",
         )
-    config = LoraConfig(
+    return LoraConfig(
         r=setup.lora_rank,
         lora_alpha=2 * setup.lora_rank,
         target_modules=targets,
         use_dora=setup.method == "dora",
         task_type="CAUSAL_LM",
     )
-    # Parameters that are fake can't be moved, and they are made where they belong in their type
-    without_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
-    # launchers/engines/loop/model.py keeps the base's type; PEFT's own choice is fp32
-    with without_moves:
-        return get_peft_model(model, config, autocast_adapter_dtype=setup.engine != "deepspeed")
 
 
 def _forward(setup: Setup, model: Any) -> Loss:

@@ -37,7 +37,9 @@ def block_bytes(setup: Setup) -> float:
     parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
     if setup.compile:
         parts = _compiled(setup, dense / model.layers)
-    if setup.adapters:
+    if setup.prompts:
+        parts += _prompt_attention(setup) + _rescaled_outputs(setup)
+    elif setup.adapters:
         parts += _adapter_inputs(setup)
     return parts + _fp8_eager(setup)
 
@@ -53,13 +55,13 @@ def _around(setup: Setup) -> float:
     model, code, size = setup.model, implementations.of(setup), computing(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
-    norm = _norm_bytes(setup)
+    norm = _norm_bytes(setup, trained=setup.trains_norms)
     norms = model.norms_per_layer
     if model.parallel_residual and model.norm == "layer":
         norms = 1  # both read the block's input
     saved = norms * model.hidden * norm / sequence
     if model.qk_norm:
-        saved += (model.q_dim + model.kv_dim) * norm / setup.tensor
+        saved += (model.q_dim + model.kv_dim) * _norm_bytes(setup, trained=whole_weights) / setup.tensor
     # the norms' results, which the first products of attention and MLP read
     inputs = 1 if model.parallel_residual and model.norms_per_layer == 1 else 2
     if whole_weights:
@@ -72,14 +74,14 @@ def _around(setup: Setup) -> float:
     return saved
 
 
-def _norm_bytes(setup: Setup) -> int:
-    """Bytes an element that one norm saves."""
+def _norm_bytes(setup: Setup, *, trained: bool) -> int:
+    """Bytes an element that one norm saves; its weight may be ``trained``."""
     code = implementations.of(setup)
     if setup.model.norm == "layer":
         return computing(setup)  # torch's own kernel reads its input again
     if setup.precision == "fp32" or setup.precision.endswith("autocast"):
-        return 4 + (code.norm_output_fp32 if not setup.adapters else 0)
-    return code.norm_input + (code.norm_output if not setup.adapters else 0)
+        return 4 + (code.norm_output_fp32 if trained else 0)
+    return code.norm_input + (code.norm_output if trained else 0)
 
 
 def _gathered(setup: Setup) -> int:
@@ -133,7 +135,7 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         size = computing(setup)
         experts = _mlp(setup, routed * model.ffn)
         # each expert's input, where its weights need it, and its result before weighting
-        trained = not setup.adapters or bool(_IN_MLP & set(setup.lora_targets))
+        trained = not setup.adapters or (not setup.prompts and bool(_IN_MLP & set(setup.lora_targets)))
         experts += (2 if trained else 1) * routed * model.hidden * size
         experts += _mlp(setup, model.shared_ffn) + 8 * model.experts  # router's logits and their softmax
         saved += (1 - dense) * experts
@@ -213,6 +215,34 @@ def _adapter_inputs(setup: Setup) -> float:
             input_bytes * into + result_bytes + (cast or size) * setup.lora_rank
         )
     return saved / setup.tensor
+
+
+def _prompt_attention(setup: Setup) -> float:
+    """Bytes for one token and one block of LLaMA-Adapter's attention over its prompt; the mean over blocks.
+
+    litgpt keeps its result for the gate, and what the kernel keeps of the softmax (litgpt/adapter.py). The
+    loop's v2 and PEFT's v1 keep the probabilities in fp32, as they compute, and behind the gate; PEFT makes
+    the queries anew (peft/tuners/adaption_prompt/layer.py).
+    """
+    model, size = setup.model, computing(setup)
+    if setup.engine == "litgpt":
+        saved = float(size * model.attention_out_dim + 4 * model.heads)
+    else:
+        saved = 8.0 * model.heads * setup.adapter_prompt_length
+        if setup.method == "adapter-v1":
+            saved += size * model.q_dim
+    with_prompts = 1.0 if setup.method == "adapter-v1" else 1 - setup.adapter_start_layer / model.layers
+    return saved * with_prompts / setup.tensor
+
+
+def _rescaled_outputs(setup: Setup) -> float:
+    """Bytes for one token and one block of the linear layers' outputs that v2's scales are trained on."""
+    if setup.method != "adapter-v2":
+        return 0.0
+    model = setup.model
+    shapes = shape_of(model).linear_shapes
+    outputs = sum(out * _adapted(setup, name) for name, (out, _) in shapes.items())
+    return computing(setup) * outputs / setup.tensor
 
 
 def _joined(model: ModelSpec) -> dict[str, str]:
@@ -302,4 +332,5 @@ def last_bytes(setup: Setup) -> float:
     model, size = setup.model, computing(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)
-    return (model.hidden * (_norm_bytes(setup) + size)) / sequence + head_input
+    norm = _norm_bytes(setup, trained=setup.trains_norms)
+    return (model.hidden * (norm + size)) / sequence + head_input

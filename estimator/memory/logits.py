@@ -49,6 +49,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     losses/cross_entropy.py, inplace_backward; Unsloth's Triton kernel): logits and gradient, 4 B. Under the
     Trainer their shifted copy and its gradient beside, and accelerate's fp32 copy of what the model returns
     (utils/operations.py, ConvertOutputsToFp32): 10 B.
+    LLaMA-Adapter v2 keeps what the head's scale is trained on; behind it the logits, their gradient, that
+    before the scale, and the product whose sum is the scale's own are alive.
     recomputed (launchers/dataset/batches.py): logits, 12 B for each logit of one piece and the
     gradients of the others; or logits, their gradient in pieces and joined. fused: pieces of the logits, and
     the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
@@ -66,10 +68,13 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
         return Logits((size + 8) * piece * model.vocab // setup.tensor + 4 * head)
     if setup.loss == "recomputed":
         piece = min(elements, DEEPSPEED_LOSS_POSITIONS * model.vocab)
+        if setup.method == "adapter-v2":
+            return Logits(max(3 * size * elements + (12 - size) * piece, 5 * size * elements))
         return Logits(max(2 * size * elements + (12 - size) * piece, 3 * size * elements))
     if setup.engine == "litgpt" and setup.adapters:
         whole_head = 0 if setup.quantization == "none" else size * part.own_head
-        return Logits(max((8 + size) * elements, (4 + size) * elements + whole_head))
+        scaled = size * elements if setup.method == "adapter-v2" else 0
+        return Logits(max((8 + size) * elements, (4 + size) * elements + whole_head) + scaled)
     if setup.engine == "litgpt":
         return Logits(LITGPT_FULL * elements)
     if setup.loss == "kernel":

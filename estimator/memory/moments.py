@@ -27,6 +27,7 @@ from estimator.memory.states import (
     loaded_bytes,
     scale_bytes,
     states,
+    trains_embedding_in_vain,
 )
 from estimator.setup import Setup
 
@@ -253,17 +254,18 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
     boundary = boundary_bytes(setup)
     passes = in_flight(setup, part)
     block = int(tokens * (block_per_token + backward_bytes(setup)))
+    layers = part.layers - setup.idle_blocks
     if not checkpointed(setup):
-        saved = tokens * part.layers * block_per_token
+        saved = tokens * layers * block_per_token
         if setup.activation_offload:
             saved *= 1 - OFFLOADED_WITHOUT_CHECKPOINTING
     else:
         per_block = boundary + (selective_bytes(setup) if setup.checkpointing == "selective" else 0)
-        layers = part.layers // setup.recompute_every
-        whole = part.layers - layers
+        recomputed = layers // setup.recompute_every
+        whole = layers - recomputed
         if setup.activation_offload:
-            layers = min(layers, BLOCKS_NOT_YET_OFFLOADED)
-        saved = tokens * (layers * per_block + whole * block_per_token)
+            recomputed = min(recomputed, BLOCKS_NOT_YET_OFFLOADED)
+        saved = tokens * (recomputed * per_block + whole * block_per_token)
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
     return int(saved * passes) + mask + _cast_weights(setup, part), block, int(tokens * boundary)
 
@@ -344,7 +346,7 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
         return gradients
     if setup.engine != "litgpt":
         return 0
-    if setup.quantization != "none":  # StableEmbedding's is never freed
+    if trains_embedding_in_vain(setup):
         return min(gradients, setup.model.vocab * setup.model.hidden * computing(setup))
     return gradients  # it accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
 
@@ -375,8 +377,8 @@ def stale_bytes(setup: Setup, part: Part) -> int:
     """
     if setup.engine != "litgpt" or setup.quantization == "none":
         return 0
-    model = setup.model
+    model, layers = setup.model, part.layers - setup.idle_blocks
     # the inputs of attention, of its output projection, of the MLP and of its last product
     inputs = (2 * model.hidden + model.attention_out_dim + model.ffn) * computing(setup)
     last_step = 0 if setup.longest_once else LENGTH_BEFORE_THE_LONGEST * inputs
-    return int(setup.tokens * part.layers * (inputs + last_step))
+    return int(setup.tokens * layers * (inputs + last_step))

@@ -81,8 +81,8 @@ def computing(setup: Setup) -> int:
 
 
 def adapter_size(setup: Setup) -> int:
-    """Bytes of one adapter weight."""
-    size = implementations.of(setup).adapter_bytes
+    """Bytes of one adapter weight; prompts are of the base's type, also where PEFT keeps LoRA in fp32."""
+    size = 0 if setup.prompts else implementations.of(setup).adapter_bytes
     return size or _weight_size(setup)
 
 
@@ -137,7 +137,7 @@ def trained_parameters(setup: Setup, part: Part) -> int:
     """Trained parameters of one rank, before data parallel processes share them."""
     if not setup.adapters:
         return part.parameters
-    inner = adapter_parameters(setup) * part.layers // setup.model.layers
+    inner = (adapter_parameters(setup) + setup.trained_norm_parameters) * part.layers // setup.model.layers
     # one of an adapter's two matrices is divided as the matrix that it adapts is
     divided = -(-inner * (setup.tensor + 1) // (2 * setup.tensor))
     outer = setup.trained_module_parameters if part.first or part.last else 0
@@ -145,15 +145,19 @@ def trained_parameters(setup: Setup, part: Part) -> int:
 
 
 def base_bytes(setup: Setup, part: Part, weight: int) -> int:
-    """Bytes of the model's own weights, before data parallel processes share them."""
+    """Bytes of the model's own weights, before data parallel processes share them.
+
+    Without the norms that are trained beside adapters: they count as adapters.
+    """
+    kept = part.parameters - setup.trained_norm_parameters * part.layers // setup.model.layers
     if setup.quantization == "none":
-        return part.parameters * (weight if not setup.adapters else _frozen_size(setup))
+        return kept * (weight if not setup.adapters else _frozen_size(setup))
     size = 4 if setup.upcast_frozen else _frozen_size(setup)
-    rest = part.parameters - _quantised(setup, part)
+    rest = kept - _quantised(setup, part)
     total = packed_bytes(setup, part) + rest * size
     if setup.engine == "litgpt":
         # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
-        # referenced
+        # referenced. Runs of before that (2023-10) hold as much, by what is not known.
         total += part.embedding * size
     return total
 
@@ -215,11 +219,19 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
         flat_elements = part.blocks if setup.adapters else part.parameters
         return flat_elements * size if setup.accumulation > 1 else share(flat_elements * size, setup.shard)
     total = shared(setup, part, trained * size, "gradients") + partial_gradient_bytes(setup, part)
-    if setup.engine == "litgpt" and setup.quantization != "none":
-        total += part.embedding * size  # StableEmbedding trains, though no optimizer has it
+    if trains_embedding_in_vain(setup):
+        total += part.embedding * size
     if unreduced(setup):
         total += 4 * trained
     return total
+
+
+def trains_embedding_in_vain(setup: Setup) -> bool:
+    """Whether a frozen model's embedding gets gradients that no optimizer uses, and that are never freed.
+
+    litgpt's StableEmbedding does, beside a quantised base, since Lightning-AI/litgpt@ae798aba (October 2024).
+    """
+    return setup.engine == "litgpt" and setup.quantization != "none" and setup.engine_version != "2023-10"
 
 
 def late_gradient_bytes(setup: Setup, part: Part) -> int:

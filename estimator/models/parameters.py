@@ -152,6 +152,26 @@ def linears(m: ModelShape) -> int:
     return m.layers * attention_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
 
 
+def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
+    """Parameters of LLaMA-Adapter's prompts: ``length`` vectors and the gates of each block from the first.
+
+    Zhang et al. 2023 (arXiv:2303.16199), section 3.1 and 3.2; litgpt/adapter.py.
+    """
+    return (m.layers - start_layer) * (length * m.hidden + gates)
+
+
+def outputs(m: ModelShape) -> int:
+    """Outputs of all linear layers: of the blocks with routers, and of the head, tied or not."""
+    blocks = m.layers * sum(out for out, _ in attention_shapes(m).values())
+    blocks += sum(count * sum(out for out, _ in mlp_shapes(m, width).values()) for count, width in mlps(m))
+    return blocks + (m.layers - m.dense_layers) * m.experts + m.vocab * m.causal
+
+
+def norms(m: ModelShape) -> int:
+    """Parameters of all norms over the hidden size."""
+    return (m.layers * m.norms_per_layer + 1) * norm(m)
+
+
 def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tuple[int, int, int]]:
     """(how many, out, in) of the matrices that adapters on one matrix of every block belong to.
 

@@ -14,6 +14,8 @@ from estimator.job import Job
 from estimator.models import PROJECTIONS, ModelSpec, untried
 from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
+from estimator.planning import trained_parts
+from estimator.setup import LLAMA_ADAPTERS
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
@@ -53,6 +55,7 @@ class Training:
     rslora: bool = False
     quantization: str = "nf4-double"  # of qlora's base
     processes: int = 1
+    trained_modules: tuple[str, ...] = ()  # whole, beside LoRA's adapters
     zero: bool = False  # whether ZeRO's stage or offload is asked for
     fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
 
@@ -120,6 +123,7 @@ def _training(job: Job, processes: int) -> Training:
         lora_targets=job.lora_targets,
         rslora=job.rslora,
         quantization=job.quantization,
+        trained_modules=job.trained_modules,
         processes=processes,
         zero=job.zero_stage is not None or (job.offload != "none" and job.engine != "fsdp2"),
         fsdp=job.fsdp_sharding is not None or job.replicas is not None,
@@ -201,6 +205,10 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         return None
     if training.method == "dora":
         return "dora: torchtune 0.6.1's DoRA layers are neither loaded nor merged here"
+    if training.method in LLAMA_ADAPTERS:
+        return f"{training.method}: torchtune 0.6.1 has no LLaMA-Adapter"
+    if training.trained_modules:
+        return "lora.modules_to_save: torchtune 0.6.1's recipes train adapters and nothing beside them"
     if training.rslora:
         return "lora.rslora: torchtune 0.6.1 scales its adapters by alpha / rank alone"
     targets = set(training.lora_targets)
@@ -261,6 +269,13 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if training.compile and engine != "fsdp2":
         return "compile: ZeRO's hooks run inside of the blocks that would be compiled"
+    if training.method in LLAMA_ADAPTERS:
+        if training.compile or training.fp8 != "none":
+            what = "compile" if training.compile else f"fp8 {training.fp8}"
+            return f"{what}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
+        return trained_parts.llama_adapter(model, training.method)
+    if training.trained_modules and training.method != "full":
+        return trained_parts.whole_modules(model) or _experts_alone(model, training)
     return _experts_alone(model, training)
 
 

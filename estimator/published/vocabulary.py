@@ -84,10 +84,13 @@ def alias_of(framework: str) -> str | None:
 def version_of(framework: str, engine: Engine) -> str:
     """The version of ``data/implementations.csv`` whose code the framework ran; "" is today's.
 
-    torchtitan had both FSDPs in spring 2024 alone, and torchtune's norms kept less up to 0.4.
+    torchtitan had both FSDPs in spring 2024 alone, torchtune's norms kept less up to 0.4, and litgpt's tables
+    of October 2023 and January 2024 are from before it trained quantised models with StableEmbedding.
     """
     if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
         return "2024-05"
+    if engine == "litgpt" and "@8641822" in framework:
+        return "2023-10"
     if engine == "torchtitan" and "graph_trainer" in framework:
         return "graph"
     if engine == "transformers" and not _TRAINER.search(framework):
@@ -142,6 +145,8 @@ def method_of(text: str) -> tuple[Method, Task, bool, bool]:
         return "lora", task, False, embeddings
     if bare == "qlora":
         return "lora", task, True, embeddings
+    if bare in ("adapter", "adapter_v2"):  # litgpt's commands: finetune_adapter and finetune_adapter_v2
+        return ("adapter-v2" if bare == "adapter_v2" else "adapter-v1"), task, False, embeddings
     if bare in ("dora", "lora-dora", "qdora", "qlora-dora"):
         return "dora", task, bare.startswith("q"), embeddings
     raise UnsupportedRow(f"method {text!r} is not claimed")

@@ -36,6 +36,7 @@ QUANTISED_BYTES = {"nf4": 0.5625, "nf4-double": 0.516, "int8": 1.0}  # a weight 
 # Bytes kept for the backward pass for each token, unit of width and layer: Korthikanti et al. 2022
 # (arXiv:2205.05198), equation 1, without dropout's masks; a checkpoint alone is the layer's input.
 KEPT_BYTES = {"none": 32, "selective": 16, "full": 2}
+SCALED_BYTES = 8  # of each output that LLaMA-Adapter v2 adds a bias to and scales, each read and written
 ADAPTER_BYTES = (4, 8)  # of each unit of an adapter's input (read, dropout) and output (scaled, added)
 
 
@@ -123,10 +124,11 @@ def work(setup: Setup) -> Work:
     stage = -(-model.layers // setup.pipeline) / model.layers  # share of the layers in the fullest stage
     split = stage / setup.tensor
     weights = weights_of(model)
-    dense, experts = weights.dense, weights.used_experts
+    dense, experts = weights.dense + _made_again(setup), weights.used_experts
     repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
     reference = 1.0 if setup.task == "dpo" else 0.0  # the reference model's forward pass
-    backward = PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
+    reached = 1 - setup.idle_blocks / model.layers  # share of the layers that have a backward pass
+    backward = reached * PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
     passes = 1 + backward + repeat_products + reference
     adapters = 2 * _adapters_used(setup) * (1 + PRODUCT_BACKWARD + repeat_products)
     head_weights = model.vocab * model.hidden if model.causal else 0
@@ -143,7 +145,10 @@ def work(setup: Setup) -> Work:
         linear=tokens * split * (2 * dense * passes + adapters),
         expert=tokens * split * 2 * experts * passes,
         head=tokens * 2 * head_weights * head_passes / setup.tensor,
-        attention=tokens * split * attention * (1 + ATTENTION_BACKWARD + repeat_attention + reference),
+        attention=tokens
+        * split
+        * attention
+        * (1 + reached * (ATTENTION_BACKWARD + repeat_attention) + reference),
         moved=tokens / setup.tensor * (stage * model.layers * _moved(setup) * rest_passes + _logits(setup)),
         weights=read * passes,
         dequantised=unpacked * passes,
@@ -155,9 +160,26 @@ def work(setup: Setup) -> Work:
 
 
 def _adapters_used(setup: Setup) -> float:
-    """Adapter weights that one token passes through; where experts have adapters, those of its own."""
+    """Adapter weights that one token passes through; where experts have adapters, those of its own.
+
+    A LLaMA-Adapter's are the keys and values of its prompts.
+    """
     model = setup.model
+    if setup.prompts:
+        widths = model.q_dim + model.attention_out_dim
+        return (model.layers - setup.adapter_start_layer) * setup.adapter_prompt_length * widths
     return setup.adapter_parameters * weights_of(model).active / weights_of(model).all
+
+
+def _made_again(setup: Setup) -> float:
+    """Weights of the products that PEFT's LLaMA-Adapter v1 makes a second time: queries and values.
+
+    peft/tuners/adaption_prompt/utils.py, llama_compute_query_states; litgpt's and the loop's v2 don't.
+    """
+    if setup.method != "adapter-v1" or setup.engine == "litgpt":
+        return 0.0
+    model = setup.model
+    return float((model.layers - setup.adapter_start_layer) * model.hidden * (model.q_dim + model.v_dim))
 
 
 def _resident_experts(setup: Setup) -> float:
@@ -208,7 +230,11 @@ def _moved(setup: Setup) -> float:
     moved += ROUTED_BYTES * model.hidden * model.experts_per_token
     if setup.attention == "math" or model.attention_sinks:  # fused kernels of the time have no sinks
         moved += SCORE_BYTES * model.heads * setup.seq_len
-    if setup.adapters:
+    if setup.prompts:
+        moved += RESIDUAL_BYTES * model.attention_out_dim
+        if setup.method == "adapter-v2":
+            moved += SCALED_BYTES * parameters.outputs(model) / model.layers
+    elif setup.adapters:
         # An adapter of rank r has r weights for each unit of its inputs and outputs; inputs are about half
         each = sum(ADAPTER_BYTES) / 2
         moved += each * setup.adapter_parameters / (setup.lora_rank * model.layers)

@@ -42,7 +42,14 @@ class Engine(Protocol):
     def collect(self, job: TrainJob, destination: Path) -> None:
         """After training, on node 0, without torch: lay out the output as ``destination/model`` (a
         whole model in Hugging Face format, adapters merged) and, for adapters,
-        ``destination/adapter`` (PEFT format)."""
+        ``destination/adapter`` (PEFT format). Where an adapter can't be merged there is no
+        ``destination/model``, and the adapter has the tokenizer beside it (:func:`result_of`)."""
+
+
+def result_of(folder: Path) -> Path:
+    """What ``collect`` has laid out to be used: the whole model, or the adapter that can't be merged."""
+    model = folder / "model"
+    return model if model.is_dir() else folder / "adapter"
 
 
 def get(name: str) -> Engine:
@@ -72,6 +79,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         lora_targets=generic_targets(settings),
         rslora=settings.lora.rslora,
         quantization=settings.lora.quantization,
+        trained_modules=settings.lora.modules_to_save,
         processes=(resources.nodes or 1) * (resources.gpus or 1),
         zero=settings.zero.stage != "auto" or settings.zero.offload != "none",
         fsdp=settings.fsdp != type(settings.fsdp)(),

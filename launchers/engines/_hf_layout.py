@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
-_SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
+ADAPTER_V2_CONFIG, ADAPTER_V2_WEIGHTS = "adapter_v2.json", "adapter_v2.safetensors"
+_TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -28,16 +27,14 @@ _SIDE_FILES = (
     "LICENSE*",
     "USE_POLICY*",
 )
+_MODEL_FILES = ("config.json", "generation_config.json")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -> None:
     """A whole model: ``weights`` (safetensors) under their usual names, the rest from ``model_dir``."""
     destination.mkdir(parents=True, exist_ok=True)
-    for pattern in _SIDE_FILES:
-        for path in model_dir.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, destination / path.name)
+    _copy_files(model_dir, (*_MODEL_FILES, *_TOKENIZER_FILES), destination)
     dtypes = place_weights(weights, destination)
     _set_dtype(destination / "config.json", dtypes)
 
@@ -68,6 +65,26 @@ def lay_out_adapter(weights: Path, config: dict[str, Any], destination: Path, *,
     link(weights, destination / "adapter_model.safetensors")
     values = config | {"base_model_name_or_path": base_model, "task_type": "CAUSAL_LM"}
     (destination / "adapter_config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def lay_out_adapter_v2(source: Path, destination: Path, *, base_model: str) -> None:
+    """A LLaMA-Adapter v2 as the loop's ``adapter_v2.load`` takes it, naming the model that it belongs to."""
+    destination.mkdir(parents=True, exist_ok=True)
+    link(source / ADAPTER_V2_WEIGHTS, destination / ADAPTER_V2_WEIGHTS)
+    values = json.loads((source / ADAPTER_V2_CONFIG).read_text()) | {"base_model_name_or_path": base_model}
+    (destination / ADAPTER_V2_CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def lay_out_tokenizer(model_dir: Path, destination: Path) -> None:
+    """The tokenizer's files, for an adapter that is handed over without a model."""
+    _copy_files(model_dir, _TOKENIZER_FILES, destination)
+
+
+def _copy_files(source: Path, patterns: Sequence[str], destination: Path) -> None:
+    for pattern in patterns:
+        for path in source.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, destination / path.name)
 
 
 def link(source: Path, target: Path) -> None:

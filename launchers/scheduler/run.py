@@ -2,7 +2,7 @@
 
 All nodes share the output folder::
 
-    OUTPUT/model, adapter                               the finished model
+    OUTPUT/model, adapter                               the finished model; of a LLaMA-Adapter, it alone
     OUTPUT/plan.json, settings.yaml, metrics.json       what made it, and what was measured
     OUTPUT/run/                                         weights, data, checkpoints, the ranks' logs
 """
@@ -173,7 +173,7 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     engines.get(plan.engine).collect(trained.job, finished)
     evaluation, failed = None, None
     try:
-        evaluation = _evaluate(start, plan, finished / "model", work / "evaluation")
+        evaluation = _evaluate(start, plan, engines.result_of(finished), work / "evaluation")
     except UserError as error:  # the training is worth more than what is measured of it
         failed = error.problem
         print(error, file=sys.stderr, flush=True)
@@ -223,8 +223,9 @@ def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> Evaluati
 
 
 def _put_in_place(finished: Path, output: Path) -> None:
-    """Move the result beside ``run``. The model is last: a folder that has one is finished."""
-    for path in sorted(finished.iterdir(), key=lambda path: path.name == "model"):
+    """Move the result beside ``run``. What is used is last: a folder that has it is finished."""
+    last = engines.result_of(finished)
+    for path in sorted(finished.iterdir(), key=lambda path: path == last):
         destination = output / path.name
         if destination.is_dir():
             shutil.rmtree(destination)
@@ -235,7 +236,7 @@ def _put_in_place(finished: Path, output: Path) -> None:
 def _print_result(facts: Facts, evaluation: EvaluationResult | None, output: Path) -> None:
     lines = [evaluation.text()] if evaluation else []
     lines += [f"{name}: {value}" for name, value in facts]
-    print("\n".join([*lines, f"model: {output / 'model'}"]), flush=True)
+    print("\n".join([*lines, f"model: {engines.result_of(output)}"]), flush=True)
 
 
 def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
@@ -244,7 +245,7 @@ def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
         job = str(json.loads((request.output / "metrics.json").read_text())["job"])
     except (OSError, ValueError, KeyError):
         job = ""
-    if not (request.output / "model").exists():
+    if not engines.result_of(request.output).exists():
         return False
     if job == place.job:
         print(f"{request.output} has this job's finished model already: nothing is left to do.", flush=True)

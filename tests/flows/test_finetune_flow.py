@@ -61,3 +61,19 @@ def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
     )
     assert generated.stdout.startswith("generated ")
     assert int(generated.stdout.split()[1]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "method"), [("deepspeed", "adapter-v1"), ("fsdp2", "adapter-v2")])
+def test_an_adapter_that_can_not_be_merged_is_evaluated_and_handed_over_with_its_page(
+    finished_run: Callable[[str, str, int], FlowRun], engine: str, method: str
+) -> None:
+    found = finished_run(engine, method, 1).artifacts()
+    adapter = Path(found["model_path"])
+    assert adapter.name == "adapter"
+    assert not (adapter.parent / "model").exists()
+    assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss - 0.01
+    assert len(found["evaluation"].answers) == 1
+    assert (adapter / "tokenizer.json").exists()
+    page = (adapter / "README.md").read_text()
+    assert ("PeftModel.from_pretrained" if method == "adapter-v1" else "adapter_v2.load") in page

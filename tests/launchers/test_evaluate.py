@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,12 +85,18 @@ def loss_one_by_one(folder: Path) -> float:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return loss_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+def loss_of(model: Any) -> float:
+    import torch
+
+    model.eval()
     total, count = 0.0, 0
     for row in rows():
         labels = torch.tensor(row.labels[1:]).long()
         with torch.no_grad():
-            logits = model(torch.tensor(row.tokens).long()[None]).logits[0, :-1]
+            logits = model(input_ids=torch.tensor(row.tokens).long()[None]).logits[0, :-1]
         total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
         count += int((labels >= 0).sum())
     return total / count
@@ -121,6 +128,51 @@ def test_both_models_are_measured_over_all_labels_and_answer(
     assert [answer.reference for answer in result.answers] == ["Answer 0.", "Answer 1."]
     assert all(answer.base != answer.finetuned for answer in result.answers)
     assert (result.device, result.precision) == ("cpu", "fp32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["adapter-v1", "adapter-v2"])
+def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(
+    tmp_path: Path, base: Path, method: str
+) -> None:
+    adapter = tmp_path / "adapter"
+    expected = write_adapter(base, adapter, method)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(base / name, adapter / name)
+    result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
+    assert result.base is not None
+    assert result.finetuned is not None
+    assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
+    assert result.finetuned.loss == pytest.approx(expected, rel=1e-5)
+    assert abs(result.finetuned.loss - result.base.loss) > 1e-3
+    assert len(result.answers) == 2
+
+
+def write_adapter(base: Path, folder: Path, method: str) -> float:
+    """A LLaMA-Adapter of the base whose gates are open; the loss of the base with it."""
+    import torch
+    from peft import AdaptionPromptConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from launchers.engines.loop import adapter_v2
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    shape = adapter_v2.AdapterV2(prompt_length=4, start_layer=1)
+    torch.manual_seed(0)
+    if method == "adapter-v1":
+        config = AdaptionPromptConfig(adapter_len=4, adapter_layers=3, task_type="CAUSAL_LM")
+        model = get_peft_model(model, config)
+    else:
+        adapter_v2.insert(model, shape)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(0.2)
+    if method == "adapter-v1":
+        model.save_pretrained(folder)
+    else:
+        adapter_v2.save({name: each.detach() for name, each in trained.items()}, shape, folder)
+    return loss_of(model)
 
 
 @pytest.mark.slow

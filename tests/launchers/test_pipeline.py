@@ -24,13 +24,16 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     assert lora.optimizer.lr == 2e-4
     assert lora.seq_len == pipeline.DEFAULT_SEQ_LEN
     assert lora.checkpoint_every == 20
+    for method in ("adapter-v1", "adapter-v2"):
+        adapter = pipeline.resolve_auto(settings.build({"method": method}), find("llama-8b"))
+        assert (adapter.optimizer.lr, adapter.engine) == (1e-3, "deepspeed"), "litgpt's; gates begin at 0"
     given = settings.build(
         {"engine": "torchtune", "checkpoint_every": 7, "optimizer": {"lr": 1.0}, "seq_len": 64}
     )
     assert pipeline.resolve_auto(given, find("llama-8b"), steps=200) == given
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "adapter-v1", "adapter-v2"])
 def test_the_engine_left_open_is_one_that_can_train_every_model_and_method_wherever_one_can(
     method: str,
 ) -> None:

@@ -13,6 +13,7 @@ from launchers.settings import overlaid
 # on every GPU (twice that with overlapping communication), also for a model that is smaller than it.
 # estimator/memory/buffers.py counts on it.
 LARGEST_BUCKET = 200_000_000
+BUCKET_MULTIPLE = 2  # DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, nccl_start_alignment_factor
 
 
 def zero_stage(job: TrainJob) -> int:
@@ -39,6 +40,7 @@ def configuration(
     layout = job.plan.layout
     stage = zero_stage(job)
     bucket = min(LARGEST_BUCKET, job.plan.parameters if trained is None else trained)
+    bucket += bucket % BUCKET_MULTIPLE
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": layout.device == "cuda",

@@ -96,6 +96,8 @@ class FsdpModel:
             full_state_dict=True, cpu_offload=True, ignore_frozen_params=job.plan.method != "full"
         )
         state = get_model_state_dict(self.module, options=options)
+        if job.plan.method != "full":
+            return state  # PEFT asks for all names
         every = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
         tied = every - {name for name, _ in self.module.named_parameters()}  # second names of what is there
         return {name: tensor for name, tensor in state.items() if name not in tied}

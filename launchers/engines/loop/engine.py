@@ -14,15 +14,20 @@ class LoopEngine:
     """``collect`` of launchers.engines.Engine, for what the loop leaves (export.py)."""
 
     def collect(self, job: TrainJob, destination: Path) -> None:
-        adapter = job.output_dir / "adapter"
+        model, adapter = job.output_dir / "model", job.output_dir / "adapter"
         for name in ("model", "adapter"):
             shutil.rmtree(destination / name, ignore_errors=True)
-        weights = sorted((job.output_dir / "model").glob("*.safetensors"))
-        _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
-        if adapter.is_dir():
+        if model.is_dir():
+            weights = sorted(model.glob("*.safetensors"))
+            _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+        if (adapter / _hf_layout.ADAPTER_V2_CONFIG).is_file():
+            _hf_layout.lay_out_adapter_v2(adapter, destination / "adapter", base_model=job.base_model)
+        elif adapter.is_dir():
             _hf_layout.lay_out_adapter(
                 adapter / "adapter_model.safetensors",
                 json.loads((adapter / "adapter_config.json").read_text()),
                 destination / "adapter",
                 base_model=job.base_model,
             )
+        if not model.is_dir():
+            _hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")

@@ -38,7 +38,10 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
 
 
 def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
-    """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter."""
+    """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter.
+
+    A LLaMA-Adapter can't be merged, and is alone.
+    """
     state = model.trained_state(job)
     if env.rank != 0:
         return
@@ -47,8 +50,16 @@ def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
         model.module.save_pretrained(job.output_dir / "model", state_dict=state)
         return
     adapter = job.output_dir / "adapter"
+    if job.plan.method == "adapter-v2":
+        from launchers.engines.loop import adapter_v2
+
+        trained = {name: p.detach().cpu() for name, p in model.module.named_parameters() if p.requires_grad}
+        adapter_v2.save(state or trained, adapter_v2.AdapterV2.of(job.settings.adapter), adapter)
+        return
     # "auto" would look into the base model's vocabulary, on the hub where it has to
     model.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
+    if job.plan.method == "adapter-v1":
+        return
     merge(
         job.model_dir, adapter, job.output_dir / "model", quantised.as_trained_on(model.module, model.device)
     )
@@ -62,6 +73,8 @@ def merge(
     ``beside`` gives the weight that the adapter was trained beside, for one of the base's.
     """
     updates = _updates(adapter)
+    config = json.loads((base / "config.json").read_text())
+    tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False))
 
     def change(name: str, base_weight: torch.Tensor) -> torch.Tensor:
         weight = beside(name, base_weight)
@@ -69,6 +82,8 @@ def merge(
         return (weight if update is None else update.applied_to(weight)).to(base_weight.dtype)
 
     _merge.merge(_weight_files(base), destination, change)
+    if tied and isinstance(updates.get("lm_head.weight"), _Whole):
+        del updates["lm_head.weight"]  # the same as the embedding
     if updates:
         raise RuntimeError(
             f"the base model has no weights called {', '.join(sorted(updates)[:3])} to merge into"
@@ -111,7 +126,18 @@ class _Update:
         return _merge.by_rows(weight, new)
 
 
-def _updates(adapter: Path) -> dict[str, _Update]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Whole:
+    """A tensor that was trained itself: of PEFT's modules_to_save."""
+
+    trained: torch.Tensor
+
+    def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
+        """The new tensor, in the old one's type."""
+        return self.trained.to(weight.dtype)
+
+
+def _updates(adapter: Path) -> dict[str, _Update | _Whole]:
     """What PEFT's files say, by the name of the base's weight.
 
     rsLoRA's scale is alpha / sqrt(rank), LoRA's alpha / rank: Kalajdzievski 2023 (arXiv:2312.03732).
@@ -120,7 +146,7 @@ def _updates(adapter: Path) -> dict[str, _Update]:
     rank = config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     tensors = load_file(adapter / "adapter_model.safetensors")
-    updates = {}
+    updates: dict[str, _Update | _Whole] = {}
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         layer = name.removesuffix(".lora_A.weight")
         updates[layer.removeprefix(_ADAPTER_PREFIX) + ".weight"] = _Update(
@@ -129,6 +155,6 @@ def _updates(adapter: Path) -> dict[str, _Update]:
             scale=scale,
             magnitudes=tensors.pop(f"{layer}.lora_magnitude_vector", None),
         )
-    if tensors:
-        raise RuntimeError(f"the adapter holds what can't be merged: {', '.join(sorted(tensors)[:3])}")
-    return updates
+    if strangers := sorted(name for name in tensors if "lora_" in name):
+        raise RuntimeError(f"the adapter holds what can't be merged: {', '.join(strangers[:3])}")
+    return updates | {name.removeprefix(_ADAPTER_PREFIX): _Whole(trained=tensors[name]) for name in tensors}

@@ -9,7 +9,8 @@ import torch
 from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
-from launchers.engines.loop import quantised
+from estimator.setup import LLAMA_ADAPTERS
+from launchers.engines.loop import quantised, whole_modules
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.recompute import recompute
 from launchers.gang.job import TrainJob
@@ -42,17 +43,39 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     Adapters are of the base's type, or in fp32.
     """
     if job.plan.method != "full":
-        model = _with_adapters(model, job, in_fp32=adapters_in_fp32)
+        torch.manual_seed(job.settings.seed)
+        with_adapters = _with_prompts if job.plan.method in LLAMA_ADAPTERS else _with_low_rank
+        model = with_adapters(model, job)
+        for parameter in model.parameters():
+            if parameter.requires_grad:  # PEFT leaves those on the meta device in fp32
+                parameter.data = parameter.data.to(torch.float32 if adapters_in_fp32 else dtype_of(job))
     recompute(blocks(model), job)
     model.train()
     return model
 
 
-def _with_adapters(model: Any, job: TrainJob, *, in_fp32: bool) -> Any:
+def _with_prompts(model: Any, job: TrainJob) -> Any:
+    """LLaMA-Adapter: v1 by PEFT, with one gate for each block, or v2."""
+    adapter = job.settings.adapter
+    if job.plan.method == "adapter-v2":
+        from launchers.engines.loop import adapter_v2
+
+        adapter_v2.insert(model, adapter_v2.AdapterV2.of(adapter))
+    else:
+        from peft import AdaptionPromptConfig, get_peft_model
+
+        layers = model.config.num_hidden_layers - adapter.start_layer  # the upper ones
+        config = AdaptionPromptConfig(
+            adapter_len=adapter.prompt_length, adapter_layers=layers, task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(model, config)
+    return model
+
+
+def _with_low_rank(model: Any, job: TrainJob) -> Any:
     from peft import LoraConfig, get_peft_model
 
     settings, lora = job.settings, job.settings.lora
-    torch.manual_seed(settings.seed)
     adapted = get_peft_model(
         model,
         LoraConfig(
@@ -63,12 +86,11 @@ def _with_adapters(model: Any, job: TrainJob, *, in_fp32: bool) -> Any:
             use_rslora=lora.rslora,
             use_dora=job.plan.method == "dora",
             task_type="CAUSAL_LM",
+            **whole_modules.peft_options(model, lora.modules_to_save),
         ),
-        autocast_adapter_dtype=in_fp32,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
+        autocast_adapter_dtype=False,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
     )
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:  # PEFT leaves those on the meta device in fp32
-            parameter.data = parameter.data.to(torch.float32 if in_fp32 else dtype_of(job))
+    whole_modules.tie(adapted)
     return adapted
 
 

@@ -19,6 +19,8 @@ CHANGES: dict[str, list[str]] = {
     "task": ["--task", "dpo"],
     "lora_rank": ["--lora-rank", "64"],
     "lora_targets": ["--lora-targets", "q_proj,v_proj"],
+    "adapter_prompt_length": ["--method", "adapter-v1", "--adapter-prompt-length", "5"],
+    "adapter_start_layer": ["--method", "adapter-v2", "--adapter-start-layer", "0"],
     "trained_modules": ["--method", "lora", "--trained-modules", "lm_head"],
     "quantization": ["--method", "lora", "--quantization", "int8"],
     "upcast_frozen": ["--method", "qlora", "--upcast-frozen"],

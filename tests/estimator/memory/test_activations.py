@@ -4,6 +4,7 @@ Counted on a CPU: every tensor that autograd saves, each storage once, of a mode
 of one with one.
 """
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -116,6 +117,36 @@ def test_a_block_with_pefts_adapters_keeps_what_the_formula_says(
         counted = per_block(model, model.get_base_model())
     lora = step(spec, method="lora", lora_rank=16, lora_targets=targets or spec.projections)
     assert block_bytes(lora) == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_a_block_with_pefts_prompts_keeps_what_the_formula_says(family: str) -> None:
+    """PEFT repeats the prompt's keys and values for each sequence, which shows in such short ones."""
+    peft = pytest.importorskip("peft")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base, spec = model_of(family)
+        config = peft.AdaptionPromptConfig(adapter_len=10, adapter_layers=2, task_type="CAUSAL_LM")
+        model = peft.get_peft_model(base, config)
+        counted = per_block(model, model.get_base_model())
+    formula = block_bytes(step(spec, method="adapter-v1", adapter_start_layer=0))
+    assert formula == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("start_layer", [0, 2])
+def test_a_block_with_an_adapter_v2_keeps_what_the_formula_says(family: str, start_layer: int) -> None:
+    """The mean over two blocks: prompts in none of them are the formula's for many blocks below the first."""
+    adapter_v2 = pytest.importorskip("launchers.engines.loop.adapter_v2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, spec = model_of(family)
+        adapter_v2.insert(model, adapter_v2.AdapterV2(prompt_length=10, start_layer=start_layer))
+        counted = per_block(model.train(), model)
+    many = dataclasses.replace(spec, layers=10_000 if start_layer else 2)
+    first = many.layers - 1 if start_layer else 0
+    formula = block_bytes(step(many, engine="fsdp2", method="adapter-v2", adapter_start_layer=first))
+    assert formula == pytest.approx(counted, rel=0.01)
 
 
 TUNED = {

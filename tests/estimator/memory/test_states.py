@@ -39,6 +39,39 @@ def test_ms_amps_levels_hold_what_accelerate_tabulates(fp8: Any, bytes_a_paramet
     assert sum(found.values()) == bytes_a_parameter * LLAMA.parameters
 
 
+@pytest.mark.parametrize("engine", ["litgpt", "deepspeed", "fsdp2"])
+def test_an_adapter_v2_counts_the_norms_that_it_trains_once(engine: Any) -> None:
+    setup = step(engine=engine, method="adapter-v2")
+    held, norms = memory.states(setup), (2 * LLAMA.layers + 1) * LLAMA.hidden
+    assert held["weights"] == 2 * (LLAMA.parameters - norms)
+    assert held["adapters"] == held["gradients"] == 2 * setup.trainable_parameters
+    assert memory.states(replace(setup, method="adapter-v1"))["weights"] == 2 * LLAMA.parameters
+
+
+@pytest.mark.parametrize("engine", ["litgpt", "deepspeed", "fsdp2"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_prompts_keep_less_than_lora_and_scales_of_all_outputs_more(engine: Any, checkpointing: Any) -> None:
+    needs = [
+        memory.active(step(engine=engine, method=method, checkpointing=checkpointing))["activations"]
+        for method in ("adapter-v1", "lora", "adapter-v2")
+    ]
+    assert needs == sorted(needs)
+
+
+def test_blocks_below_the_first_prompt_keep_nothing_where_only_prompts_are_trained() -> None:
+    first, half, last = (
+        memory.active(step(engine="fsdp2", method="adapter-v1", adapter_start_layer=start))["activations"]
+        for start in (0, LLAMA.layers // 2, LLAMA.layers - 1)
+    )
+    assert first / half == pytest.approx(2, rel=0.05)
+    assert last < half / 8
+    second = [
+        memory.active(step(engine="fsdp2", method="adapter-v2", adapter_start_layer=start))["activations"]
+        for start in (0, LLAMA.layers - 1)
+    ]
+    assert second[1] > 0.9 * second[0], "norms and scales are in every block"
+
+
 def test_dpo_of_all_weights_holds_a_reference_model_and_twice_the_sequences() -> None:
     dpo = step(task="dpo")
     assert memory.states(dpo)["reference model"] == 2 * LLAMA.parameters

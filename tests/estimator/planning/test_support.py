@@ -13,6 +13,7 @@ from estimator.models import find, names
 from estimator.plan import LAUNCHED_ENGINES
 from estimator.planning.planner import plan, plans
 from estimator.planning.support import unsupported_job, unsupported_shards, with_engine
+from estimator.setup import Setup
 
 ANY = Target(kind="catalogue")
 
@@ -94,6 +95,54 @@ def test_adapters_on_experts_alone_are_refused() -> None:
     assert unsupported_job(replace(job, lora_targets=("up_proj", "q_proj"))) is None
 
 
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+@pytest.mark.parametrize(
+    ("model", "method", "named"),
+    [
+        ("llama-8b", "adapter-v1", None),
+        ("llama-8b", "adapter-v2", None),
+        ("mistral-7b", "adapter-v1", None),
+        ("qwen3-8b", "adapter-v2", None),
+        ("qwen3-8b", "adapter-v1", "is qwen3"),
+        ("mixtral-8x7b", "adapter-v1", "is mixtral"),
+        ("mixtral-8x7b", "adapter-v2", "is mixtral"),
+        ("mistral-nemo-12b", "adapter-v1", "32 * 128 and 5120"),
+        ("mistral-nemo-12b", "adapter-v2", None),
+    ],
+)
+def test_llama_adapters_are_for_the_families_that_their_modules_are_made_for(
+    engine: Any, model: str, method: Any, named: str | None
+) -> None:
+    clause = unsupported_job(Job(model=find(model), method=method, engine=engine))
+    assert (clause is None) == (named is None)
+    assert (named or "") in (clause or "")
+    assert "LLaMA-Adapter" in (unsupported_job(Job(model=find("llama-8b"), method=method)) or "")
+
+
+@pytest.mark.parametrize("fields", [{"compile": True}, {"fp8": "rowwise"}])
+def test_llama_adapters_are_neither_compiled_nor_computed_in_float8(fields: dict[str, Any]) -> None:
+    job = Job(model=find("llama-8b"), method="adapter-v2", engine="fsdp2", **fields)
+    assert "LLaMA-Adapters" in (unsupported_job(job) or "")
+
+
+def test_a_bias_that_peft_would_add_twice_is_refused() -> None:
+    biased = replace(find("llama-8b"), qkv_bias=True, o_bias=True)
+    assert "twice" in (unsupported_job(Job(model=biased, method="adapter-v1", engine="fsdp2")) or "")
+    assert unsupported_job(Job(model=biased, method="adapter-v2", engine="fsdp2")) is None
+
+
+def test_prompts_in_no_block_are_refused_with_what_to_write() -> None:
+    with pytest.raises(UserError, match=r"adapter-start-layer 32: llama-8b has 32 blocks") as caught:
+        Job(model=find("llama-8b"), method="adapter-v2", adapter_start_layer=32)
+    assert "--adapter-start-layer 0" in caught.value.advice
+
+
+def test_a_llama_adapter_left_to_any_engine_is_planned_with_one_that_has_it() -> None:
+    for method in ("adapter-v1", "adapter-v2"):
+        made = plan(Job(model=find("llama-8b"), method=method, engine="auto"), ANY)  # type: ignore[arg-type]
+        assert (made.engine, made.planned_only) == ("deepspeed", None)
+
+
 def test_dora_takes_more_than_lora_and_rslora_the_same() -> None:
     lora = Job(model=find("llama-8b"), method="lora", engine="deepspeed", micro_batch_size=1)
     place = replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=2)
@@ -103,7 +152,8 @@ def test_dora_takes_more_than_lora_and_rslora_the_same() -> None:
     }
     assert needs["lora"] == needs["rslora"] < needs["dora"]
     outputs = sum(out for out, _ in lora.model.linear_shapes.values())
-    magnitudes = replace(lora, method="dora").trainable_parameters - lora.trainable_parameters
+    setup = Setup(model=lora.model, engine="deepspeed", method="lora")
+    magnitudes = replace(setup, method="dora").adapter_parameters - setup.adapter_parameters
     assert magnitudes == lora.model.layers * outputs
 
 

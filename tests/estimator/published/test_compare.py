@@ -52,6 +52,13 @@ def fixed(kinds: tuple[str, ...]) -> Score:
     return score(item for item in rows_of if item.row.kind in kinds)
 
 
+def test_litgpts_llama_adapters_are_off_by_less_than_3_percent() -> None:
+    """tutorials/resource-tables.md: v1 and v2, on bf16 weights, NF4, and NF4 with its scales quantised."""
+    adapters = [item for item in carried().memory if item.row.setup and item.row.setup.prompts]
+    assert len(adapters) == 12
+    assert all(abs(item.error) < 0.03 for item in adapters), [(item.row.id, item.error) for item in adapters]
+
+
 def test_of_100_runs_that_ran_at_most_3_are_refused_and_none_that_ran_out_of_memory_is_accepted() -> None:
     answer = verdict(carried().judged)
     assert answer.ran > 600

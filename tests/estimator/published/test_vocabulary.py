@@ -41,6 +41,8 @@ def test_a_framework_is_known_by_the_word_in_its_name(framework: str, engine: st
         ("QLoRA", ("lora", "sft", True, False)),
         ("lora-dora", ("dora", "sft", False, False)),
         ("lora-dpo", ("lora", "dpo", False, False)),
+        ("adapter", ("adapter-v1", "sft", False, False)),
+        ("adapter_v2", ("adapter-v2", "sft", False, False)),
     ],
 )
 def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object, ...]) -> None:
@@ -50,7 +52,7 @@ def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object
 @pytest.mark.parametrize(
     "method",
     [
-        *("adapter", "adapter_v2", "ia3", "vera", "oft", "adalora", "ln_tuning", "osf", "lora-fa"),
+        *("ia3", "vera", "oft", "adalora", "ln_tuning", "osf", "lora-fa"),
         *("galore", "full+galore", "longlora", "qlora weights only", "lora (after model init only)"),
     ],
 )

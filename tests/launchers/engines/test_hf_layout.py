@@ -61,6 +61,23 @@ def test_the_config_says_what_the_weights_were_trained_in(tmp_path: Path) -> Non
     assert "float32" in (folder / "config.json").read_text()
 
 
+def test_a_tokenizer_goes_without_the_models_configuration(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    _hf_layout.lay_out_tokenizer(base(tmp_path / "base"), tmp_path / "new")
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_an_adapter_v2_names_the_model_it_belongs_to_and_keeps_its_own_shape(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    weights = safetensors(tmp_path / "adapter" / "adapter_v2.safetensors", {"a": 8})
+    (tmp_path / "adapter" / "adapter_v2.json").write_text('{"prompt_length": 7, "start_layer": 1}')
+    _hf_layout.lay_out_adapter_v2(tmp_path / "adapter", tmp_path / "out", base_model="owner/model")
+    config = json.loads((tmp_path / "out" / "adapter_v2.json").read_text())
+    assert config == {"prompt_length": 7, "start_layer": 1, "base_model_name_or_path": "owner/model"}
+    assert (tmp_path / "out" / "adapter_v2.safetensors").samefile(weights)
+
+
 def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path) -> None:
     weights = safetensors(tmp_path / "adapter", {"a": 8})
     _hf_layout.lay_out_adapter(weights, {"r": 8}, tmp_path / "out", base_model="owner/model")

@@ -88,14 +88,16 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path, option: st
     assert "Traceback" not in said
 
 
-def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("result", ["model", "adapter"])
+def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: str
 ) -> None:
+    """A model, or an adapter that can't be merged; what finishes a folder is there last."""
     plan, wanted = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
 
     class Engine:
         def collect(self, job: TrainJob, destination: Path) -> None:  # noqa: ARG002
-            (destination / "model").mkdir(parents=True)  # that transformers can't load
+            (destination / result).mkdir(parents=True)  # that transformers can't load
 
     monkeypatch.setattr(engines, "get", lambda _: Engine())
     asked = run.SchedulerRun(settings=wanted, output=tmp_path / "out")
@@ -121,11 +123,14 @@ def test_a_model_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
     )
     trained = Trained(job=job, metrics=(metrics(1),), memory_peak_bytes=None)
     run._hand_over(asked, node_address({}), start, trained, tmp_path / "work")
-    assert (tmp_path / "out" / "model" / "README.md").exists()
+    assert (tmp_path / "out" / result / "README.md").exists()
+    assert run._is_finished(asked, node_address({}))
+    said = capsys.readouterr()
+    assert f"model: {tmp_path / 'out' / result}" in said.out
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert found["evaluation"] is None
     assert found["evaluation_failed"].startswith("The evaluation of ")
-    assert found["evaluation_failed"] in capsys.readouterr().err
+    assert found["evaluation_failed"] in said.err
 
 
 def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_no_bucket_is_larger_than_what_is_trained() -> None:
 
     assert bucket() == 50_000  # the plan's number of parameters
     assert bucket(trained=1_000) == 1_000
+    assert bucket(trained=1_001) == 1_002, "DeepSpeed refuses odd ones"
     assert bucket(trained=10**12) == deepspeed_config.LARGEST_BUCKET
 
 

@@ -107,11 +107,11 @@ def test_what_an_adapter_holds_beside_its_matrices_is_not_lost_in_silence(tmp_pa
     tensors = {
         "base_model.model.layers.0.q_proj.lora_A.weight": torch.ones(2, 4),
         "base_model.model.layers.0.q_proj.lora_B.weight": torch.ones(4, 2),
-        "base_model.model.lm_head.weight": torch.ones(3, 4),
+        "base_model.model.embed_tokens.lora_embedding_A": torch.ones(2, 4),
     }
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
-    with pytest.raises(RuntimeError, match="lm_head"):
+    with pytest.raises(RuntimeError, match="lora_embedding_A"):
         export._updates(tmp_path)
 
 

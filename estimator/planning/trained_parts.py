@@ -1,0 +1,34 @@
+"""In which models the loop can train LLaMA-Adapters, and modules that are whole beside LoRA's adapters."""
+
+from __future__ import annotations
+
+from estimator.models import ModelSpec
+
+# PEFT 0.18, tuners/adaption_prompt/config.py (and GPT-2); those that launchers/engines/loop/adapter_v2.py's
+# attention over prompts was tried on.
+PROMPT_FAMILIES = {"adapter-v1": ("llama", "mistral"), "adapter-v2": ("llama", "mistral", "qwen2", "qwen3")}
+# Those whose embeddings, heads and norms launchers/engines/loop/whole_modules.py was tried on.
+WHOLE_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+
+
+def llama_adapter(model: ModelSpec, method: str) -> str | None:
+    """Why LLaMA-Adapter's prompts, or v2's scales, have no place in a model, as a clause; None: they have."""
+    families = PROMPT_FAMILIES[method]
+    if model.family not in families:
+        return f"{method} is made for {', '.join(families)} models here, and {model.name} is {model.family}"
+    if method == "adapter-v1" and model.q_dim != model.hidden:
+        return (
+            f"adapter-v1: PEFT 0.18's prompts need heads * head_dim = hidden, and {model.name} has "
+            f"{model.heads} * {model.head_dim} and {model.hidden}"
+        )
+    if method == "adapter-v1" and model.o_bias:
+        return f"adapter-v1: PEFT 0.18 adds the bias of attention's output twice, which {model.name} has"
+    return None
+
+
+def whole_modules(model: ModelSpec) -> str | None:
+    """Why lora.modules_to_save is not for a model, as a clause; None: it is."""
+    if model.family in WHOLE_FAMILIES:
+        return None
+    families = ", ".join(WHOLE_FAMILIES)
+    return f"lora.modules_to_save is for {families} models here, and {model.name} is {model.family}"

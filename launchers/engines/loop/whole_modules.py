@@ -1,0 +1,63 @@
+"""Modules that are trained whole beside adapters: PEFT's ``modules_to_save``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+EMBEDDINGS = ("embed_tokens", "lm_head")
+
+
+def norms(model: Any) -> list[nn.Module]:
+    """A model's norms over the hidden size; those of queries and keys are over a head."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Norm") and ".self_attn." not in name
+    ]
+
+
+def peft_options(model: Any, chosen: Sequence[str]) -> dict[str, Any]:
+    """LoraConfig's options that train ``chosen`` (of lora.modules_to_save) of a model.
+
+    Names are the shortest that PEFT, which looks at a name's end, takes for nothing else. Of an embedding and
+    a head that are one matrix, the head follows the embedding.
+    """
+    tied = model.config.tie_word_embeddings and bool({*EMBEDDINGS} & {*chosen})
+    modules: list[nn.Module] = []
+    if tied or "embed_tokens" in chosen:
+        modules.append(model.get_input_embeddings())
+    if "lm_head" in chosen and not tied:
+        modules.append(model.get_output_embeddings())
+    if "norms" in chosen:
+        modules += norms(model)
+    if not modules:
+        return {}
+    wanted = {name for name, module in model.named_modules() if any(module is one for one in modules)}
+    return {"modules_to_save": sorted(_shortest(wanted, model)), "ensure_weight_tying": tied}
+
+
+def _shortest(wanted: set[str], model: Any) -> set[str]:
+    every = [name for name, _ in model.named_modules()]
+    ends = {name: name.rpartition(".")[2] for name in wanted}
+    alone = {end for end in ends.values() if all(name in wanted for name in every if name.endswith(end))}
+    return {end if end in alone else name for name, end in ends.items()}
+
+
+def tie(adapted: Any) -> None:
+    """Make the trained copies of an embedding and its head one parameter, where the model has them as one.
+
+    PEFT has done so, except on the meta device, where each parameter that is set becomes one of its own
+    (accelerate's init_empty_weights).
+    """
+    config = adapted.peft_config[adapted.active_adapter]
+    if not getattr(config, "ensure_weight_tying", False):
+        return
+    base = adapted.get_base_model()
+    embedding, head = (
+        each.modules_to_save[adapted.active_adapter]
+        for each in (base.get_input_embeddings(), base.get_output_embeddings())
+    )
+    head._parameters["weight"] = embedding.weight

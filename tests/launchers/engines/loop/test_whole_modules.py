@@ -1,0 +1,139 @@
+"""Embeddings, heads and norms that are trained whole beside adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+
+from estimator.models import hf_config
+from estimator.setup import Setup
+from launchers import engines
+from launchers.engines.loop import export, model, whole_modules
+from launchers.gang.job import TrainJob
+from tests.launchers.engines.loop import runs
+from tests.launchers.engines.loop.test_adapter_v2 import TOKENS, moved, network, trained
+
+EVERYTHING = ("embed_tokens", "lm_head", "norms")
+CHOICES = [("embed_tokens",), ("lm_head",), ("norms",), EVERYTHING]
+STEPS = 6
+CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {"engine": "fsdp2", "sharding": "none", "world": 1, "micro": 4},
+    "fsdp": {"engine": "fsdp2", "sharding": "fsdp"},
+    "zero2": {"sharding": "zero2"},
+    "zero3": {"sharding": "zero3"},
+}
+
+
+def job(folder: Path, chosen: tuple[str, ...]) -> TrainJob:
+    settings = {"method": "lora", "lora": {"rank": 4, "modules_to_save": chosen}}
+    return runs.make_job(folder, folder, folder, steps=1, settings=settings)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own-head", "tied"])
+@pytest.mark.parametrize("chosen", CHOICES, ids=map("-".join, CHOICES))
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_what_is_trained_is_counted_merged_and_loaded_by_peft(
+    tmp_path: Path, kind: str, chosen: tuple[str, ...], tied: bool
+) -> None:
+    base = network(kind, tie_word_embeddings=tied)
+    base.save_pretrained(tmp_path / "base")
+    values = json.loads((tmp_path / "base" / "config.json").read_text())
+    adapted = moved(model.made_trainable(base, job(tmp_path, chosen)))
+    count = sum(parameter.numel() for parameter in trained(adapted).values())
+    setup = Setup(
+        model=hf_config.to_spec(values, kind),
+        engine="fsdp2",
+        method="lora",
+        lora_rank=4,
+        trained_modules=chosen,
+    )
+    assert count == setup.trainable_parameters
+
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    export.merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    (tmp_path / "merged" / "config.json").write_text(json.dumps(values))
+    with torch.no_grad():
+        wanted = adapted.eval()(TOKENS).logits
+        assert torch.allclose(load(tmp_path / "merged")(TOKENS).logits, wanted, atol=1e-5)
+        again = PeftModel.from_pretrained(load(tmp_path / "base"), str(tmp_path / "adapter")).eval()
+        assert torch.allclose(again(TOKENS).logits, wanted, atol=1e-5)
+        assert not torch.allclose(load(tmp_path / "base")(TOKENS).logits, wanted, atol=1e-1)
+
+
+def load(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_names_are_the_shortest_that_mean_nothing_else() -> None:
+    """PEFT takes what ends with a name: "norm" would be Qwen 3's norms of queries and keys, too."""
+    llama, qwen3 = (
+        whole_modules.peft_options(network(kind), EVERYTHING)["modules_to_save"]
+        for kind in ("Llama", "Qwen3")
+    )
+    blocks = ["embed_tokens", "input_layernorm", "lm_head", "post_attention_layernorm"]
+    assert sorted(llama) == sorted([*blocks, "norm"])
+    assert sorted(qwen3) == sorted([*blocks, "model.norm"])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.make_data(tmp_path_factory.mktemp("data"), runs.documents(8), batch=4, steps=STEPS)
+
+
+def made(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> TrainJob:
+    settings = {"method": "lora", "lora": {"modules_to_save": EVERYTHING}, "optimizer": {"lr": 2e-2}}
+    return runs.make_job(work, folder, data, steps=STEPS, settings=settings, **LAYOUTS[layout], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "tied"])
+def test_every_sharding_trains_them_alike_and_leaves_the_merged_model(
+    tmp_path: Path, data: Path, kind: str
+) -> None:
+    folder = runs.make_model(tmp_path / "model", kind)
+    found = {}
+    for layout in LAYOUTS:
+        done = made(tmp_path / layout, folder, data, layout)
+        found[layout] = runs.losses(runs.run(done))
+        out = tmp_path / f"{layout}-out"
+        engines.get(done.plan.engine).collect(done, out)
+        with torch.no_grad():
+            merged = load(out / "model")(TOKENS).logits
+            adapted = PeftModel.from_pretrained(load(folder), str(out / "adapter")).eval()(TOKENS).logits
+            assert torch.allclose(merged, adapted, atol=1e-5), layout
+            assert not torch.allclose(load(folder)(TOKENS).logits, merged, atol=1e-2)
+    for layout, losses in found.items():
+        assert losses == pytest.approx(found["one"], rel=CLOSE), layout
+    assert found["one"][-1] < found["one"][0] - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["fsdp", "zero2", "zero3"])
+def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(tmp_path: Path, data: Path, layout: str) -> None:
+    folder = runs.make_model(tmp_path / "model", "tied")
+    whole = made(tmp_path / "whole", folder, data, layout, checkpoint_every=3)
+    runs.run(whole)
+    rest = runs.run(runs.resumed(whole, tmp_path / "again", 3))
+    assert runs.losses(rest) == runs.losses(runs.steps(whole))[3:]
+
+
+@pytest.mark.slow
+def test_in_mixed_precision_they_are_trained_in_fp32(tmp_path: Path, data: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = runs.make_model(tmp_path / "model")
+    plain, mixed = (
+        made(tmp_path / name, folder, data, "fsdp", precision=name) for name in ("fp32", "bf16-mixed")
+    )
+    losses = [runs.losses(runs.run(each)) for each in (plain, mixed)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    tensors = load_file(mixed.output_dir / "adapter" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
