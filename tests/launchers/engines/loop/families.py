@@ -119,7 +119,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 UNTRIED: dict[str, dict[str, Any]] = {
     "granite": _WIDTHS,
     "olmo3": _WIDTHS | {"tie_word_embeddings": False},
-    "gpt2": {"vocab_size": runs.VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "gpt2": {"vocab_size": runs.VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +92,30 @@ def test_scores_that_a_model_caps_are_capped(tmp_path: Path) -> None:
 # Whole runs
 
 
+Proofs = dict[tuple[str, str], Proof]  # by family and method
+
+
 @pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Proof]:
-    """All runs, by family, method and sharding, done."""
+def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Proofs]:
+    """All runs with a sharding, done."""
     folder = tmp_path_factory.mktemp("families")
-    return {
-        (proof.family, proof.method, proof.sharding): proof
-        for sharding in families.SHARDINGS
-        for proof in families.prove(folder / sharding, sharding)
-    }
+
+    @cache
+    def of(sharding: str) -> Proofs:
+        return {(p.family, p.method): p for p in families.prove(folder / sharding, sharding)}
+
+    return of
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * families.GANG_LIMIT_S)  # the first test of a sharding waits for its runs
 @pytest.mark.parametrize("family", families.FAMILIES)
 @pytest.mark.parametrize("method", families.METHODS)
 @pytest.mark.parametrize("sharding", families.SHARDINGS)
 def test_it_trains_alike_with_every_sharding_goes_on_bit_by_bit_and_exports_what_it_has_trained(
-    tmp_path: Path, family: str, method: str, sharding: str, proofs: dict[tuple[str, str, str], Proof]
+    tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str], Proofs]
 ) -> None:
-    proof, beside = proofs[family, method, sharding], proofs[family, method, families.RESUMED[0]]
+    proof, beside = proved(sharding)[family, method], proved(families.RESUMED[0])[family, method]
     assert families.problems(proof, beside, tmp_path) == []
     assert proof.losses[-1] < proof.losses[0] - 0.3
 
