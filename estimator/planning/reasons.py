@@ -21,6 +21,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
     job, layout = search.job, candidate.layout
     return [
         _precision(job, layout),
+        *_base(job),
         _sharding(job, layout),
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
@@ -39,6 +40,17 @@ def _precision(job: Job, layout: Layout) -> str:
         return "precision bf16, weights and optimizer too, as torchtune's recipes do"
     engine = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "megatron": "Megatron"}.get(job.engine, job.engine)
     return f"precision bf16 with fp32 master weights, as {engine} does"
+
+
+_BASES = {
+    "nf4-double": "4 bits a weight (NF4), their scales in 8",
+    "nf4": "4 bits a weight (NF4), their scales in 32",
+    "int8": "8 bits a weight, a scale for each row",
+}
+
+
+def _base(job: Job) -> list[str]:
+    return [f"frozen base in {job.quantization}: {_BASES[job.quantization]}"] * (job.method == "qlora")
 
 
 def _sharding(job: Job, layout: Layout) -> str:
