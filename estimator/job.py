@@ -49,6 +49,7 @@ class Job:
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
     adapter_start_layer: int = 2  # the first block that has them
     trained_modules: tuple[str, ...] = ()  # of setup.TRAINED_MODULES, trained whole beside LoRA's adapters
+    new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again

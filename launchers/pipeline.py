@@ -249,7 +249,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
     return Job(
-        model=spec,
+        model=spec.with_tokens(len(settings.new_tokens)),
         method=settings.method,
         engine=settings.engine,
         seq_len=settings.seq_len or DEFAULT_SEQ_LEN,
@@ -265,7 +265,8 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
         rslora=settings.lora.rslora,
         quantization=settings.lora.quantization,
-        trained_modules=settings.lora.modules_to_save,
+        trained_modules=settings.trained_modules,
+        new_tokens=len(settings.new_tokens),
         adapter_prompt_length=settings.adapter.prompt_length,
         adapter_start_layer=settings.adapter.start_layer,
         packing=settings.packing,

@@ -207,6 +207,9 @@ class Settings(_Section):
     """Count the prompt's tokens in the loss too."""
     chat_template: str | None = None
     """A Jinja chat template to use instead of the tokenizer's."""
+    new_tokens: tuple[str, ...] = ()
+    """Tokens that are added to the tokenizer. Their embeddings begin as the mean of all others' and are
+    trained: embedding and head are trained whole beside adapters then. Needs deepspeed or fsdp2."""
     epochs: Positive = 1
     """Passes over the data."""
     max_steps: Positive | None = None
@@ -258,6 +261,12 @@ class Settings(_Section):
     """Local runs put the finished model into a folder of the run's id below this one."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Raw values laid over the engine's own configuration (torchtune YAML, DeepSpeed JSON), last."""
+
+    @property
+    def trained_modules(self) -> tuple[str, ...]:
+        """What is trained whole beside LoRA's adapters: as asked for, and what new tokens need."""
+        needed = ("embed_tokens", "lm_head") if self.new_tokens else ()
+        return tuple(dict.fromkeys((*self.lora.modules_to_save, *needed)))
 
     @model_validator(mode="after")
     def _check(self) -> Settings:

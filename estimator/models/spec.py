@@ -115,6 +115,14 @@ class ModelSpec(ModelShape):
             found |= dict.fromkeys(family_linears.get(target, (alone,)))
         return list(found)
 
+    def with_tokens(self, count: int) -> ModelSpec:
+        """This model with rows for ``count`` more tokens in embedding and head."""
+        if not count:
+            return self
+        return replace(
+            self, vocab=self.vocab + count, published_parameters=None, published_active_parameters=None
+        )
+
     def with_layers(self, layers: int) -> ModelSpec:
         """This model with ``layers`` blocks: its first dense ones, the share of sliding-window ones."""
         dense = min(self.dense_layers, max(layers - 1, 0)) if self.dense_layers < self.layers else layers

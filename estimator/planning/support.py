@@ -56,6 +56,7 @@ class Training:
     quantization: str = "nf4-double"  # of qlora's base
     processes: int = 1
     trained_modules: tuple[str, ...] = ()  # whole, beside LoRA's adapters
+    new_tokens: int = 0  # that embedding and head get rows for
     zero: bool = False  # whether ZeRO's stage or offload is asked for
     fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
 
@@ -124,6 +125,7 @@ def _training(job: Job, processes: int) -> Training:
         rslora=job.rslora,
         quantization=job.quantization,
         trained_modules=job.trained_modules,
+        new_tokens=job.new_tokens,
         processes=processes,
         zero=job.zero_stage is not None or (job.offload != "none" and job.engine != "fsdp2"),
         fsdp=job.fsdp_sharding is not None or job.replicas is not None,
@@ -184,6 +186,8 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 
 
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
+    if training.new_tokens:
+        return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
     if training.zero:
         return "ZeRO is DeepSpeed's"
     if training.fsdp:
@@ -269,6 +273,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if training.compile and engine != "fsdp2":
         return "compile: ZeRO's hooks run inside of the blocks that would be compiled"
+    if training.new_tokens and (reason := trained_parts.new_tokens(model, training.method)):
+        return reason
     if training.method in LLAMA_ADAPTERS:
         if training.compile or training.fp8 != "none":
             what = "compile" if training.compile else f"fp8 {training.fp8}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from estimator.models import ModelSpec
+from estimator.setup import LLAMA_ADAPTERS
 
 # PEFT 0.18, tuners/adaption_prompt/config.py (and GPT-2); those that launchers/engines/loop/adapter_v2.py's
 # attention over prompts was tried on.
@@ -32,3 +33,12 @@ def whole_modules(model: ModelSpec) -> str | None:
         return None
     families = ", ".join(WHOLE_FAMILIES)
     return f"lora.modules_to_save is for {families} models here, and {model.name} is {model.family}"
+
+
+def new_tokens(model: ModelSpec, method: str) -> str | None:
+    """Why tokens can't be added to a model, as a clause; None: they can."""
+    if method in LLAMA_ADAPTERS:
+        return f"new_tokens: {method} trains neither embeddings nor head"
+    if model.family in WHOLE_FAMILIES:
+        return None
+    return f"new_tokens are for {', '.join(WHOLE_FAMILIES)} models here, and {model.name} is {model.family}"

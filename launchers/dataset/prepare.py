@@ -188,7 +188,8 @@ class _Model:
         self.vocab_size = len(self.tokenizer)
         if (model_dir / "config.json").exists():
             config = json.loads((model_dir / "config.json").read_text())
-            self.vocab_size = int(config.get("vocab_size", self.vocab_size))
+            known = int(config.get("vocab_size", self.vocab_size))
+            self.vocab_size = max(known, self.vocab_size) if settings.new_tokens else known
 
     @property
     def pad_id(self) -> int:
@@ -302,6 +303,8 @@ def _fingerprint(
     digest = hashlib.sha256(
         f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
     )
+    if settings.new_tokens:
+        digest.update(repr(settings.new_tokens).encode())
     if model.tokenizer_json.exists():
         digest.update(model.tokenizer_json.read_bytes())
     for row in rows:

@@ -40,6 +40,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}") from None
+    tokenizer.add_tokens(list(settings.new_tokens))  # those that it has stay as they are
     if settings.chat_template is not None:
         tokenizer.chat_template = settings.chat_template
     elif not tokenizer.chat_template:

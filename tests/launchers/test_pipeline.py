@@ -65,6 +65,23 @@ def test_the_default_targets_are_what_a_model_has_whatever_its_family_calls_it()
         pipeline.build_job(named, find("phi-2"), None)
 
 
+def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
+    wanted = settings.build(
+        {"method": "lora", "new_tokens": ["<a>", "<b>"], "lora": {"modules_to_save": ["norms"]}}
+    )
+    spec = find("llama-8b")
+    resolved = pipeline.resolve_auto(wanted, spec)
+    job = pipeline.build_job(resolved, spec, None)
+    assert resolved.engine == "deepspeed"
+    assert job.model.vocab == spec.vocab + 2
+    assert job.model.parameters == spec.parameters + 2 * 2 * spec.hidden
+    assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
+    assert "new_tokens" in (engines.get("torchtune").unsupported(wanted, spec) or "")
+    adapter = settings.build({"method": "adapter-v1", "new_tokens": ["<a>"]})
+    assert "trains neither" in (engines.get("fsdp2").unsupported(adapter, spec) or "")
+    assert "is gemma" in (engines.get("fsdp2").unsupported(wanted, find("gemma-7b")) or "")
+
+
 def test_a_model_of_experts_is_planned_with_the_engine_that_has_them() -> None:
     run = pipeline.plan_run(settings.build({"model": "mixtral-8x7b"}), Target(kind="kubernetes"))
     assert (run.settings.engine, run.plan.engine, run.plan.method) == ("deepspeed", "deepspeed", "full")

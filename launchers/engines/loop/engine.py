@@ -29,5 +29,5 @@ class LoopEngine:
                 destination / "adapter",
                 base_model=job.base_model,
             )
-        if not model.is_dir():
+        if not model.is_dir() or (adapter.is_dir() and job.settings.new_tokens):
             _hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")

@@ -86,7 +86,7 @@ def _with_low_rank(model: Any, job: TrainJob) -> Any:
             use_rslora=lora.rslora,
             use_dora=job.plan.method == "dora",
             task_type="CAUSAL_LM",
-            **whole_modules.peft_options(model, lora.modules_to_save),
+            **whole_modules.peft_options(model, settings.trained_modules),
         ),
         autocast_adapter_dtype=False,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
     )

@@ -1,0 +1,92 @@
+"""A model with tokens added: its tokenizer, its configuration, and rows of its embedding and its head.
+
+It is made once, as files, before anything is trained: engines, merges and exports then have a model of that
+vocabulary and know nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+from launchers.dataset import render
+from launchers.engines import _hf_layout
+from launchers.settings import Settings
+
+WITH_ROWS = ("model.embed_tokens.weight", "lm_head.weight")  # of the families that are taken here
+_DONE = "new_tokens.json"
+
+
+def with_new_tokens(model_dir: Path, settings: Settings, folder: Path) -> Path:
+    """The model with ``settings.new_tokens``, in ``folder``; ``model_dir`` itself where there are none.
+
+    Files that don't change are linked. A folder that is there already is taken as it is.
+    """
+    if not settings.new_tokens:
+        return model_dir
+    wanted = json.dumps([str(model_dir.resolve()), *settings.new_tokens])
+    if (folder / _DONE).is_file() and (folder / _DONE).read_text() == wanted:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    without = settings.model_copy(update={"new_tokens": ()})
+    known, tokenizer = (
+        len(render.load_tokenizer(model_dir, without)),
+        render.load_tokenizer(model_dir, settings),
+    )
+    new = range(known, len(tokenizer))
+    config = json.loads((model_dir / "config.json").read_text())
+    before, after = config["vocab_size"], max(config["vocab_size"], len(tokenizer))
+    for path in model_dir.iterdir():
+        if path.suffix == ".safetensors":
+            _link_or_grow(path, folder, new, after)
+        elif path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": after}, indent=2) + "\n")
+    _check(folder, before, after)
+    (folder / _DONE).write_text(wanted)
+    return folder
+
+
+def _link_or_grow(path: Path, folder: Path, new: range, vocab: int) -> None:
+    if not set(WITH_ROWS) & _hf_layout.safetensors_header(path).keys():
+        _hf_layout.link(path.resolve(), folder / path.name)
+        return
+    from launchers.engines import _merge  # with torch, which is where weights are
+
+    grown = folder / "grown"
+    _merge.merge([path], grown, lambda name, old: _grown(old, new, vocab) if name in WITH_ROWS else old)
+    (grown / path.name).rename(folder / path.name)
+    grown.rmdir()
+
+
+def _grown(old: Any, new: range, vocab: int) -> Any:
+    """The matrix with ``vocab`` rows; those of ``new`` tokens are the mean of the rows of all others.
+
+    transformers' resize_token_embeddings draws them around that mean with a billionth of the covariance.
+    """
+    import torch
+
+    known = min(len(old), new.start)
+    mean = torch.zeros(old.shape[1], dtype=torch.float64)
+    for rows in old[:known].split(4096):
+        mean += rows.double().sum(dim=0)
+    grown = torch.empty(vocab, old.shape[1], dtype=old.dtype)
+    grown[: len(old)] = old
+    grown[new.start :][: len(new)] = (mean / known).to(old.dtype)
+    return grown
+
+
+def _check(folder: Path, before: int, after: int) -> None:
+    """Raise UserError where a matrix whose rows are tokens has another name, and was not grown."""
+    for path in folder.glob("*.safetensors"):
+        for name, entry in _hf_layout.safetensors_header(path).items():
+            if after > before and entry["shape"][:1] == [before]:
+                raise UserError(
+                    f"new_tokens: {name} has a row for each token and is not known here.",
+                    "Add the tokens to the model yourself, and give its folder.",
+                )
