@@ -66,3 +66,12 @@ def test_with_zero_3_one_rank_puts_experts_together_and_dense_models_stay_mapped
     experts, dense = setup_of("mixtral-8x7b", **values), setup_of("llama-70b", **values)
     assert host_bytes(experts) == 8 * PROCESS + 2 * experts.model.parameters
     assert host_bytes(dense) < 8 * PROCESS + 8 * GIB
+
+
+def test_fsdp2s_first_rank_holds_the_packed_base_until_it_is_handed_out() -> None:
+    common: dict[str, Any] = {"method": "lora", "engine": "fsdp2", "sharding": "fsdp", "shard": 8}
+    found = [
+        host_bytes(setup_of("llama-70b", quantization=kind, **common)) for kind in ("nf4-double", "int8")
+    ]
+    linear = find("llama-70b").linear_parameters
+    assert found[1] - found[0] == pytest.approx(linear / 2, rel=0.01)

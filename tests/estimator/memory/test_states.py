@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from estimator import memory, models
+from estimator.memory.shape import part_of
+from estimator.memory.states import base_bytes, loaded_bytes, scale_bytes
 from estimator.models import find
 from estimator.plan import GIB, MIB
 from tests.estimator.memory.llama_step import LLAMA, step
@@ -105,3 +107,39 @@ def test_paged_states_are_not_on_the_gpu_and_8_bit_ones_take_a_quarter() -> None
 def test_one_process_holds_every_parameter_of_the_model_once(name: str) -> None:
     model = models.find(name)
     assert memory.states(step(model=model))["weights"] == 2 * model.parameters
+
+
+LINEAR = LLAMA.layers * (
+    2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096
+)  # weights of all blocks' layers
+ROWS = LLAMA.layers * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "packed", "scales"),
+    [
+        ("nf4-double", LINEAR // 2, LINEAR / 64 + 4 * LINEAR / (64 * 256)),
+        ("nf4", LINEAR // 2, 4 * LINEAR / 64),
+        ("int8", LINEAR, 4 * ROWS),
+    ],
+)
+@pytest.mark.parametrize(
+    ("engine", "sharding"), [("deepspeed", "zero2"), ("deepspeed", "zero3"), ("fsdp2", "fsdp")]
+)
+def test_what_divides_weights_divides_packed_ones_and_leaves_their_scales_whole(
+    engine: Any, sharding: Any, quantization: Any, packed: int, scales: float
+) -> None:
+    setup = step(engine=engine, sharding=sharding, shard=4, method="lora", quantization=quantization)
+    part = part_of(setup, "only")
+    rest = base_bytes(setup, part, 2) - packed
+    assert rest == 2 * (LLAMA.parameters - LINEAR)
+    divided = 1 if sharding == "zero2" else 4
+    assert scale_bytes(setup, part) == pytest.approx(scales, rel=1e-6)
+    assert memory.states(setup)["weights"] == pytest.approx((packed + rest) / divided + scales, rel=1e-6)
+
+
+def test_under_zero_3_each_process_holds_the_whole_packed_base_once_while_it_loads() -> None:
+    setup = step(engine="deepspeed", sharding="zero3", shard=64, method="lora", quantization="nf4")
+    part = part_of(setup, "only")
+    assert loaded_bytes(setup, part) == base_bytes(setup, part, 2) + scale_bytes(setup, part)
+    assert loaded_bytes(replace(setup, engine="fsdp2", sharding="fsdp"), part) == 0

@@ -35,6 +35,9 @@ def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -
     [
         ("llama-8b", {}, "torchtune"),
         ("llama-8b", {"method": "qlora"}, "torchtune"),
+        ("qwen3-8b", {"method": "qlora"}, "deepspeed"),
+        ("llama-8b", {"method": "qlora", "quantization": "int8"}, "deepspeed"),
+        ("llama-8b", {"method": "qlora", "fsdp_sharding": "full"}, "fsdp2"),
         ("mixtral-8x7b", {}, "deepspeed"),
         ("mixtral-8x7b", {"method": "lora"}, "deepspeed"),
         ("qwen3-8b", {}, "deepspeed"),
