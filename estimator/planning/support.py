@@ -104,6 +104,8 @@ def with_engine(job: Job) -> Job:
     """
     if job.engine != "auto":
         return job
+    if job.optimizer_in_backward:  # of the engines here, torchtune's recipes alone have it
+        return replace(job, engine="torchtune")
     training = _training(job, 1)
     able = (name for name in LAUNCHED_ENGINES if unsupported(name, job.model, training) is None)
     # ZeRO's options belong to DeepSpeed, whatever else is asked for
