@@ -33,6 +33,7 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
         # Each engine meets each method and both numbers of nodes: DeepSpeed's full run on two nodes is in
         # test_finetune_flow_faults.py, its LoRA run in tests/batch/test_on_batch.py.
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "lora", 2, marks=pytest.mark.slow),
         pytest.param("torchtune", "qlora", 1, marks=pytest.mark.slow),
     ],
 )
