@@ -82,8 +82,6 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
         The best plan on any machine of the catalogue, or None.
     suggestions:
         Changes of options that would work, best first.
-    planned_only:
-        Changes with which a plan would fit that this package can't run: options of ``finetune plan``.
     here:
         What there is, in words.
     """
@@ -95,12 +93,10 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
         *,
         example_plan: Plan | None = None,
         suggestions: tuple[Suggestion, ...] = (),
-        planned_only: tuple[Suggestion, ...] = (),
         here: str = "",
     ) -> None:
         super().__init__(problem, advice)
         self.example_plan, self.suggestions, self.here = example_plan, suggestions, here
-        self.planned_only = planned_only
         self.spell(FINETUNE)
 
     def spell(self, spelling: Spelling) -> None:
@@ -109,13 +105,10 @@ class CannotFit(UserError):  # noqa: N818 - it is an answer, with a plan in it, 
         if self.suggestions:
             lines = [suggestion_in_words(suggestion, spelling) for suggestion in self.suggestions]
             self.advice = f"It would run with {', or '.join(lines)}. {self.advice}".strip()
-        if self.planned_only:
-            lines = [suggestion_in_words(suggestion, FINETUNE) for suggestion in self.planned_only]
-            self.advice = f"{self.advice} Planned only: finetune plan {', or '.join(lines)}.".strip()
 
     def __reduce__(self) -> tuple[object, ...]:
         kind, texts, state = super().__reduce__()
-        names = ("example_plan", "suggestions", "planned_only", "here")
+        names = ("example_plan", "suggestions", "here")
         more = {name: getattr(self, name) for name in names}
         return kind, texts, {**state, **more}  # type: ignore[dict-item]
 

@@ -128,8 +128,8 @@ class Job:
             )
         if self.optimizer_in_backward and self.engine in ("deepspeed", "fsdp2", "megatron"):
             raise UserError(
-                (Change("optimizer_in_backward", True), f": {self.engine} has no such thing."),
-                ("Use ", Change("engine", "torchtune"), " to plan it."),
+                (Change("optimizer.in_backward", True), f": {self.engine} has no such thing."),
+                ("Use ", Change("engine", "torchtune"), ", which has."),
             )
         if self.method in LLAMA_ADAPTERS:
             check_start_layer(self.model, self.adapter_start_layer)

@@ -240,8 +240,6 @@ class Plan:
         ):
             if value not in known:
                 return f"{what} {value} is planned only: this package runs {', '.join(known)}"
-        if self.layout.optimizer_in_backward:
-            return "the optimizer in the backward pass is planned only: this package runs it after"
         return None
 
     def to_dict(self) -> dict[str, Any]:

@@ -256,6 +256,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         global_batch_size=settings.global_batch_size,
         micro_batch_size=settings.micro_batch_size,
         optimizer=settings.optimizer.name,
+        optimizer_in_backward=settings.optimizer.in_backward,
         precision=settings.precision,
         fp8=settings.fp8,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,

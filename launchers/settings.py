@@ -50,6 +50,9 @@ class Optimizer(_Section):
     """AdamW's running-average coefficients."""
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
+    in_backward: bool = False
+    """Use each gradient, and free it, as soon as the backward pass has it (torchtune, full). Nothing is
+    accumulated, and no norm is clipped."""
 
 
 class Schedule(_Section):
@@ -267,6 +270,17 @@ class Settings(_Section):
         """What is trained whole beside LoRA's adapters: as asked for, and what new tokens need."""
         needed = ("embed_tokens", "lm_head") if self.new_tokens else ()
         return tuple(dict.fromkeys((*self.lora.modules_to_save, *needed)))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_clipping(cls, values: Any) -> Any:
+        """An optimizer in the backward pass has no gradient left when the norm of all is known."""
+        optimizer = values.get("optimizer") if isinstance(values, dict) else None
+        if not (isinstance(optimizer, dict) and optimizer.get("in_backward") is True):
+            return values
+        if values.get("clip_grad_norm") is not None:
+            raise ValueError("clip_grad_norm can't be had with optimizer.in_backward: leave one of them out")
+        return {**values, "clip_grad_norm": None}
 
     @model_validator(mode="after")
     def _check(self) -> Settings:

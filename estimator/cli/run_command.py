@@ -77,6 +77,8 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
     """What the flow takes by ``--set`` only, where it isn't its default."""
     if job.optimizer != "adamw":
         yield "optimizer.name", job.optimizer
+    if job.optimizer_in_backward:
+        yield "optimizer.in_backward", "true"
     if job.activation_checkpointing is not None:
         yield "activation_checkpointing", json.dumps(job.activation_checkpointing)
     if job.fp8 != "none":

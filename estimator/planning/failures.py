@@ -22,9 +22,10 @@ from estimator.setup import Optimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones train on little more than a prompt
 MOST_SUGGESTIONS = 5
-# From what costs least to what needs least; 8-bit states train as well as 32-bit ones (Dettmers et al. 2021,
-# arXiv:2110.02861), paged ones wait for the host's link
-LEAN_OPTIMIZERS: tuple[Optimizer, ...] = ("adamw8bit", "paged-adamw8bit")
+# They train as well as 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); paged ones wait for the host's
+# link
+STATES_IN_8_BITS: Optimizer = "adamw8bit"
+PAGED_STATES: Optimizer = "paged-adamw8bit"
 WITH_OPTIMIZER_IN_BACKWARD = ("torchtune", "torchtitan")
 
 
@@ -129,14 +130,13 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     def fits(other: Job) -> bool:
         return best_or_none(other, target, goals) is not None
 
-    suggestions += with_8_bit_states(job, fits)
+    suggestions += with_lean_states(job, fits)
     suggestions += smaller(job, fits)
     suggestions = list(dict.fromkeys(suggestions))[:MOST_SUGGESTIONS]
     return CannotFit(
         problem,
         example_plan=example_plan,
         suggestions=tuple(suggestions),
-        planned_only=tuple(with_lean_optimizer(job, fits)),
         here=f"{len({place.name for place in seen.places})} machine types that go with the options given",
     )
 
@@ -182,41 +182,31 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
     return [(*together, Change("seq_len", seq_len))] if seq_len is not None else []
 
 
-def with_8_bit_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """AdamW's states in 8 bits, with which full training would fit: by the job's engine, or FSDP2 in bf16."""
+def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
+    """Ways to keep less of AdamW's states with which full training would fit, from what costs least.
+
+    8-bit states, by the job's engine or by FSDP2 in bf16; and each gradient used as soon as it is there, as
+    torchtune's recipes do, which leaves nothing to accumulate: there with the largest batch that fits.
+    """
     if job.method != "full" or job.optimizer != "adamw":
         return
-    changes = [Change("optimizer.name", LEAN_OPTIMIZERS[0])]
-    lean = replace(job, optimizer=LEAN_OPTIMIZERS[0])
+    lean = replace(job, optimizer=STATES_IN_8_BITS)
+    changes = [Change("optimizer.name", STATES_IN_8_BITS)]
     if unsupported_job(lean) is not None:
         lean = replace(lean, engine="fsdp2", precision="bf16")
         changes += [Change("engine", "fsdp2"), Change("precision", "bf16")]
     if unsupported_job(lean) is None and fits(lean):
         yield tuple(changes)
-
-
-def with_lean_optimizer(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """Optimizers that keep less and with which full training would fit, and which the job's engine has not.
-
-    8-bit states; those in the host's memory; and each gradient used as soon as it is there, as torchtune's
-    single-GPU recipe does, which leaves nothing to accumulate: there with the largest batch that fits.
-    """
-    if job.method != "full" or job.optimizer != "adamw":
         return
-    for name in LEAN_OPTIMIZERS:
-        lean = replace(job, optimizer=name)
-        if unsupported_job(lean) is not None and fits(lean):
-            yield (Change("optimizer.name", name),)
-            return
     if job.engine not in WITH_OPTIMIZER_IN_BACKWARD or job.micro_batch_size is not None:
         return
-    lean = replace(job, optimizer=LEAN_OPTIMIZERS[-1], optimizer_in_backward=True)
-    batches = [job.global_batch_size // 2**power for power in range(job.global_batch_size.bit_length())]
-    if not fits(replace(lean, global_batch_size=1)):
+    lean = replace(job, optimizer=PAGED_STATES, optimizer_in_backward=True)
+    if unsupported_job(lean) is not None or not fits(replace(lean, global_batch_size=1)):
         return
+    batches = [job.global_batch_size // 2**power for power in range(job.global_batch_size.bit_length())]
     batch = next(batch for batch in batches if fits(replace(lean, global_batch_size=batch)))
     smaller_batch = (Change("global_batch_size", batch),) if batch != job.global_batch_size else ()
-    yield (Change("optimizer.name", lean.optimizer), Change("optimizer_in_backward", True), *smaller_batch)
+    yield (Change("optimizer.name", PAGED_STATES), Change("optimizer.in_backward", True), *smaller_batch)
 
 
 _LORA = (Change("method", "lora"),)

@@ -12,7 +12,7 @@ from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
-from estimator.planning.failures import smaller, with_8_bit_states, with_lean_optimizer
+from estimator.planning.failures import smaller, with_lean_states
 from estimator.planning.goals import Goals
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
@@ -192,13 +192,12 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         suggestions.append((Change("with", "kubernetes"),))
         if best_or_none(job, replace(anywhere, kind="batch")) is not None:
             suggestions.append((Change("with", "batch"),))
-    suggestions += with_8_bit_states(job, lambda other: _fits(other, target))
+    suggestions += with_lean_states(job, lambda other: _fits(other, target))
     suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(
         problem,
         example_plan=cloud_plan,
         suggestions=tuple(suggestions),
-        planned_only=tuple(with_lean_optimizer(job, lambda other: _fits(other, target))),
         here=describe(machine) if machine else "",
     )
 

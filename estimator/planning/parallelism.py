@@ -13,7 +13,7 @@ from itertools import product
 
 from estimator.job import PARALLEL_ENGINES, Job, divides_heads, divides_sequence, divisors
 from estimator.plan import Schedule, Sharding
-from estimator.planning.support import unsupported_shards
+from estimator.planning.support import unsupported_processes
 
 # Deeper pipelines and wider expert groups than these are in no configuration that Megatron-LM or torchtitan
 # publish (405B: 8 stages; DeepSeek-V3: 16 stages, 64 experts over 8 nodes); they bound the search.
@@ -65,9 +65,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
     """All ways to divide the job that make up its global batch; those that divide the model least first."""
     world = nodes * per_node
     if job.engine not in PARALLEL_ENGINES:
-        if job.method == "qlora" and job.engine == "torchtune" and unsupported_shards(job.model, world):
-            return []
-        if not _reaches(job, world):
+        if unsupported_processes(job, world) or not _reaches(job, world):
             return []
         return [
             Spread(sharding=kind, replicate=copies)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 
-from estimator.changes import FINETUNE, Spelling, Suggestion, command_with, suggestion_in_words
+from estimator.changes import FINETUNE, Spelling, command_with
 from estimator.errors import CannotFit, UserError
 from estimator.plan import GIB, MIB, Layout, LearningRate, Plan, Prediction, Request
 
@@ -61,17 +61,7 @@ def render_cannot_fit(
         lines += [
             f"  {shlex.join(command_with(command, suggestion, spelling))}" for suggestion in error.suggestions
         ]
-    if error.planned_only:
-        lines += ["", "Planned only, as nothing here runs it yet:"]
-        lines += [f"  {_plan_with(argv_hint, suggestion, spelling)}" for suggestion in error.planned_only]
     return "\n".join(lines)
-
-
-def _plan_with(argv_hint: str, suggestion: Suggestion, spelling: Spelling) -> str:
-    """A change that only ``finetune plan`` takes: that command with it, or beside another the options."""
-    if spelling is FINETUNE:
-        return shlex.join(command_with(shlex.split(argv_hint), suggestion, FINETUNE))
-    return f"finetune plan ... {suggestion_in_words(suggestion, FINETUNE)}"
 
 
 def _where(plan: Plan) -> str:

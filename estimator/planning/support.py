@@ -25,6 +25,12 @@ NF4_MULTIPLE = 64 * 256
 LLAMA3_ROPE = (1.0, 4.0, 8192)
 # torchao's recipes of float8 products
 FP8_RECIPES = ("tensorwise", "rowwise")
+# The optimizers that are bitsandbytes', by the names of its classes
+BITSANDBYTES = {
+    "adamw8bit": "AdamW8bit",
+    "paged-adamw": "PagedAdamW",
+    "paged-adamw8bit": "PagedAdamW8bit",
+}
 # The least compute capability of GPUs that compute in a recipe: torch._scaled_mm's own checks (for rowwise it
 # has Hopper's kernels alone), Transformer Engine's user guide, MS-AMP's README (H100)
 FP8_CAPABILITY = {
@@ -49,6 +55,7 @@ class Training:
     fp8: str = "none"
     compile: bool = False
     optimizer: str = "adamw"
+    optimizer_in_backward: bool = False
     part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
     packing: bool = False
     lora_targets: tuple[str, ...] = PROJECTIONS
@@ -104,8 +111,6 @@ def with_engine(job: Job) -> Job:
     """
     if job.engine != "auto":
         return job
-    if job.optimizer_in_backward:  # of the engines here, torchtune's recipes alone have it
-        return replace(job, engine="torchtune")
     training = _training(job, 1)
     able = (name for name in LAUNCHED_ENGINES if unsupported(name, job.model, training) is None)
     # ZeRO's options belong to DeepSpeed, whatever else is asked for
@@ -120,6 +125,7 @@ def _training(job: Job, processes: int) -> Training:
         precision=job.precision,
         fp8=job.fp8,
         optimizer=job.optimizer,
+        optimizer_in_backward=job.optimizer_in_backward,
         compile=job.compile,
         part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
         packing=job.packing,
@@ -201,8 +207,8 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         )
     if training.fp8 != "none":
         return _fp8_elsewhere(training.fp8) or f"fp8 {training.fp8}: here it is fsdp2's"
-    if training.optimizer not in ("adamw", "sgd"):
-        return f"optimizer {training.optimizer}: the torchtune recipes here step AdamW or SGD"
+    if reason := _optimizer_of_torchtune(training):
+        return reason
     if training.part_recomputed:
         return "torchtune recomputes whole blocks here, and all of them"
     if training.precision == "bf16-mixed":
@@ -227,6 +233,37 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
     if training.quantization != "nf4-double":
         return f"torchtune 0.6.1 keeps qlora's base in nf4-double alone, not in {training.quantization}"
     return unsupported_shards(model, training.processes)
+
+
+def _optimizer_of_torchtune(training: Training) -> str | None:
+    """Why the recipes can't step that optimizer: in the backward pass, or after it."""
+    name = training.optimizer
+    if training.optimizer_in_backward and training.method != "full":
+        return (
+            f"optimizer.in_backward: torchtune 0.6.1's recipes of {training.method} step after the whole "
+            "backward pass"
+        )
+    if name in ("adamw", "sgd"):
+        return None
+    if name not in BITSANDBYTES:
+        return f"optimizer {name}: the torchtune recipes here step AdamW or SGD"
+    if not training.optimizer_in_backward:
+        return f"optimizer {name}: with torchtune it goes with optimizer.in_backward"
+    return _undivided(name, training.processes)
+
+
+def _undivided(optimizer: str, processes: int) -> str | None:
+    if optimizer not in BITSANDBYTES or processes == 1:
+        return None
+    return f"optimizer {optimizer} is bitsandbytes', which can't step what FSDP2 divides"
+
+
+def unsupported_processes(job: Job, processes: int) -> str | None:
+    """Why a job of torchtune's can't be spread over that many processes; None where it can."""
+    if job.engine != "torchtune":
+        return None
+    reason = unsupported_shards(job.model, processes) if job.method == "qlora" else None
+    return reason or _undivided(job.optimizer, processes)
 
 
 def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
@@ -343,6 +380,8 @@ def _fp8_elsewhere(recipe: str) -> str | None:
 def _optimizer_of_loop(engine: str, training: Training) -> str | None:
     """Why the loop can't step that optimizer over what the engine divides."""
     name = training.optimizer
+    if training.optimizer_in_backward:
+        return f"optimizer.in_backward: {engine} steps after the whole backward pass; torchtune can"
     if name == "adamw4bit":
         return f"optimizer {name}: it is estimated only"
     if engine == "deepspeed" and name in ("adafactor", "muon"):

@@ -73,6 +73,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         precision=settings.precision,
         fp8=settings.fp8,
         optimizer=settings.optimizer.name,
+        optimizer_in_backward=settings.optimizer.in_backward,
         compile=settings.compile,
         part_recomputed=settings.recompute != type(settings.recompute)(),
         packing=settings.packing,

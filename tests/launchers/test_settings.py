@@ -35,6 +35,14 @@ def test_set_reaches_a_nested_knob_and_wins_over_flags_and_file() -> None:
     assert made.zero.stage == 3
 
 
+def test_an_optimizer_in_the_backward_pass_clips_nothing() -> None:
+    inside = settings.build({}, ["optimizer.in_backward=true"])
+    assert inside.clip_grad_norm is None
+    assert settings.build(inside.model_dump(mode="json")) == inside
+    with pytest.raises(UserError, match="leave one of them out"):
+        settings.build({}, ["optimizer.in_backward=true", "clip_grad_norm=0.5"])
+
+
 def test_a_flag_wins_over_the_file() -> None:
     assert settings.build({"seed": 1}, [], {"seed": 2}).seed == 2
 

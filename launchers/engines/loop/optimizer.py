@@ -8,17 +8,13 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from estimator.planning.support import BITSANDBYTES
 from launchers.engines._schedule import lr_factor
 from launchers.gang.job import TrainJob
 from launchers.settings import Settings
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 
-_BITSANDBYTES = {
-    "adamw8bit": "AdamW8bit",
-    "paged-adamw": "PagedAdamW",
-    "paged-adamw8bit": "PagedAdamW8bit",
-}
 # Tables of vectors rather than maps between them: Muon's author leaves them to AdamW (Keller Jordan 2024,
 # https://kellerjordan.github.io/posts/muon)
 _TABLES = ("embed_tokens", "wte", "embed_in", "word_embeddings", "lm_head", "embed_out", "score")
@@ -40,10 +36,10 @@ def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
         from torchao.optim import AdamW8bit
 
         return [AdamW8bit(parameters, betas=settings.betas, eps=settings.eps, **rate)]
-    if settings.name in _BITSANDBYTES:
+    if settings.name in BITSANDBYTES:
         import bitsandbytes
 
-        kind = getattr(bitsandbytes.optim, _BITSANDBYTES[settings.name])
+        kind = getattr(bitsandbytes.optim, BITSANDBYTES[settings.name])
         return [kind(parameters, betas=settings.betas, eps=settings.eps, **rate)]
     if settings.name != "muon":
         return [_adamw(job, parameters)]

@@ -13,6 +13,7 @@ come from the model folder again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 
+Optimizers = list[torch.optim.Optimizer]
+
 # Names that activation checkpointing and torch.compile put in front of a module's own.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
-def save(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def save(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
     """Write this rank's part; every rank has written its own when this returns on any."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(_generators(), _rng_file(folder))
     try:
         state_dict_saver.save(
-            _tensors(model, optimizer),
+            _tensors(model, optimizers),
             storage_writer=FileSystemWriter(folder),
             no_dist=not dist.is_initialized(),
         )
@@ -44,19 +47,23 @@ def save(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
         dist.barrier()
 
 
-def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Fill the model and the optimizer in place. Hyperparameters stay as the optimizer has them now."""
-    groups = [
-        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
-    ]
-    _init_optim_state(optimizer)  # a step with zero gradients: makes the states that are then filled
-    for group, values in zip(optimizer.param_groups, groups, strict=True):
-        group.update(values)
+def load(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
+    """Fill the model and the optimizers in place. Hyperparameters stay as the optimizers have them now."""
+    for optimizer in optimizers:
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        _init_optim_state(optimizer)  # a step with zero gradients: makes the states that are then filled
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+    tensors = _tensors(model, optimizers)
     state_dict_loader.load(
-        _tensors(model, optimizer),
-        storage_reader=FileSystemReader(folder),
-        no_dist=not dist.is_initialized(),
+        tensors, storage_reader=FileSystemReader(folder), no_dist=not dist.is_initialized()
     )
+    for name, states in _states(model, optimizers):
+        for key in _numbers(states):
+            states[key] = int(tensors[f"optimizer.{name}.{key}"])
 
 
 def load_generators(folder: Path) -> bool:
@@ -86,7 +93,20 @@ def _world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _states(model: torch.nn.Module, optimizers: Optimizers) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The plain name of each trained weight, and its optimizer's states."""
+    states = {parameter: state for each in optimizers for parameter, state in each.state.items()}
+    for name, parameter in model.named_parameters():
+        if parameter in states:
+            yield plain_name(name), states[parameter]
+
+
+def _numbers(states: dict[str, Any]) -> list[str]:
+    """The states that are whole numbers, as bitsandbytes counts its steps."""
+    return [key for key, value in states.items() if isinstance(value, int)]
+
+
+def _tensors(model: torch.nn.Module, optimizers: Optimizers) -> dict[str, torch.Tensor]:
     """Trained weights and optimizer states, by name; DTensors where the model is sharded.
 
     get_state_dict of torch.distributed.checkpoint would do, but for QLoRA it first makes a whole
@@ -96,11 +116,14 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        name = plain_name(name)
-        tensors[f"model.{name}"] = parameter.detach()
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"optimizer.{name}.{key}"] = value
+        tensors[f"model.{plain_name(name)}"] = parameter.detach()
+    for name, states in _states(model, optimizers):
+        tensors |= {
+            f"optimizer.{name}.{key}": value
+            for key, value in states.items()
+            if isinstance(value, torch.Tensor)
+        }
+        tensors |= {f"optimizer.{name}.{key}": torch.tensor(states[key]) for key in _numbers(states)}
     return tensors
 
 

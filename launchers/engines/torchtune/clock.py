@@ -32,16 +32,20 @@ class StepClock:
         self._began = time.perf_counter()
         self.lr: float | None = None  # of the last step: the one that it was made with
 
-    def watch(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def watch(self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Mark each pass and step. Of optimizers in the backward pass, whose steps are no time of their own,
+        the first one's rate is kept.
+        """
         # prepend: before a sharded model gathers its weights, which is part of its forward pass
         model.register_forward_pre_hook(lambda *_: self._mark("input"), prepend=True)
         model.register_forward_hook(lambda *_: self._mark("output"))
 
         def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            self._mark("optimizer")
+            if len(optimizers) == 1:
+                self._mark("optimizer")
             self.lr = float(optimizer.param_groups[0]["lr"])
 
-        optimizer.register_step_pre_hook(before_step)
+        optimizers[0].register_step_pre_hook(before_step)
 
     def restart(self) -> None:
         self._marks.clear()
@@ -49,6 +53,8 @@ class StepClock:
 
     def read(self) -> Times:
         """The times of the optimizer step that ends now."""
+        if self._marks and self._marks[-1][0] == "output":  # no optimizer came after the backward pass
+            self._mark("end")
         seconds = {"input": 0.0, "output": 0.0}
         for (kind, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[kind] += self._between(begin, end)

@@ -13,7 +13,7 @@ from typing import Any
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
-from estimator.planning.support import MLP, unsupported_shards
+from estimator.planning.support import BITSANDBYTES, MLP, unsupported_shards
 from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets
 from launchers.engines.torchtune.support import ATTENTION, unsupported
@@ -42,6 +42,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     reason = unsupported(settings, spec) or _misfit(job, spec, data) or _incomplete(config_json, spec)
     if reason:
         raise UserError(f"torchtune can't run this: {reason}.", "Try --set engine=deepspeed.")
+    in_backward = settings.optimizer.in_backward
     values = {
         "output_dir": str(job.output_dir),
         "seed": settings.seed,
@@ -75,9 +76,9 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "epochs": 1,
         "max_steps_per_epoch": None,
         "gradient_accumulation_steps": layout.accumulation,
-        "optimizer_in_bwd": False,
-        # "inf" clips nothing, and the norm is still measured.
-        "clip_grad_norm": "inf" if settings.clip_grad_norm is None else settings.clip_grad_norm,
+        "optimizer_in_bwd": in_backward,
+        # "inf" clips nothing, and the norm is still measured, where there is one.
+        "clip_grad_norm": settings.clip_grad_norm or (None if in_backward else "inf"),
         "compile": settings.compile,
         "optimizer": _optimizer(settings, layout),
         "lr_scheduler": _schedule(settings),
@@ -172,16 +173,13 @@ def _optimizer(settings: Settings, layout: Layout) -> dict[str, Any]:
     chosen = settings.optimizer
     if chosen.lr == "auto":
         raise ValueError("optimizer.lr is still auto: it should be resolved before training")
-    common = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
+    common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
     if chosen.name == "sgd":
         return {"_component_": "torch.optim.SGD", **common, "momentum": 0.9}
-    return {
-        "_component_": "torch.optim.AdamW",
-        **common,
-        "betas": list(chosen.betas),
-        "eps": chosen.eps,
-        "fused": layout.device == "cuda",
-    }
+    common |= {"betas": list(chosen.betas), "eps": chosen.eps}
+    if chosen.name in BITSANDBYTES:
+        return {"_component_": f"bitsandbytes.optim.{BITSANDBYTES[chosen.name]}", **common}
+    return {"_component_": "torch.optim.AdamW", **common, "fused": layout.device == "cuda"}
 
 
 def _schedule(settings: Settings) -> dict[str, Any]:

@@ -5,12 +5,13 @@ save at the ends of epochs only, resume from there only, and log on rank 0 only.
 little as gives a run what it needs:
 
 ``setup``                after the recipe's own: first adapters that don't depend on the number of processes,
-                         weights and optimizer from the checkpoint that the run goes on from, the step
+                         weights and optimizers from the checkpoint that the run goes on from, the step
                          counter, and the hooks that time forward and backward passes
 ``_setup_lr_scheduler``  the schedule of the whole run, begun at the step that the run goes on from
 ``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, is where
                          telemetry and checkpoints are written
 ``train``                phases; the clock starts
+``_loss_step``           gradients of an optimizer in the backward pass are of the mean loss
 ``save_checkpoint``      adapters are merged shard by shard (``export``)
 ``cleanup``              the process group ends also where the recipe has none of its own
 
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
         _device: torch.device
         _model: torch.nn.Module
         _optimizer: torch.optim.Optimizer
+        _optimizer_in_bwd: bool
+        _optim_ckpt_wrapper: Any
+        _loss_fn: Any
         _dataloader: Any
         _metric_logger: Any
         _checkpointer: Any
@@ -77,6 +81,7 @@ if TYPE_CHECKING:
         def setup(self, cfg: Any) -> None: ...
         def _setup_lr_scheduler(self, **arguments: Any) -> Any: ...
         def _setup_profiler(self, cfg_profiler: Any = None) -> Any: ...
+        def _loss_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor: ...
         def train(self) -> None: ...
         def save_checkpoint(self, epoch: int) -> None: ...
         def cleanup(self) -> None: ...
@@ -101,18 +106,29 @@ class Steps(_Recipe):
         if self._job.resume_dir is None:
             draw_adapters(self._model, self._job.settings.seed)
         else:
-            torchtune_checkpoint.load(self._job.resume_dir, self._model, self._optimizer)
+            torchtune_checkpoint.load(self._job.resume_dir, self._model, self._optimizers)
             self._restore_generators_at_first_forward(self._job.resume_dir)
         self._clock = StepClock(self._device.type == "cuda")
-        self._clock.watch(self._model, self._optimizer)
+        self._clock.watch(self._model, self._optimizers)
+
+    @property
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """The recipe's optimizer, or in the backward pass one for each parameter, the schedule's first."""
+        if getattr(self, "_optimizer_in_bwd", False):  # the LoRA recipes have no such thing
+            return list(self._optim_ckpt_wrapper.optim_map.values())
+        return [self._optimizer]
 
     def _setup_lr_scheduler(self, **arguments: Any) -> Any:
         start = self._job.start_step
         if start:
-            for group in self._optimizer.param_groups:
-                group.setdefault("initial_lr", group["lr"])
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group.setdefault("initial_lr", group["lr"])
         arguments |= {"num_training_steps": self._job.total_steps, "last_epoch": start - 1}
-        return super()._setup_lr_scheduler(**arguments)
+        schedule = super()._setup_lr_scheduler(**arguments)
+        for optimizer in self._optimizers[1:]:  # the recipe hands them the rate from the second step on
+            optimizer.param_groups[0]["lr"] = schedule.get_last_lr()[0]
+        return schedule
 
     def _setup_profiler(self, cfg_profiler: Any = None) -> Any:
         return _SteppedProfiler(super()._setup_profiler(cfg_profiler), self._after_batch)
@@ -121,6 +137,20 @@ class Steps(_Recipe):
         self._reporter.phase("train", self._job.start_step)
         self._clock.restart()
         super().train()
+
+    def _loss_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The mean loss of a batch, which the recipes for one device multiply by the labels that count.
+
+        They divide the gradients by that number after the backward pass. Where the optimizer steps in it,
+        0.6.1 leaves that out, so that a step's weight in the moments would grow with its tokens. Here the
+        loss keeps its value, and its gradient is divided beforehand.
+        """
+        if not getattr(self, "_optimizer_in_bwd", False):
+            return super()._loss_step(batch)
+        labels = (batch["labels"] != self._loss_fn.ignore_index).sum()
+        loss = super()._loss_step(batch)
+        value = loss.detach()
+        return value + (loss - value) / labels
 
     def _after_batch(self) -> None:
         """Single-device recipes call this after every micro batch, the others after every step."""
@@ -156,7 +186,7 @@ class Steps(_Recipe):
     def _checkpoint(self, step: int) -> None:
         self._reporter.phase("checkpoint", step)
         folder = self._job.checkpoint_dir(step)
-        torchtune_checkpoint.save(folder, self._model, self._optimizer)
+        torchtune_checkpoint.save(folder, self._model, self._optimizers)
         checkpoint_part_done(folder, self._env, step)
         self._reporter.phase("train", step)
 

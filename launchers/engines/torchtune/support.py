@@ -22,7 +22,7 @@ _PLANNED_KEYS = {
     "dtype": "precision",
     "device": "resources.device",
     "tensor_parallel_dim": "",
-    "optimizer_in_bwd": "",
+    "optimizer_in_bwd": "optimizer.in_backward",
     "resume_from_checkpoint": "",
     "save_adapter_weights_only": "",
     "output_dir": "output_dir",

@@ -171,13 +171,22 @@ def test_quantised_weights_are_not_planned_over_processes_that_do_not_divide_the
     assert caught.value.problem == f"{reason}."
 
 
-def test_an_optimizer_in_the_backward_pass_is_planned_only_and_accumulates_nothing() -> None:
+def test_an_optimizer_in_the_backward_pass_is_torchtunes_and_accumulates_nothing() -> None:
     job = Job(model=find("llama-3.2-3b"), optimizer_in_backward=True, global_batch_size=4, seq_len=512)
-    made = plan(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=1))
-    assert made.layout.accumulation == 1
-    assert "planned only" in made.why[-1]
+    best = plan(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=1))
+    assert (best.engine, best.layout.accumulation, best.planned_only) == ("torchtune", 1, None)
     with pytest.raises(UserError, match="deepspeed has no such thing"):
         replace(job, engine="deepspeed")
+    assert "recipes of lora" in (unsupported_job(replace(job, engine="torchtune", method="lora")) or "")
+
+
+def test_bitsandbytes_optimizers_of_torchtune_stay_in_one_process() -> None:
+    job = Job(model=find("llama-3.2-3b"), optimizer="paged-adamw8bit", optimizer_in_backward=True)
+    assert {each.layout.world_size for each in plans(job, ANY, top=20).plans} == {1}
+    with pytest.raises(UserError, match="FSDP2 divides"):
+        plan(job, replace(ANY, nodes=2, gpus=1))
+    after = replace(job, engine="torchtune", optimizer_in_backward=False)
+    assert "goes with optimizer.in_backward" in (unsupported_job(after) or "")
 
 
 @pytest.mark.parametrize(
@@ -249,3 +258,16 @@ def test_full_training_that_does_not_fit_is_told_of_states_in_8_bits() -> None:
     assert {"optimizer.name": "adamw8bit", "engine": "fsdp2", "precision": "bf16"} in told
     chosen = replace(job, optimizer="adamw8bit", engine="fsdp2", precision="bf16")
     assert plan(chosen, one).planned_only is None
+
+
+def test_full_training_that_fits_in_the_backward_pass_alone_is_told_so() -> None:
+    job = Job(model=find("llama-8b"), engine="torchtune", global_batch_size=8, seq_len=512)
+    one = replace(ANY, gpu="L4", nodes=1, gpus=1)
+    with pytest.raises(CannotFit) as raised:
+        plan(job, one)
+    told = [{change.option: change.value for change in changes} for changes in raised.value.suggestions]
+    (chosen,) = (changes for changes in told if "optimizer.in_backward" in changes)
+    assert chosen["optimizer.name"] == "paged-adamw8bit"
+    batch = chosen.get("global_batch_size", 8)
+    lean = replace(job, optimizer="paged-adamw8bit", optimizer_in_backward=True, global_batch_size=batch)
+    assert plan(lean, one).planned_only is None

@@ -502,8 +502,9 @@ def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: p
 
 
 def wait_for(path: Path) -> None:
+    """Until the file is there and has something in it."""
     deadline = time.monotonic() + 30
-    while not path.exists():
+    while not (path.is_file() and path.stat().st_size):
         assert time.monotonic() < deadline, f"{path} did not appear"
         time.sleep(0.05)
 

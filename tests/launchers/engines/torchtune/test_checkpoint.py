@@ -28,10 +28,10 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     model, optimizer = make(0)
     step(model, optimizer)
-    torchtune_checkpoint.save(tmp_path, model, optimizer)
+    torchtune_checkpoint.save(tmp_path, model, [optimizer])
     step(model, optimizer)
     again, other = make(0)
-    torchtune_checkpoint.load(tmp_path, again, other)
+    torchtune_checkpoint.load(tmp_path, again, [other])
     assert torchtune_checkpoint.load_generators(tmp_path)
     step(again, other)
     for old, new in zip(model.parameters(), again.parameters(), strict=True):
@@ -41,10 +41,10 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_frozen_weights_are_not_in_a_checkpoint(tmp_path: Path) -> None:
     model, optimizer = make(0)
     step(model, optimizer)
-    torchtune_checkpoint.save(tmp_path, model, optimizer)
+    torchtune_checkpoint.save(tmp_path, model, [optimizer])
     again, other = make(1)
     frozen = again[0].weight.clone()
-    torchtune_checkpoint.load(tmp_path, again, other)
+    torchtune_checkpoint.load(tmp_path, again, [other])
     assert torch.equal(again[0].weight, frozen)
     assert torch.equal(again[1].weight, model[1].weight)
 
@@ -52,9 +52,9 @@ def test_frozen_weights_are_not_in_a_checkpoint(tmp_path: Path) -> None:
 def test_hyperparameters_come_from_the_job_not_from_the_checkpoint(tmp_path: Path) -> None:
     model, optimizer = make(0, lr=0.1)
     step(model, optimizer)
-    torchtune_checkpoint.save(tmp_path, model, optimizer)
+    torchtune_checkpoint.save(tmp_path, model, [optimizer])
     again, other = make(0, lr=0.5)
-    torchtune_checkpoint.load(tmp_path, again, other)
+    torchtune_checkpoint.load(tmp_path, again, [other])
     assert other.param_groups[0]["lr"] == 0.5
 
 
@@ -62,7 +62,7 @@ def test_a_failed_write_ends_with_the_systems_own_error(tmp_path: Path) -> None:
     model, optimizer = make(0)
     (tmp_path / "__0_0.distcp").mkdir()
     with pytest.raises(RuntimeError, match="rank 0 could not write") as caught:
-        torchtune_checkpoint.save(tmp_path, model, optimizer)
+        torchtune_checkpoint.save(tmp_path, model, [optimizer])
     assert isinstance(caught.value.__cause__, OSError)
 
 

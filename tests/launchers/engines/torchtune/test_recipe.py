@@ -159,6 +159,50 @@ def test_a_run_that_goes_on_ends_as_an_undisturbed_one(
     ]
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
+    tmp_path: Path, model: Path, data: Path, world: int
+) -> None:
+    def job(name: str, **optimizer: Any) -> TrainJob:
+        return runs.make_job(
+            tmp_path / name,
+            model,
+            data,
+            steps=STEPS,
+            world=world,
+            layout={"micro_batch_size": BATCH // world},
+            settings={"clip_grad_norm": None, "optimizer": {"lr": 1e-2, **optimizer}},
+            checkpoint_every=3,
+        )
+
+    inside = job("inside", in_backward=True)
+    steps = runs.run(inside)
+    after = runs.run(job("after"))
+    assert runs.losses(steps) == pytest.approx(runs.losses(after), rel=1e-4)
+    assert [step.lr for step in steps] == [step.lr for step in after]
+    assert all(step.grad_norm is None and 0 < (step.dtf or 0) + (step.dtb or 0) <= step.dt for step in steps)
+    rest = runs.run(runs.resumed(inside, tmp_path / "again", 3))
+    assert [(step.loss, step.lr) for step in rest] == [(step.loss, step.lr) for step in steps[3:]]
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "paged-adamw8bit", "paged-adamw"])
+def test_bitsandbytes_optimizers_learn_in_the_backward_pass_and_go_on(
+    tmp_path: Path, model: Path, data: Path, name: str
+) -> None:
+    job = runs.make_job(
+        tmp_path / "work",
+        model,
+        data,
+        steps=STEPS,
+        layout={"micro_batch_size": BATCH},
+        settings={"optimizer": {"name": name, "in_backward": True, "lr": 1e-2}},
+        checkpoint_every=3,
+    )
+    losses = runs.losses(runs.run(job))
+    assert losses[-1] < losses[0] - 0.1
+    assert runs.losses(runs.run(runs.resumed(job, tmp_path / "again", 3))) == losses[3:]
+
+
 def test_a_run_on_two_processes_goes_on_on_one(trained: Any, tmp_path: Path) -> None:
     job = trained("full", 2)
     one = runs.run(runs.resumed(job, tmp_path, 3, processes_per_node=1, accumulation=2))
