@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 
 from estimator.models import hf_files
 from launchers import engines, settings
+from tests.launchers.engines import methods
 from tests.launchers.engines.loop import families as proofs
 
 TABLE = Path(__file__).parent / "results" / "support.csv"
@@ -60,6 +63,24 @@ def of_families(chosen: Sequence[str] = tuple(proofs.FAMILIES)) -> list[Row]:
         return rows + [_packing(engine, family, models[family]) for engine, family in asked]
 
 
+def of_methods() -> list[Row]:
+    """Each engine by each method with tiny-llama, on one node and on two."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        methods.make(folder)
+        prove = cache(lambda cell: methods.prove(folder, cell))
+        for cell in methods.CELLS:
+            result = methods.refusal(folder, cell)
+            if result is None:
+                one = dataclasses.replace(cell, nodes=1)
+                out = folder / cell.name / "collected"
+                result = _said(methods.problems(prove(cell), prove(one), out))
+            cells = {"engine": cell.engine, "method": cell.method, "nodes": cell.nodes}
+            rows.append(Row(part="methods", family="tiny-llama", result=result, **cells))  # type: ignore[arg-type]
+    return rows
+
+
 def _said(wrong: Iterable[str]) -> str:
     return "; ".join(wrong) or RUNS
 
@@ -72,7 +93,7 @@ def _packing(engine: str, family: str, folder: Path) -> Row:
     return Row(part="families", engine=engine, method="packing", family=family, nodes=1, result=result)
 
 
-PARTS: dict[str, Callable[[], list[Row]]] = {"families": of_families}
+PARTS: dict[str, Callable[[], list[Row]]] = {"families": of_families, "methods": of_methods}
 
 
 def read() -> list[Row]:

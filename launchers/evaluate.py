@@ -191,7 +191,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     texts = [prompt["prompt"] for prompt in prompts]
     outcomes = []
     for folder in (request.base_dir, request.model_dir):
-        model = _load(folder, request.base_dir, device, precision)
+        model = load_model(folder, request.base_dir, device, precision)
         # the finished model's tokenizer for both: the base may have come without one of its own
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
         outcomes.append((None if data is None else _score(model, data, request.max_rows), answers))
@@ -211,7 +211,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     )
 
 
-def _load(folder: Path, base: Path, device: str, precision: str) -> Any:
+def load_model(folder: Path, base: Path, device: str, precision: str) -> Any:
     import torch
 
     options: dict[str, Any] = {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32}

@@ -214,6 +214,21 @@ def proofs() -> str:
     return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
 
 
+def proved_methods() -> str:
+    """What each engine was seen to do with tiny-llama, from benchmarks/results/support.csv."""
+    rows = [row for row in support_table.read() if row.part == "methods"]
+    heads = [(engine, nodes) for engine in engines.ENGINES for nodes in (1, 2)]
+    found = {(row.method, row.engine, row.nodes): row.result for row in rows}
+    titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
+    lines = [f"| Method | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
+    for method in dict.fromkeys(row.method for row in rows):
+        cells = [found[method, engine, nodes] for engine, nodes in heads]
+        shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
+        lines.append(f"| {method} | {' | '.join(shown)} |")
+    clauses = dict.fromkeys(row.result for row in rows if row.result != support_table.RUNS)
+    return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
+
+
 def matrix() -> str:
     """Every model of the table that an engine trains, by what each engine says."""
     head = " | ".join(f"{', '.join(group)} {method}" for group, method in COLUMNS)
@@ -303,6 +318,7 @@ GENERATED = {
     "models": ("docs/models.md", models_table),
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/methods.md", matrix),
+    "methods": ("docs/methods.md", proved_methods),
     "proofs": ("docs/methods.md", proofs),
 }
 

@@ -16,6 +16,9 @@ from tests.flows.conftest import FlowRun
 GOOD_ROW = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 
 
+ON_AN_A100 = ("--with", "kubernetes", "--from-catalogue", "true", "--gpu", "A100-80GB", "--nodes", "1")
+
+
 def check_refused(run: FlowRun, *words: str) -> None:
     assert run.returncode != 0
     assert "Traceback" not in run.output, run.output
@@ -43,6 +46,14 @@ def check_refused(run: FlowRun, *words: str) -> None:
         ),
         (["--engine", "deepspeed", "--set", "compile=true"], ["compile", "--engine torchtune"]),
         (["--tracker", "notes"], ["tracker"]),
+        (
+            ["--engine", "fsdp2", "--set", "fp8=tensorwise", *ON_AN_A100],
+            ["tensorwise needs GPUs of compute capability 8.9", "A100"],
+        ),
+        (["--engine", "deepspeed", "--set", "fp8=te"], ["fp8 te", "planned only"]),
+        (["--method", "adapter-v1", "--engine", "torchtune"], ["LLaMA-Adapter", "--engine deepspeed"]),
+        (["--method", "adapter-v2", "--model", "mixtral-8x7b", *ON_AN_A100], ["adapter-v2", "mixtral-8x7b"]),
+        (["--set", "optimizer.in_backward=true", "--method", "lora"], ["optimizer.in_backward"]),
     ],
 )
 def test_a_wrong_flag_is_refused_before_the_run(
@@ -124,6 +135,29 @@ def test_a_model_folder_with_truncated_weights_is_refused(
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
     check_refused(flow("run", "--model", str(model), timeout=60), "truncated", "model.safetensors")
+
+
+def test_weights_that_do_not_fit_their_config_are_refused_by_name(
+    flow: Callable[..., FlowRun], tmp_path: Path
+) -> None:
+    model = tiny_llama.make(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    (model / "config.json").write_text(json.dumps(config))
+    layer = f"model.layers.{config['num_hidden_layers'] - 1}."
+    check_refused(flow("run", "--model", str(model), timeout=60), layer, "missing")
+
+
+def test_packing_is_refused_where_documents_would_see_each_other(
+    flow: Callable[..., FlowRun], tmp_path: Path
+) -> None:
+    model = tiny_llama.make(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
+    config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}
+    (model / "config.json").write_text(json.dumps(config))
+    run = flow("run", "--model", str(model), "--packing", "true", timeout=60)
+    check_refused(run, "packing: ", "gpt_oss")
 
 
 def test_a_model_without_tokenizer_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:

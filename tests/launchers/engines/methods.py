@@ -1,0 +1,170 @@
+"""tiny-llama by every method with every engine, on one node and on two: whole runs, and from a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from estimator.models import hf_files
+from launchers import engines, pipeline
+from launchers.evaluate import load_model
+from launchers.gang.job import TrainJob
+from launchers.models import causal, tiny_llama
+from launchers.settings import Settings
+from tests.launchers.engines import ranks
+from tests.launchers.engines.loop import runs
+from tests.launchers.engines.loop.families import (
+    CHECKPOINT,
+    CLOSE,
+    DOCUMENTS,
+    SAME,
+    STEPS,
+    documents,
+    loss,
+    told,
+)
+
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full"},
+    "lora": {"method": "lora"},
+    "rslora": {"method": "lora", "lora": {"rslora": True}},
+    "dora": {"method": "dora"},
+    "qlora nf4-double": {"method": "qlora"},
+    "qlora nf4": {"method": "qlora", "lora": {"quantization": "nf4"}},
+    "qlora int8": {"method": "qlora", "lora": {"quantization": "int8"}},
+    "adapter-v1": {"method": "adapter-v1"},
+    "adapter-v2": {"method": "adapter-v2"},
+}
+SHARDINGS = {"torchtune": ("none", "fsdp"), "deepspeed": ("zero0", "zero3"), "fsdp2": ("none", "fsdp")}
+"""Of one process, and of one on each of two nodes."""
+NODES = (1, 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """An engine that trains by a method on so many nodes, a process on each."""
+
+    engine: str
+    method: str
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}-{self.method.replace(' ', '-')}-{self.nodes}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """A cell's run of a step less than STEPS, and the one that went on from its checkpoint to STEPS."""
+
+    whole: TrainJob  # of the first node
+    resumed: TrainJob
+
+    @property
+    def losses(self) -> list[float]:
+        return runs.losses(runs.steps(self.whole))
+
+
+CELLS = tuple(
+    Cell(engine=engine, method=method, nodes=nodes)
+    for engine in engines.ENGINES
+    for method in METHODS
+    for nodes in NODES
+)
+
+
+def make(folder: Path) -> None:
+    """The model and the data of all cells."""
+    tiny_llama.make(folder / "model")
+    runs.make_data(folder / "data", documents(), batch=DOCUMENTS, steps=STEPS)
+
+
+def refusal(folder: Path, cell: Cell) -> str | None:
+    """Why the engine does not train by the method, as one clause."""
+    spec = hf_files.read_directory(folder / "model", "tiny-llama")
+    return engines.get(cell.engine).unsupported(_settings(cell, folder), spec)
+
+
+def prove(folder: Path, cell: Cell) -> Proof:
+    """Train, and go on from the checkpoint with the parts of all nodes; raises where a gang fails."""
+    shape: dict[str, Any] = {"world": 1, "micro": DOCUMENTS // cell.nodes}
+    first = runs.make_job(
+        folder / cell.name / "node-0",
+        folder / "model",
+        folder / "data",
+        steps=STEPS - 1,
+        engine=cell.engine,
+        sharding=SHARDINGS[cell.engine][cell.nodes - 1],
+        settings=_settings(cell, folder).model_dump(mode="json", exclude={"checkpoint_every"}),
+        checkpoint_every=CHECKPOINT,
+        **shape,
+    )
+    layout = dataclasses.replace(first.plan.layout, nodes=cell.nodes)
+    first = dataclasses.replace(first, plan=dataclasses.replace(first.plan, layout=layout))
+    nodes = list(_on_nodes(first, folder / cell.name, cell.nodes))
+    _run(nodes)
+    parts = folder / cell.name / "checkpoint"
+    for node in nodes:
+        shutil.copytree(node.checkpoint_dir(CHECKPOINT), parts, dirs_exist_ok=True)
+    rest = runs.resumed(first, first.work_dir, CHECKPOINT)
+    rest = dataclasses.replace(rest, resume_dir=parts, total_steps=STEPS, keeps_result=False)
+    after = list(_on_nodes(rest, folder / cell.name / "resumed", cell.nodes))
+    _run(after)
+    return Proof(whole=nodes[0], resumed=after[0])
+
+
+def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
+    """What is wrong with a proof, each in a clause; its result is laid out in the empty folder.
+
+    ``one``: of the same engine and method on one node, whose losses are to be the same.
+    """
+    whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
+    found = []
+    if proof.whole.plan.method != "qlora":  # whose base is rounded
+        start = loss(causal.load(proof.whole.model_dir, dtype=torch.float32).eval())
+        if abs(proof.losses[0] - start) > CLOSE:
+            found.append("it does not begin with the model's own loss")
+    if not proof.losses[-1] < proof.losses[0] - CLOSE:
+        found.append("its loss does not fall")
+    if max(abs(two - single) for two, single in zip(proof.losses, one.losses, strict=True)) > CLOSE:
+        found.append("its losses are not those of one node")
+    if told(whole[CHECKPOINT]) != told(after[0]):
+        found.append("it does not go on from its checkpoint bit by bit")
+    engines.get(proof.whole.plan.engine).collect(proof.whole, folder)
+    result = engines.result_of(folder)
+    trained = load_model(result, proof.whole.model_dir, "cpu", "fp32")
+    if abs(loss(trained) - runs.losses(after)[-1]) > CLOSE:
+        found.append("its export has another loss than what it has trained")
+    if result.name == "model" and proof.whole.plan.method in ("lora", "dora"):
+        adapted = load_model(folder / "adapter", proof.whole.model_dir, "cpu", "fp32")
+        tokens = torch.arange(3, 33)[None]
+        with torch.no_grad():
+            difference = (trained(tokens).logits - adapted(tokens).logits).abs().max()
+        if difference > SAME:
+            found.append(f"merged it is {difference:.0e} off its adapter")
+    return found
+
+
+def _settings(cell: Cell, folder: Path) -> Settings:
+    """With tiny-llama's learning rate for the method, and every step like the others."""
+    values = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128}
+    chosen = Settings.model_validate(values | {"schedule": {"name": "constant", "warmup_steps": 0}})
+    spec = hf_files.read_directory(folder / "model", "tiny-llama")
+    return pipeline.resolve_auto(chosen, spec)
+
+
+def _on_nodes(job: TrainJob, folder: Path, nodes: int) -> Iterator[TrainJob]:
+    for node in range(nodes):
+        yield dataclasses.replace(job, work_dir=folder / f"node-{node}")
+
+
+def _run(nodes: Sequence[TrainJob]) -> None:
+    done = ranks.train(nodes)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-6000:])

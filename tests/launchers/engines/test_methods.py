@@ -1,0 +1,39 @@
+"""Every engine by every method on tiny-llama, on one node and two: the cells of docs/methods.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.launchers.engines import methods
+from tests.launchers.engines.methods import Cell, Proof
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("methods")
+    methods.make(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def proved(folder: Path) -> Callable[[Cell], Proof]:
+    """The runs of a cell, done once."""
+    return cache(lambda cell: methods.prove(folder, cell))
+
+
+@pytest.mark.parametrize("cell", methods.CELLS, ids=lambda cell: cell.name)
+def test_a_method_learns_goes_on_bit_by_bit_and_exports_what_it_has_trained(
+    tmp_path: Path, folder: Path, cell: Cell, proved: Callable[[Cell], Proof]
+) -> None:
+    clause = methods.refusal(folder, cell)
+    if clause is not None:
+        assert cell.engine in clause or cell.method.split()[0] in clause
+        return
+    one = Cell(engine=cell.engine, method=cell.method, nodes=1)
+    assert methods.problems(proved(cell), proved(one), tmp_path) == []
