@@ -147,7 +147,7 @@ class Steps(_Recipe):
         """
         if not getattr(self, "_optimizer_in_bwd", False):
             return super()._loss_step(batch)
-        labels = (batch["labels"] != self._loss_fn.ignore_index).sum()
+        labels: torch.Tensor = (batch["labels"] != self._loss_fn.ignore_index).sum()
         loss = super()._loss_step(batch)
         value = loss.detach()
         return value + (loss - value) / labels
