@@ -159,13 +159,15 @@ def check_supported(
     engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = engines.get(engine).unsupported(settings, spec)
     if reason is not None:
-        other = next(name for name in engines.ENGINES if name != engine)
-        can = engines.get(other).unsupported(settings, spec) is None
+        clauses = {name: engines.get(name).unsupported(settings, spec) for name in engines.ENGINES}
+        able = next((name for name, clause in clauses.items() if clause is None), None)
         asked = [Change("model", settings.model), Change("method", settings.method), Change("engine", engine)]
-        raise UserError(
-            (asked[0], " ", asked[1], " ", asked[2], f": {reason}."),
-            ("Use ", Change("engine", other), ".") if can else otherwise,
-        )
+        problem = (asked[0], " ", asked[1], " ", asked[2], f": {reason}.")
+        if able is not None:
+            raise UserError(problem, ("Use ", Change("engine", able), "."))
+        other, clause = next((name, clause) for name, clause in clauses.items() if name != engine)
+        nor = f"Nor can {other}: {clause}. " if clause != reason else ""
+        raise UserError(problem, (nor, *((otherwise,) if isinstance(otherwise, str) else otherwise)))
     seq_len = settings.seq_len or DEFAULT_SEQ_LEN
     if seq_len > spec.max_seq_len:
         raise UserError(
