@@ -149,7 +149,9 @@ def test_weights_that_do_not_fit_their_config_are_refused_by_name(
     assert run.returncode != 0
     assert "Traceback" not in run.output
     assert f"{layer}" in run.output
-    assert "train" not in re.findall(r"/(\w+)/\d+ \(pid", run.output), "nothing is trained, and no GPU asked for"
+    assert "train" not in re.findall(r"/(\w+)/\d+ \(pid", run.output), (
+        "nothing is trained, and no GPU asked for"
+    )
 
 
 def test_packing_is_refused_where_documents_would_see_each_other(

@@ -26,10 +26,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-TRAINING = {  # what an engine imports before it trains
-    "torchtune": "launchers.engines.torchtune.recipe",
-    "deepspeed": "launchers.engines.deepspeed.sharding",
-    "fsdp2": "launchers.engines.fsdp2.sharding",
+_LOOP = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "peft.tuners.lora.bnb",
+    "bitsandbytes",
+    "torch._dynamo",
+)
+TRAINING = {  # what an engine imports before it trains, and while it does
+    "torchtune": ("launchers.engines.torchtune.recipe",),
+    "deepspeed": ("launchers.engines.deepspeed.sharding", "deepspeed", *_LOOP),
+    "fsdp2": ("launchers.engines.fsdp2.sharding", "torch.distributed.fsdp", *_LOOP),
 }
 
 
@@ -115,7 +122,8 @@ def main() -> None:
     engine = sys.argv[1]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no answer
-    import_module(TRAINING[engine])
+    for module in TRAINING[engine]:
+        import_module(module)
     for line in sys.stdin:
         order = json.loads(line)
         codes = _wait([_fork(engine, **rank) for rank in order["ranks"]], order["limit_s"])
