@@ -22,6 +22,7 @@ from tests.lab.control_plane import ControlPlane, permissive_definition, wait_fo
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 FENCE = {"key": "dedicated", "value": "research", "effect": "NoSchedule"}
+_GPUS = "requests.nvidia.com/gpu"
 STATUS = "/api/v1/namespaces/kube-system/configmaps"
 
 
@@ -118,12 +119,21 @@ class Shape:
         self.plane.api().delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}", gracePeriodSeconds=0)
 
     def quota(self, name: str, gpus: int) -> None:
-        body = {"metadata": {"name": name}, "spec": {"hard": {"requests.nvidia.com/gpu": str(gpus)}}}
-        path = f"/api/v1/namespaces/{self.namespace}/resourcequotas"
-        self.make(path, body)
-        wait_for(
-            lambda: self.plane.api().get(f"{path}/{name}").get("status", {}).get("hard"), 60, "it counts"
-        )
+        body = {"metadata": {"name": name}, "spec": {"hard": {_GPUS: str(gpus)}}}
+        self.make(self._quotas, body)
+        wait_for(lambda: self._quota_status(name).get("hard"), 60, "it counts")
+
+    def wait_until_unused(self, quota: str) -> None:
+        """What has ended is counted by a controller, some time later."""
+        wait_for(lambda: self._quota_status(quota)["used"][_GPUS] == "0", 60, "nothing is in use")
+
+    @property
+    def _quotas(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/resourcequotas"
+
+    def _quota_status(self, name: str) -> Json:
+        status: Json = self.plane.api().get(f"{self._quotas}/{name}").get("status", {})
+        return status
 
     def autoscaler(self, *groups: tuple[str, int, int]) -> None:
         """The cluster autoscaler's status: (group, nodes that it has, its largest size)."""

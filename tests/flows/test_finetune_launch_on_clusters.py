@@ -266,6 +266,7 @@ def test_a_quota_below_the_need_is_said_with_its_name_and_figures(
     assert shape.preflight(plan)[0].state("quota") in (None, "ok")
     assert len(shape.admitted(plan)) == plan.request.nodes
     shape.end("run-0")
+    shape.wait_until_unused("team")
     with pytest.raises(UserError) as caught:
         run("llama-70b", method="full")
     assert "ResourceQuota team allows 4 requests.nvidia.com/gpu" in caught.value.problem

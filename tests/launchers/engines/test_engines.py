@@ -1,6 +1,6 @@
 """Engines run the families that they were made for, and refuse every other model in one clear clause.
 
-The slow ones show that both train on the same rows, in the order that was written down.
+The slow ones show that all train on the same rows, in the order that was written down.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from launchers.models import tiny_llama
 from launchers.report.telemetry import Step
 from launchers.settings import Settings, build
 from tests.launchers.engines.loop import families
-from tests.launchers.engines.loop import runs as deepspeed_runs
+from tests.launchers.engines.loop import runs as loop_runs
 from tests.launchers.engines.torchtune import runs as torchtune_runs
 
 LOOP = models.FAMILIES.keys() - {"bert", "qwen"}  # an encoder, and code that is no part of transformers
@@ -149,7 +149,7 @@ def test_a_diffusion_model_is_refused_before_anything_starts(name: str) -> None:
 
 
 BATCH, STEPS, WORLD = 4, 4, 2
-RUNS: dict[str, Any] = {"torchtune": torchtune_runs, "deepspeed": deepspeed_runs}
+RUNS: dict[str, Any] = {"torchtune": torchtune_runs, "deepspeed": loop_runs, "fsdp2": loop_runs}
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +170,9 @@ def job_of(engine: str, work: Path, model: Path, data: Path, **values: Any) -> T
         values["layout"] = {"micro_batch_size": 1, "accumulation": BATCH // WORLD}
         return torchtune_runs.make_job(work, model, data, steps=STEPS, world=WORLD, **values)
     lr = {"settings": {"optimizer": {"lr": 3e-3}}}
-    shape = {"world": WORLD, "micro": 1, "accumulation": BATCH // WORLD}
-    return deepspeed_runs.make_job(work, model, data, steps=STEPS, **shape, **lr, **values)
+    shape: dict[str, Any] = {"world": WORLD, "micro": 1, "accumulation": BATCH // WORLD}
+    shape |= {"engine": engine, "sharding": {"deepspeed": "zero2", "fsdp2": "fsdp"}[engine]}
+    return loop_runs.make_job(work, model, data, steps=STEPS, **shape, **lr, **values)
 
 
 @pytest.mark.slow
@@ -193,7 +194,7 @@ def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_with_the_longest_rows_first_both_engines_report_the_same_losses(tmp_path: Path, model: Path) -> None:
+def test_with_the_longest_rows_first_all_engines_report_the_same_losses(tmp_path: Path, model: Path) -> None:
     data = varied(tmp_path / "data", model)
     found = {
         engine: RUNS[engine].run(job_of(engine, tmp_path / engine, model, data)) for engine in engines.ENGINES
@@ -201,6 +202,7 @@ def test_with_the_longest_rows_first_both_engines_report_the_same_losses(tmp_pat
     losses = {engine: RUNS[engine].losses(steps) for engine, steps in found.items()}
     assert len(losses["torchtune"]) == STEPS
     assert losses["deepspeed"] == pytest.approx(losses["torchtune"], rel=1e-4)
+    assert losses["fsdp2"] == pytest.approx(losses["deepspeed"], rel=1e-5)
 
 
 @pytest.mark.slow
