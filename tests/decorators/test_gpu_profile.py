@@ -11,7 +11,6 @@ import pytest
 
 from tests.decorators.conftest import Home, wait_until
 
-
 BUSY_S = 60.0  # a few seconds, where nothing else runs; some tests at once make a machine slow
 
 
