@@ -46,12 +46,12 @@ class _Watched:
     def load(self, job: TrainJob, env: Any, device: Any) -> Any:
         model = self._sharding.load(job, env, device)
         forward, backward = model.logits, model.backward
-        of_batch: set[int] = set()  # storages that are no state
+        of_batch: list[Any] = []  # what is no state; kept, so that no state is put where one of them was
         steps = []
 
         def logits(**inputs: Any) -> Any:
             found = forward(**inputs)
-            of_batch.update(tensor.untyped_storage().data_ptr() for tensor in (found, *inputs.values()))
+            of_batch.extend(tensor.detach() for tensor in (found, *inputs.values()))
             return found
 
         def watched(*arguments: Any, last: bool) -> None:
@@ -64,13 +64,13 @@ class _Watched:
         return model
 
 
-def _held(model: Any, of_batch: set[int]) -> dict[str, int]:
+def _held(model: Any, of_batch: list[Any]) -> dict[str, int]:
     """Bytes of all storages that any tensor of this process has: what has no other name is "others"."""
     import torch
     from torch.distributed.tensor import DTensor
 
     gc.collect()
-    found: dict[int, tuple[int, str]] = dict.fromkeys(of_batch, (0, "batch"))
+    found = {tensor.untyped_storage().data_ptr(): (0, "batch") for tensor in of_batch}
 
     def add(tensor: Any, name: str) -> None:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
