@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.imports import collector_paused
+
+
+_AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
+_LATE_GOODBYE = "Error waiting on exit barrier"
+
+
+def worth_logging(record: logging.LogRecord) -> bool:
+    """Whether a line of torchrun's agent says something of the run.
+
+    When the ranks of all nodes are done, the agents wait for each other in the first one's store. The first
+    may see the last one come and end before it has answered all, which the others log with a traceback.
+    """
+    return not record.getMessage().startswith(_LATE_GOODBYE)
 
 
 def main() -> None:
@@ -16,6 +30,7 @@ def main() -> None:
     with collector_paused():
         from torch.distributed.run import main as torchrun
 
+    logging.getLogger(_AGENT_LOGGER).addFilter(worth_logging)
     torchrun()
 
 
