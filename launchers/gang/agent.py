@@ -9,7 +9,6 @@ import signal
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.imports import collector_paused
 
-
 _AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
 _LATE_GOODBYE = "Error waiting on exit barrier"
 
