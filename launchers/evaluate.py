@@ -212,6 +212,10 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
 
 
 def load_model(folder: Path, base: Path, device: str, precision: str) -> Any:
+    """The transformers model that is in a folder, to be asked, not trained; an adapter is put onto ``base``.
+
+    ``device``: cuda (over all GPUs) or cpu; ``precision``: bf16, or else fp32.
+    """
     import torch
 
     options: dict[str, Any] = {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32}

@@ -10,7 +10,7 @@ from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.imports import collector_paused
 
 _AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
-_LATE_GOODBYE = "Error waiting on exit barrier"
+_EXIT_BARRIER_ERROR = "Error waiting on exit barrier"
 
 
 def worth_logging(record: logging.LogRecord) -> bool:
@@ -19,7 +19,7 @@ def worth_logging(record: logging.LogRecord) -> bool:
     When the ranks of all nodes are done, the agents wait for each other in the first one's store. The first
     may see the last one come and end before it has answered all, which the others log with a traceback.
     """
-    return not record.getMessage().startswith(_LATE_GOODBYE)
+    return not record.getMessage().startswith(_EXIT_BARRIER_ERROR)
 
 
 def main() -> None:

@@ -249,13 +249,23 @@ def test_one_process_may_step_in_bf16_what_several_cannot() -> None:
     assert unsupported_job(replace(job, precision="bf16")) is None
 
 
+def suggestions(job: Job, target: Target) -> list[dict[str, Any]]:
+    """What would fit instead, where the job does not: each as options and their values."""
+    with pytest.raises(CannotFit) as raised:
+        plan(job, target)
+    return [{change.option: change.value for change in changes} for changes in raised.value.suggestions]
+
+
+def test_full_training_that_fits_on_several_gpus_only_is_told_so_without_one_process_s_optimizers() -> None:
+    job = Job(model=find("llama-8b"), engine="torchtune", global_batch_size=8, seq_len=512)
+    for changes in suggestions(job, replace(ANY, gpu="L4", nodes=2, gpus=1)):
+        assert "optimizer.in_backward" not in changes
+
+
 def test_full_training_that_does_not_fit_is_told_of_states_in_8_bits() -> None:
     job = Job(model=find("llama-3.2-3b"), engine="torchtune", global_batch_size=8, seq_len=512)
     one = replace(ANY, gpu="L4", nodes=1, gpus=1)
-    with pytest.raises(CannotFit) as raised:
-        plan(job, one)
-    told = [{change.option: change.value for change in changes} for changes in raised.value.suggestions]
-    assert {"optimizer.name": "adamw8bit", "engine": "fsdp2", "precision": "bf16"} in told
+    assert {"optimizer.name": "adamw8bit", "engine": "fsdp2", "precision": "bf16"} in suggestions(job, one)
     chosen = replace(job, optimizer="adamw8bit", engine="fsdp2", precision="bf16")
     assert plan(chosen, one).planned_only is None
 
@@ -263,10 +273,7 @@ def test_full_training_that_does_not_fit_is_told_of_states_in_8_bits() -> None:
 def test_full_training_that_fits_in_the_backward_pass_alone_is_told_so() -> None:
     job = Job(model=find("llama-8b"), engine="torchtune", global_batch_size=8, seq_len=512)
     one = replace(ANY, gpu="L4", nodes=1, gpus=1)
-    with pytest.raises(CannotFit) as raised:
-        plan(job, one)
-    told = [{change.option: change.value for change in changes} for changes in raised.value.suggestions]
-    (chosen,) = (changes for changes in told if "optimizer.in_backward" in changes)
+    (chosen,) = (changes for changes in suggestions(job, one) if "optimizer.in_backward" in changes)
     assert chosen["optimizer.name"] == "paged-adamw8bit"
     batch = chosen.get("global_batch_size", 8)
     lean = replace(job, optimizer="paged-adamw8bit", optimizer_in_backward=True, global_batch_size=batch)

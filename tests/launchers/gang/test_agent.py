@@ -25,5 +25,5 @@ def test_agents_part_without_a_traceback(message: str, worth: bool) -> None:
 def test_torch_still_says_it_in_these_words() -> None:
     """A filter that knows other words than torch's would let the traceback through."""
     api = pytest.importorskip("torch.distributed.elastic.agent.server.api")
-    assert agent._LATE_GOODBYE in inspect.getsource(api.SimpleElasticAgent._exit_barrier)
+    assert agent._EXIT_BARRIER_ERROR in inspect.getsource(api.SimpleElasticAgent._exit_barrier)
     assert api.logger.name == agent._AGENT_LOGGER
