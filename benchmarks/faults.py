@@ -1,6 +1,7 @@
 """Kills each process of a run at each moment, and sees how the run ends and goes on.
 
-    python benchmarks/faults.py            # about half an hour on 2 cores; writes benchmarks/results/faults.*
+    python benchmarks/faults.py                 # about an hour on 2 cores; writes benchmarks/results/faults.*
+    python benchmarks/faults.py --engine fsdp2  # its rows alone anew; the others' stay as they are
 
 Each row is one fault in a real run of the flow (tiny-llama, 24 steps, a checkpoint every 3). "Ended after"
 is the time until all processes of the attempt (for the scheduler: of the run) have ended. After a killed
@@ -25,6 +26,7 @@ from tests.conftest import write_sums
 from tests.flows.faults import EVERY, SHORT, STEPS, Flow, Moment, Who
 
 RESULTS = Path(__file__).parent / "results"
+ENGINES = ("torchtune", "deepspeed", "fsdp2")
 MOMENTS: tuple[Moment, ...] = ("at the start", "in the middle", "in a checkpoint")
 STOPS: tuple[Literal["Ctrl-C", "SIGTERM", "SIGINT"], ...] = ("Ctrl-C", "SIGTERM", "SIGINT")
 SAID = {  # what the terminal says of the cause
@@ -68,14 +70,16 @@ class Row:
 class Stop:
     """A run that was told to stop while it evaluated."""
 
+    engine: str
     signal: str
     ended_after_seconds: float
     orphans: int
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    if quick:
-        yield Case(nodes=2, engine="torchtune", faults=(Fault(who="rank", moment="in the middle"),))
+def cases(engine: str) -> Iterator[Case]:
+    """All faults for an engine; DeepSpeed's ranks, which run FSDP2's loop, are killed once."""
+    if engine == "deepspeed":
+        yield Case(nodes=2, engine=engine, faults=(Fault(who="rank", moment="in the middle", rank=1),))
         return
     victims: tuple[tuple[Who, int], ...] = (
         ("rank", 1),
@@ -89,11 +93,10 @@ def cases(quick: bool) -> Iterator[Case]:
     one += [Fault(who="control task", moment=moment) for moment in ("in the middle", "in a checkpoint")]
     for nodes, faults in ((2, two), (1, one)):
         for first in range(0, len(faults), 2):
-            yield Case(nodes=nodes, engine="torchtune", faults=tuple(faults[first : first + 2]))
+            yield Case(nodes=nodes, engine=engine, faults=tuple(faults[first : first + 2]))
     for nodes, moments in ((2, MOMENTS[1:]), (1, MOMENTS[1:2])):
         for moment in moments:
-            yield Case(nodes=nodes, engine="torchtune", faults=(Fault(who="scheduler", moment=moment),))
-    yield Case(nodes=2, engine="deepspeed", faults=(Fault(who="rank", moment="in the middle", rank=1),))
+            yield Case(nodes=nodes, engine=engine, faults=(Fault(who="scheduler", moment=moment),))
 
 
 class Bench:
@@ -116,7 +119,7 @@ class Bench:
             if fault.who == "scheduler":
                 again = ("resume", "--origin-run-id", flow.run_id)
                 flow = self._started(Flow(home, *again, nodes=case.nodes))
-        self._stop_after_training(flow)
+        self._stop_after_training(flow, case.engine)
         equal = flow.losses() == expected
         went_on = flow.went_on_from()
         if case.faults[0].who != "scheduler":
@@ -170,7 +173,7 @@ class Bench:
             ended = origin.kill("scheduler", "at the start")
             self._homes[nodes, engine] = home, origin.run_id, expected
             flow = self._started(Flow(home, "resume", "--origin-run-id", origin.run_id, nodes=nodes))
-            self._stop_after_training(flow)
+            self._stop_after_training(flow, engine)
             self._add(
                 Row(
                     nodes=nodes,
@@ -187,12 +190,14 @@ class Bench:
             )
         return self._homes[nodes, engine]
 
-    def _stop_after_training(self, flow: Flow) -> None:
+    def _stop_after_training(self, flow: Flow, engine: str) -> None:
         flow.wait_for(lambda: "/evaluate/" in flow.log)
         time.sleep(3)  # the evaluation has started its process
         how = next(self._signals)
         ended = flow.stop(how)
-        self.stops.append(Stop(signal=how, ended_after_seconds=ended.seconds, orphans=len(ended.left)))
+        self.stops.append(
+            Stop(engine=engine, signal=how, ended_after_seconds=ended.seconds, orphans=len(ended.left))
+        )
         print(json.dumps(asdict(self.stops[-1])), flush=True)
 
 
@@ -235,13 +240,17 @@ Runs told to stop while they evaluated:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one fault only, to try the script")
+    parser.add_argument("--engine", choices=ENGINES, help="this engine's rows alone; the others' stay")
     chosen = parser.parse_args()
+    engines = (chosen.engine,) if chosen.engine else ENGINES
+    file = RESULTS / "faults.json"
+    earlier = json.loads(file.read_text()) if chosen.engine else {"rows": [], "stops": []}
+    kept = {key: [row for row in earlier[key] if row["engine"] not in engines] for key in ("rows", "stops")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bench = Bench(folder, write_sums(folder / "sums.jsonl"))
         problems = []
-        for case in cases(chosen.quick):
+        for case in itertools.chain.from_iterable(cases(engine) for engine in engines):
             try:
                 bench.run(case)
             except AssertionError as error:  # noqa: PERF203 the other cases are worth their while
@@ -252,14 +261,12 @@ def main() -> None:
         result = {
             "command": "python benchmarks/faults.py",
             "machine": describe(),
-            "rows": [asdict(row) for row in bench.rows],
-            "stops": [asdict(stop) for stop in bench.stops],
+            "rows": kept["rows"] + [asdict(row) for row in bench.rows],
+            "stops": kept["stops"] + [asdict(stop) for stop in bench.stops],
             "problems": problems,
         }
-    if not chosen.quick:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "faults.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "faults.md").write_text(text(result))
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    file.with_suffix(".md").write_text(text(result))
     print(text(result))
     if problems:
         raise SystemExit(f"{len(problems)} cases did not go as they should: see above")

@@ -7,13 +7,20 @@ from typing import Literal, get_args
 
 from estimator.errors import Change, UserError
 from estimator.models import PROJECTIONS, ModelSpec
-from estimator.setup import LLAMA_ADAPTERS, TRAINED_MODULES, Fp8, Optimizer, Task, check_start_layer
+from estimator.setup import (
+    LLAMA_ADAPTERS,
+    PAIR_TASKS,
+    TRAINED_MODULES,
+    Fp8,
+    Optimizer,
+    Task,
+    check_start_layer,
+)
 
 METHODS = ("full", "lora", "qlora", "dora", *LLAMA_ADAPTERS, "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
 ENGINES = ("torchtune", "deepspeed", "fsdp2", *PARALLEL_ENGINES, "auto")
 OPTIMIZERS = get_args(Optimizer)
-PAIR_TASKS = ("dpo", "orpo", "reward")  # a sample is a chosen and a rejected answer
 QUANTIZATIONS = ("nf4-double", "nf4", "int8")
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
 KINDS = ("local", "allocation", "kubernetes", "batch", "catalogue")

@@ -20,7 +20,8 @@ FAMILY_CODE = ("deepspeed", "fsdp2")
 Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
 LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
 TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
-Task = Literal["sft", "pretrain", "dpo", "orpo", "reward"]
+Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "reward"]
+PAIR_TASKS = ("dpo", "orpo", "simpo", "reward")  # a sample is a chosen and a rejected answer
 Precision = Literal[
     "fp32",  # everything in fp32
     "bf16",  # everything in bf16, the optimizer's states too
@@ -86,7 +87,7 @@ class Setup:
     schedule: Schedule = "none"
     expert: int = 1
 
-    micro_batch_size: int = 1  # sequences (DPO, ORPO, reward: pairs) for each process and forward pass
+    micro_batch_size: int = 1  # sequences (PAIR_TASKS: pairs) for each process and forward pass
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = 2048  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
@@ -195,7 +196,7 @@ class Setup:
     @property
     def sequences(self) -> int:
         """Sequences in one forward pass of one process; a preference pair is two sequences."""
-        return self.micro_batch_size * (2 if self.task in ("dpo", "orpo", "reward") else 1)
+        return self.micro_batch_size * (2 if self.task in PAIR_TASKS else 1)
 
     @property
     def tokens(self) -> int:

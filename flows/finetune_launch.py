@@ -39,6 +39,7 @@ USAGE = 2  # the exit status of a command line that can't be read, as Metaflow's
 # Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
 FLAGS = {
     "model": "model",
+    "task": "task",
     "method": "method",
     "engine": "engine",
     "dataset": "dataset",

@@ -69,6 +69,7 @@ class FinetuneSteps(FlowSpec):
         help="A YAML file of settings (launchers/settings.schema.json says which there are).",
     )
     model = knob("model")
+    task = knob("task")
     method = knob("method")
     engine = knob("engine")
     dataset = knob("dataset")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from estimator.changes import meant_by
 from estimator.errors import UserError
+from estimator.setup import PAIR_TASKS
 from launchers import deepspeed_file
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
@@ -43,7 +44,8 @@ class Optimizer(_Section):
     matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for
-    LLaMA-Adapters; tiny-llama 3e-3, 5e-3, and 1e-1 (v1) or 2e-2."""
+    LLaMA-Adapters; tiny-llama 3e-3, 5e-3, and 1e-1 (v1) or 2e-2. Preferences: 1e-6 for full, 1e-5 for
+    adapters."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -133,6 +135,26 @@ class Recompute(_Section):
     """One block out of so many is recomputed, the others keep their activations (deepspeed, fsdp2)."""
 
 
+class Preference(_Section):
+    beta: PositiveFloat | Auto = "auto"
+    """How much a preference weighs: DPO's and SimPO's factor before the sigmoid, ORPO's weight of the odds
+    ratio. auto: 0.1, and 2.0 for simpo."""
+    margin: float = Field(default=1.0, ge=0)
+    """SimPO's target reward margin (gamma): what the chosen answer should be ahead."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of the pairs that are taken to be labelled the wrong way round (dpo, simpo)."""
+
+    def beta_of(self, task: str) -> float:
+        """``beta``, with ``auto`` decided.
+
+        0.1: Rafailov et al. 2023 (arXiv:2305.18290), appendix B; Hong et al. 2024 (arXiv:2403.07691), for
+        Mistral. 2.0 with a margin of 1.0: Meng et al. 2024 (arXiv:2405.14734), for Llama 3 Base.
+        """
+        if self.beta != "auto":
+            return self.beta
+        return 2.0 if task == "simpo" else 0.1
+
+
 class Evaluation(_Section):
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
@@ -186,12 +208,15 @@ class Settings(_Section):
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
     row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
     bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
+    task: Literal["sft", "dpo", "orpo", "simpo"] = "sft"
+    """What is learnt: answers (sft), or from pairs of a better and a worse answer to prefer the better one:
+    dpo beside the model as it was, orpo and simpo without it."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
     way."""
     dataset: str = "python-docs"
-    """JSONL of chat messages, instruction/response or text: a local path, s3://, a Hugging Face id, or
-    python-docs (made from the running Python's documentation)."""
+    """JSONL of chat messages, instruction/response or text, for preferences of pairs: a local path, s3://, a
+    Hugging Face id, or python-docs (made from the running Python's documentation)."""
     seq_len: Positive | None = None
     """Longest sequence in tokens; longer rows are cut. Empty: 2048 (tiny-llama: 256), or the model's limit
     if lower."""
@@ -246,6 +271,8 @@ class Settings(_Section):
     """Adapters, for methods lora, qlora and dora."""
     adapter: Adapter = Adapter()
     """LLaMA-Adapters, for methods adapter-v1 and adapter-v2."""
+    preference: Preference = Preference()
+    """The losses over pairs, for tasks dpo, orpo and simpo."""
     zero: Zero = Zero()
     """DeepSpeed's sharding."""
     fsdp: Fsdp = Fsdp()
@@ -264,6 +291,11 @@ class Settings(_Section):
     """Local runs put the finished model into a folder of the run's id below this one."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Raw values laid over the engine's own configuration (torchtune YAML, DeepSpeed JSON), last."""
+
+    @property
+    def trains_on_pairs(self) -> bool:
+        """Whether a row of the data is a better and a worse answer to one prompt."""
+        return self.task in PAIR_TASKS
 
     @property
     def trained_modules(self) -> tuple[str, ...]:

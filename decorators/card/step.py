@@ -306,6 +306,9 @@ def _curves(state: CardState) -> dict[str, Any]:
         charts.line([(s.step, s.tokens_per_second) for s in steps], "tokens/s", from_zero=True),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
+    for name in steps[-1].task if steps else ():
+        figures = [(s.step, s.task.get(name)) for s in steps]
+        views.append(charts.line(figures, name.replace("_", " ")))
     if any(s.mfu is not None for s in steps):
         views.append(charts.line([(s.step, s.mfu) for s in steps], "MFU", from_zero=True, number_format="%"))
     if any(s.grad_norm is not None for s in steps):

@@ -27,6 +27,7 @@ class StepRow:
     tokens_per_second: float  # over all processes
     mfu: float | None
     at: float
+    task: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +154,7 @@ class History:
             tokens_per_second=speed.tokens_per_second,
             mfu=speed.mfu,
             at=max(s.at for s in ranks.values()),
+            task=(speaking.metrics if speaking else None) or {},
         )
 
     def _tokens(self, number: int, ranks: dict[int, Step]) -> float:

@@ -15,7 +15,7 @@ from estimator.models import PROJECTIONS, ModelSpec, untried
 from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
 from estimator.planning import trained_parts
-from estimator.setup import LLAMA_ADAPTERS
+from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
@@ -51,6 +51,7 @@ class Training:
 
     method: str
     seq_len: int
+    task: str = "sft"
     precision: str = "auto"
     fp8: str = "none"
     compile: bool = False
@@ -122,6 +123,7 @@ def _training(job: Job, processes: int) -> Training:
     return Training(
         method=job.method,
         seq_len=job.seq_len,
+        task=job.task,
         precision=job.precision,
         fp8=job.fp8,
         optimizer=job.optimizer,
@@ -194,6 +196,8 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 
 
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
+    if training.task != "sft":
+        return f"task {training.task}: the torchtune recipes here learn answers (sft)"
     if training.new_tokens:
         return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
     if training.zero:
@@ -284,7 +288,7 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return "ZeRO is DeepSpeed's"
     if engine == "deepspeed" and training.fsdp:
         return "FSDP2's options belong to engine fsdp2"
-    if reason := _loop_model(engine, model):
+    if (reason := _loop_model(engine, model) or _task_of_loop(training)) is not None:
         return reason
     if training.packing and (seen := family_of(model.family).sees_packed):
         return (
@@ -322,6 +326,20 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
     if training.trained_modules and training.method != "full":
         return trained_parts.whole_modules(model) or _experts_alone(model, training)
     return _experts_alone(model, training)
+
+
+def _task_of_loop(training: Training) -> str | None:
+    """Why a task can't be trained that way."""
+    if training.task not in PAIR_TASKS:
+        return None
+    if training.packing:
+        return f"packing: a row of {training.task} is a pair of answers, which are not put into one sequence"
+    if training.task == "dpo" and training.method not in ("lora", "qlora", "dora"):
+        return (
+            f"task dpo with method {training.method}: its reference is the model with LoRA's adapters "
+            "switched off"
+        )
+    return None
 
 
 def _loop_model(engine: str, model: ModelSpec) -> str | None:

@@ -24,8 +24,13 @@ class MicroBatch:
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     labels: torch.Tensor
-    tokens: int  # without padding
+    lengths: torch.Tensor  # [sequences], without padding
     packed: bool = False  # whether a row holds several documents
+
+    @property
+    def tokens(self) -> int:
+        """Without padding."""
+        return int(self.lengths.sum())
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -38,7 +43,7 @@ class MicroBatch:
             input_ids=self.input_ids.to(device),
             position_ids=self.position_ids.to(device),
             labels=self.labels.to(device),
-            tokens=self.tokens,
+            lengths=self.lengths,
             packed=self.packed,
         )
 
@@ -54,11 +59,17 @@ def counted_labels(data: Prepared, step: int, global_batch_size: int) -> int:
     return sum(int((data.row(index).labels != IGNORE).sum()) for index in rows)
 
 
-def micro_batches(data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[MicroBatch]:
-    """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th."""
+def micro_batches(
+    data: Prepared, layout: Layout, step: int, rank: int, *, pairs: bool = False
+) -> Iterator[MicroBatch]:
+    """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th.
+
+    ``pairs``: rows are pairs (:func:`collate_pairs`).
+    """
+    put_together = collate_pairs if pairs else collate
     mine = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
     for first in range(0, len(mine), layout.micro_batch_size):
-        yield collate(
+        yield put_together(
             [data.row(index) for index in mine[first : first + layout.micro_batch_size]], data.info.pad_id
         )
 
@@ -85,9 +96,35 @@ def collate(rows: list[Row], pad_id: int) -> MicroBatch:
         input_ids=torch.from_numpy(tokens),
         position_ids=torch.from_numpy(positions),
         labels=torch.from_numpy(labels),
-        tokens=sum(len(row.tokens) for row in rows),
+        lengths=torch.tensor([len(row.tokens) for row in rows]),
         packed=any(len(row.lengths) > 1 for row in rows),
     )
+
+
+def collate_pairs(rows: list[Row], pad_id: int) -> MicroBatch:
+    """Pairs as one batch of twice as many sequences: all chosen conversations, then all rejected ones."""
+    chosen, rejected = zip(*(row.documents() for row in rows), strict=True)
+    return collate([*chosen, *rejected], pad_id)
+
+
+def summed_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """[sequences]: the sum of the log-probabilities of each one's labels that count, in fp32.
+
+    Chunk by chunk, as :func:`summed_cross_entropy`.
+    """
+    per_token = [
+        checkpoint(_chunk_log_probabilities, chunk, wanted, use_reentrant=False, preserve_rng_state=False)
+        for chunk, wanted in zip(
+            torch.split(logits.flatten(0, -2), LOSS_CHUNK),
+            torch.split(labels.flatten(), LOSS_CHUNK),
+            strict=True,
+        )
+    ]
+    return torch.cat(per_token).view(labels.shape).sum(-1)
+
+
+def _chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return -torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import Change, UserError
+from estimator.setup import PAIR_TASKS
 from launchers.dataset import prepared, render
+from launchers.dataset.preferences import Pair, Sample
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
 from launchers.dataset.rows import Conversation
 from launchers.settings import Settings
+
+AnySample = TypeVar("AnySample")
 
 MAX_HELD_OUT = 256
 _SHOWN_CHARS = 1500  # of one stretch of a sample
@@ -30,35 +34,56 @@ class _Document:
     labels: NDArray[np.int32]
     full_length: int  # before truncation
 
+    @property
+    def has_answer(self) -> bool:
+        """Whether anything counts."""
+        return not bool((self.labels == IGNORE).all())
+
 
 class _Documents:
-    """Conversations as tokens, cut at ``seq_len``; those in which nothing counts are left out."""
+    """Samples as tokens, cut at ``seq_len``: one document each, of a pair the chosen and the rejected one.
 
-    def __init__(
-        self, conversations: Sequence[Conversation], tokenizer: Any, settings: Settings, seq_len: int
-    ) -> None:
-        self.kept: list[_Document] = []
+    Those with a document in which nothing counts are left out.
+    """
+
+    def __init__(self, samples: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> None:
+        self.kept: list[tuple[_Document, ...]] = []
         self.truncated = self.dropped = 0
-        rows = render.tokenise(conversations, tokenizer, train_on_prompt=settings.train_on_prompt)
-        for tokens, counted in rows:
-            self.truncated += len(tokens) > seq_len
-            labels = np.where(counted, tokens, IGNORE).astype(np.int32)[:seq_len]
-            if (labels == IGNORE).all():
-                self.dropped += 1
+        for documents in _tokenised(samples, tokenizer, settings, seq_len):
+            self.truncated += any(document.full_length > seq_len for document in documents)
+            if all(document.has_answer for document in documents):
+                self.kept.append(documents)
             else:
-                document = _Document(tokens=tokens[:seq_len], labels=labels, full_length=len(tokens))
-                self.kept.append(document)
+                self.dropped += 1
 
 
-def split(
-    conversations: Sequence[Conversation], settings: Settings
-) -> tuple[list[Conversation], list[Conversation]]:
+def _tokenised(
+    samples: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int
+) -> Iterator[tuple[_Document, ...]]:
+    pairs = settings.trains_on_pairs
+    conversations: list[Conversation] = []
+    for sample in samples:
+        conversations += (sample.chosen, sample.rejected) if isinstance(sample, Pair) else (sample,)
+    prompt_counts = settings.train_on_prompt and not pairs
+    rows = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=pairs)
+    documents = (
+        _Document(
+            tokens=tokens[:seq_len],
+            labels=np.where(counted, tokens, IGNORE).astype(np.int32)[:seq_len],
+            full_length=len(tokens),
+        )
+        for tokens, counted in rows
+    )
+    return zip(documents, documents, strict=True) if pairs else ((document,) for document in documents)
+
+
+def split(samples: Sequence[AnySample], settings: Settings) -> tuple[list[AnySample], list[AnySample]]:
     """Training rows in the order of the file, and held-out rows in a drawn order; the draw is seeded.
 
     ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or if there is a
     held-out dataset of its own.
     """
-    rows = list(conversations)
+    rows = list(samples)
     if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None or len(rows) < 2:
         return rows, []
     count = min(max(1, round(settings.evaluation.fraction * len(rows))), MAX_HELD_OUT, len(rows) - 1)
@@ -77,12 +102,12 @@ def check_batch(rows: int, what: str, settings: Settings) -> None:
 
 
 def prepare(
-    train: Sequence[Conversation],
+    train: Sequence[Sample],
     model_dir: Path,
     settings: Settings,
     seq_len: int,
     folder: Path,
-    held_out: Sequence[Conversation] = (),
+    held_out: Sequence[Sample] = (),
 ) -> PreparedInfo:
     """Write ``folder`` (see prepared.py) and, if there are held-out rows, ``folder``/heldout like it and
     ``folder``/heldout.jsonl: ``{"prompt", "reference", "messages", "line"}`` a row, ``prompt`` as the model
@@ -101,10 +126,10 @@ def prepare(
             ("Raise ", Change("seq_len"), ", or give ", Change("train_on_prompt", True), "."),
         )
     if settings.packing:
-        rows = _pack(documents.kept, seq_len, settings.seed)
+        rows = _pack([document for sample in documents.kept for document in sample], seq_len, settings.seed)
     else:
-        rows = [_row([document]) for document in documents.kept]
-    order = _order(np.array([len(row.tokens) for row in rows]), settings)
+        rows = [_row(sample) for sample in documents.kept]
+    order = _order(np.array([_width(row, settings) for row in rows]), settings)
     info = _info(documents, rows, order, model, seq_len, settings)
     if held_out:
         _prepare_held_out(held_out, model, settings, seq_len, folder)
@@ -118,7 +143,9 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
     lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
     start = 0
     for number, length in enumerate(sample.lengths.tolist()):
-        if len(sample.lengths) > 1:
+        if data.info.task in PAIR_TASKS:
+            lines.append(f"--- {('chosen', 'rejected')[number]}, {length} tokens ---")
+        elif len(sample.lengths) > 1:
             lines.append(
                 f"--- document {number + 1} of {len(sample.lengths)} in this row, {length} tokens ---"
             )
@@ -131,11 +158,13 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
 
 def summary(info: PreparedInfo, dataset: str) -> str:
     """What the dataset came to, in a few lines."""
+    pairs = info.task in PAIR_TASKS
+    what = "an answer with its prompt" if pairs else "a row"
     share = info.truncated_rows / max(info.documents + info.dropped_rows, 1)
     lines = [
-        f"{dataset}: {info.documents:,} rows, {info.tokens:,} tokens, "
+        f"{dataset}: {info.documents:,} {'pairs' if pairs else 'rows'}, {info.tokens:,} tokens, "
         f"{info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss",
-        f"tokens a row: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
+        f"tokens {what}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
         f"max {info.longest:,}",
     ]
     if info.truncated_rows:
@@ -198,11 +227,12 @@ class _Model:
 
 
 def _prepare_held_out(
-    held_out: Sequence[Conversation], model: _Model, settings: Settings, seq_len: int, folder: Path
+    held_out: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
-        for conversation in held_out:
+        for sample in held_out:
+            conversation = sample.chosen if isinstance(sample, Pair) else sample
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
             messages = [{"role": m.role, "content": m.content} for m in conversation.messages[:-1]]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
@@ -211,7 +241,7 @@ def _prepare_held_out(
     if not documents.kept:
         return
     one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})
-    rows = [_row([document]) for document in documents.kept]
+    rows = [_row(sample) for sample in documents.kept]
     order = np.arange(len(rows), dtype=np.int32)
     info = _info(documents, rows, order, model, seq_len, one_by_one)
     prepared.write(folder / "heldout", rows, order, info)
@@ -230,6 +260,11 @@ def _row(documents: Sequence[_Document]) -> Row:
         labels=np.concatenate([d.labels for d in documents]),
         lengths=np.array([len(d.tokens) for d in documents], dtype=np.int32),
     )
+
+
+def _width(row: Row, settings: Settings) -> int:
+    """Tokens of the longest sequence that a row makes; a pair makes two."""
+    return int(row.lengths.max()) if settings.trains_on_pairs else len(row.tokens)
 
 
 def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
@@ -272,13 +307,13 @@ def _info(
             f"vocab_size {model.vocab_size}.",
             "Tokenizer and weights are of different models.",
         )
-    lengths = np.array([document.full_length for document in documents.kept])
+    lengths = np.array([document.full_length for sample in documents.kept for document in sample])
     return PreparedInfo(
         rows=len(rows),
         tokens=sum(len(row.tokens) for row in rows),
         label_tokens=sum(int((row.labels != IGNORE).sum()) for row in rows),
         truncated_rows=documents.truncated,
-        longest_row=max(len(row.tokens) for row in rows),
+        longest_row=max(_width(row, settings) for row in rows),
         seq_len=seq_len,
         packed=settings.packing,
         pad_id=model.pad_id,
@@ -288,6 +323,7 @@ def _info(
         seed=settings.seed,
         fingerprint=_fingerprint(rows, order, model, seq_len, settings),
         documents=len(documents.kept),
+        task=settings.task,
         dropped_rows=documents.dropped,
         shortest=int(lengths.min()),
         median=int(np.median(lengths)),
@@ -303,6 +339,8 @@ def _fingerprint(
     digest = hashlib.sha256(
         f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
     )
+    if settings.trains_on_pairs:
+        digest.update(b"pairs")
     if settings.new_tokens:
         digest.update(repr(settings.new_tokens).encode())
     if model.tokenizer_json.exists():

@@ -9,7 +9,8 @@ A folder with::
                       is the same number before and after the shift by one
     offsets.npy       int64 [rows + 1], where each row begins in tokens.npy
     lengths.npy       int32, the lengths of the documents in all rows, one after the other
-    length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed)
+    length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed; two of a
+                      pair, the chosen conversation and the rejected one)
     order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included;
                       unless packed (or switched off), step 0 has the longest rows, in falling length
 
@@ -48,7 +49,8 @@ class PreparedInfo:
     total_steps: int
     seed: int
     fingerprint: str  # of tokenizer, data and settings: equal means the same training order and tokens
-    documents: int = 0  # conversations or texts in all rows; equals rows unless packed
+    documents: int = 0  # conversations, texts or pairs in all rows; equals rows unless packed
+    task: str = "sft"
     dropped_rows: int = 0  # left out: nothing that counts in the loss was within seq_len
     shortest: int = 0  # lengths of the documents in tokens, before truncation
     median: int = 0
@@ -70,6 +72,17 @@ class Row:
         import numpy as np
 
         return np.concatenate([np.arange(n, dtype=np.int32) for n in self.lengths])
+
+    def documents(self) -> list[Row]:
+        """Each document as a row of its own."""
+        rows: list[Row] = []
+        first = 0
+        for length in self.lengths:
+            part = slice(first, first + int(length))
+            lengths = self.lengths[len(rows) : len(rows) + 1]
+            rows.append(Row(tokens=self.tokens[part], labels=self.labels[part], lengths=lengths))
+            first += int(length)
+        return rows
 
 
 class Prepared:

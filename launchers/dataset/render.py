@@ -55,22 +55,32 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # of one row, and which of
 
 
 def tokenise(
-    conversations: Sequence[Conversation], tokenizer: Any, *, train_on_prompt: bool = False
+    conversations: Sequence[Conversation],
+    tokenizer: Any,
+    *,
+    train_on_prompt: bool = False,
+    last_turn_only: bool = False,
 ) -> Iterator[Tokens]:
     """Each conversation's tokens, and which of them count: the assistant's (in plain text, all).
+
+    ``last_turn_only``: of the assistant's turns the last one alone counts.
 
     The first token of a row never counts: nothing predicts it. An end-of-sequence token is appended where the
     chat template has not ended the last turn.
     """
     for start in range(0, len(conversations), _BATCH):
-        yield from _tokenise(conversations[start : start + _BATCH], tokenizer, train_on_prompt)
+        some = conversations[start : start + _BATCH]
+        yield from _tokenise(some, tokenizer, train_on_prompt, last_turn_only)
 
 
 def _tokenise(
-    conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool
+    conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
     ending = _Ending(tokenizer)
-    rendered = [_render(conversation, tokenizer, not train_on_prompt) for conversation in conversations]
+    rendered = [
+        _render(conversation, tokenizer, not train_on_prompt, last_turn_only)
+        for conversation in conversations
+    ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
     chat_ids = iter(_ids(tokenizer, chats, special=False))
@@ -107,7 +117,9 @@ def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     return ids
 
 
-def _render(conversation: Conversation, tokenizer: Any, find_answers: bool) -> tuple[str, list[int]]:
+def _render(
+    conversation: Conversation, tokenizer: Any, find_answers: bool, last_turn_only: bool
+) -> tuple[str, list[int]]:
     """The text, and where each assistant turn begins and ends in it (the last one ends with the text)."""
     if conversation.text is not None:
         return conversation.text, []
@@ -116,6 +128,7 @@ def _render(conversation: Conversation, tokenizer: Any, find_answers: bool) -> t
     if not find_answers:
         return whole, []
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    answers = answers[-1:] if last_turn_only else answers
     cuts = []
     for index in answers:
         prefixes = [_apply(tokenizer, messages[:index], conversation, prompt=True)]

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from estimator.errors import UserError
 
 SHOWN_BAD_ROWS = 10
 
+Parsed = TypeVar("Parsed")
 Role = Literal["system", "user", "assistant"]
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -65,11 +66,17 @@ class BadRow(Exception):  # noqa: N818
 
 
 def read(path: Path) -> list[Conversation]:
+    """The conversations of a JSONL file: see :func:`read_as`."""
+    return read_as(path, parse)
+
+
+def read_as(path: Path, parse_row: Callable[[Any, int], Parsed]) -> list[Parsed]:
     """Read and check every line of a JSONL file; blank lines are skipped.
 
-    Raises UserError that lists the bad rows with their line numbers, or says that the file is empty.
+    ``parse_row`` takes a decoded row and its line, and raises BadRow. Raises UserError that lists the bad
+    rows with their line numbers, or says that the file is empty.
     """
-    conversations: list[Conversation] = []
+    parsed: list[Parsed] = []
     bad: list[tuple[int, str]] = []
     try:
         with Path(path).open("rb") as file:
@@ -77,37 +84,48 @@ def read(path: Path) -> list[Conversation]:
                 if not line.strip():
                     continue
                 try:
-                    conversations.append(parse(_json(line, number), number))
+                    parsed.append(parse_row(_json(line, number), number))
                 except BadRow as reason:
                     bad.append((number, str(reason)))
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
     if bad:
-        raise _error(path, bad, len(bad) + len(conversations))
-    if not conversations:
+        raise _error(path, bad, len(bad) + len(parsed))
+    if not parsed:
         raise UserError(f"Dataset {path} is empty.", "Give a JSONL file: one JSON object a line.")
-    return conversations
+    return parsed
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
     """One decoded row as a Conversation; raises BadRow."""
-    if isinstance(row, list):
-        raise BadRow("a JSON list, not an object; JSONL holds one object a line")
-    if not isinstance(row, dict):
-        raise BadRow(f"not a JSON object but {json.dumps(row)[:40]}")
+    row = object_of(row)
     if row.get("messages") is not None:
-        return Conversation(messages=_chat(row["messages"], "messages", "role", "content"), line=line)
+        return Conversation(messages=chat(row["messages"], "messages", "role", "content"), line=line)
     if row.get("conversations") is not None:
         messages = row["conversations"]
-        keys = ("role", "content") if _first_has(messages, "role") else ("from", "value")
-        return Conversation(messages=_chat(messages, "conversations", *keys), line=line)
+        return Conversation(messages=chat(messages, "conversations", *keys_of(messages)), line=line)
     for question, more, answers in _PAIRS:
         answer = next((key for key in answers if key in row), None)
         if question in row and answer:
             return Conversation(messages=_pair(row, question, more, answer), line=line)
     if "text" in row:
-        return Conversation(text=_text(row["text"], "`text`"), line=line)
+        return Conversation(text=text_of(row["text"], "`text`"), line=line)
     raise BadRow(_nearest_shape(row))
+
+
+def object_of(row: Any) -> dict[str, Any]:
+    """A decoded row as the object that it has to be; raises BadRow."""
+    if isinstance(row, list):
+        raise BadRow("a JSON list, not an object; JSONL holds one object a line")
+    if not isinstance(row, dict):
+        raise BadRow(f"not a JSON object but {json.dumps(row)[:40]}")
+    return row
+
+
+def keys_of(messages: Any) -> tuple[str, str]:
+    """What a list of turns calls role and content: OpenAI's names, or ShareGPT's."""
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
 
 
 def _json(line: bytes, number: int) -> Any:
@@ -121,11 +139,10 @@ def _json(line: bytes, number: int) -> Any:
         raise BadRow("JSON that is nested too deeply") from None
 
 
-def _first_has(messages: Any, key: str) -> bool:
-    return isinstance(messages, list) and bool(messages) and key in (messages[0] or {})
-
-
-def _chat(values: Any, name: str, role_key: str, content_key: str) -> tuple[Message, ...]:
+def chat(
+    values: Any, name: str, role_key: str, content_key: str, *, ends_with: Role = "assistant"
+) -> tuple[Message, ...]:
+    """The turns of a list of objects, in order; raises BadRow. ``name``: what the row calls the list."""
     if not isinstance(values, list):
         raise BadRow(f"`{name}` is not a list")
     messages = []
@@ -139,25 +156,30 @@ def _chat(values: Any, name: str, role_key: str, content_key: str) -> tuple[Mess
         role = _ROLES.get(value[role_key]) if isinstance(value[role_key], str) else None
         if role is None:
             raise BadRow(f"{where} has the unknown role {value[role_key]!r}; use system, user or assistant")
-        messages.append(Message(role=role, content=_text(_parts(value[content_key], where), where)))
-    _check_order(messages)
+        messages.append(Message(role=role, content=text_of(joined_parts(value[content_key], where), where)))
+    _check_order(messages, ends_with)
     return tuple(messages)
 
 
-def _check_order(messages: Sequence[Message]) -> None:
+def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
     turns = [message.role for message in messages]
-    if "assistant" not in turns:
-        raise BadRow("a chat without an assistant turn: there is nothing to learn from it")
+    if ends_with not in turns:
+        lesson = ": there is nothing to learn from it" if ends_with == "assistant" else ""
+        raise BadRow(f"a chat without {_article(ends_with)} turn{lesson}")
     first = 1 if turns[0] == "system" else 0
     for position, role in enumerate(turns[first:]):
         expected = ("user", "assistant")[position % 2]
         if role != expected:
             raise BadRow(f"roles out of order: turn {first + position + 1} is {role}, not {expected}")
-    if turns[-1] != "assistant":
-        raise BadRow("roles out of order: the last turn must be the assistant's")
+    if turns[-1] != ends_with:
+        raise BadRow(f"roles out of order: the last turn must be the {ends_with}'s")
 
 
-def _parts(content: Any, where: str) -> Any:
+def _article(role: Role) -> str:
+    return f"an {role}" if role == "assistant" else f"a {role}"
+
+
+def joined_parts(content: Any, where: str) -> Any:
     """OpenAI's list of content parts as one text; anything else as it is."""
     if not isinstance(content, list):
         return content
@@ -170,10 +192,10 @@ def _parts(content: Any, where: str) -> Any:
 
 
 def _pair(row: dict[str, Any], question: str, more: tuple[str, ...], answer: str) -> tuple[Message, ...]:
-    prompt = _text(row[question], f"`{question}`")
+    prompt = text_of(row[question], f"`{question}`")
     extra = next((key for key in more if row.get(key)), None)
     if extra:
-        prompt += "\n\n" + _text(row[extra], f"`{extra}`")
+        prompt += "\n\n" + text_of(row[extra], f"`{extra}`")
     else:
         # A misspelt `input` would silently leave out half of the question.
         misspelt = [
@@ -183,11 +205,12 @@ def _pair(row: dict[str, Any], question: str, more: tuple[str, ...], answer: str
         ]
         if misspelt:
             raise BadRow(f"unknown key `{misspelt[0]}`; did you mean `{more[0]}`?")
-    content = _text(row[answer], f"`{answer}`")
+    content = text_of(row[answer], f"`{answer}`")
     return (Message(role="user", content=prompt), Message(role="assistant", content=content))
 
 
-def _text(value: Any, where: str) -> str:
+def text_of(value: Any, where: str) -> str:
+    """A text that is not empty; raises BadRow. ``where``: what the row calls it."""
     if not isinstance(value, str):
         empty = value is None
         raise BadRow(f"{where} is empty" if empty else f"{where} is not text but {type(value).__name__}")

@@ -69,6 +69,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
     resources = settings.resources
     return Training(
         method="full" if settings.method == "auto" else settings.method,
+        task=settings.task,
         seq_len=settings.seq_len or min(2048, spec.max_seq_len),
         precision=settings.precision,
         fp8=settings.fp8,

@@ -93,6 +93,7 @@ class RankReporter:
         dt: float,
         dtf: float | None,
         dtb: float | None,
+        metrics: dict[str, float] | None = None,
     ) -> None:
         """One optimizer step; see launchers.report.telemetry.Step for the units."""
         self._writer.write(
@@ -107,6 +108,7 @@ class RankReporter:
                 dt=dt,
                 dtf=dtf,
                 dtb=dtb,
+                metrics=metrics,
             )
         )
         self.memory(step)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from estimator.plan import Plan
 from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo, Event, Step
+
+# Of a task's figures those that a line of the terminal has room for
+SHOWN = {"reward_margin": "margin", "accuracy": "accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +38,15 @@ class Metrics:
     tokens_per_second_per_gpu: float
     mfu: float | None  # 0 to 1
     eta_seconds: float
+    task: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def figures(self) -> dict[str, float]:
+        """Everything that is known, flat, for a tracker."""
+        values = {k: v for k, v in self.to_dict().items() if v is not None and k not in ("step", "task")}
+        return values | self.task
 
 
 def tokens_of_steps(data: Prepared) -> list[int]:
@@ -113,6 +122,7 @@ class Meter:
             tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
             mfu=speed.mfu,
             eta_seconds=recent[len(recent) // 2] * (len(self._tokens) - event.step),
+            task=event.metrics or {},
         )
 
 
@@ -152,6 +162,7 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
 def step_line(metrics: Metrics, total_steps: int) -> str:
     """One line for the terminal."""
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
+    parts += [f"{SHOWN[name]} {value:.3f}" for name, value in metrics.task.items() if name in SHOWN]
     if metrics.lr is not None:
         parts.append(f"lr {metrics.lr:.2e}")
     if metrics.grad_norm is not None:

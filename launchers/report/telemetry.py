@@ -47,6 +47,7 @@ class Step:
     dt: float  # whole step
     dtf: float | None  # forward passes
     dtb: float | None  # backward passes
+    metrics: dict[str, float] | None = None  # the task's own, over all ranks; rank 0 only
     at: float = field(default_factory=time.time)
     kind: str = "step"
 

@@ -60,7 +60,7 @@ class Trackers:
 
     def log(self, metrics: Metrics) -> None:
         """Hand one step's metrics to every tracker; each has a thread that sends, so this never waits."""
-        values = {k: v for k, v in metrics.to_dict().items() if v is not None and k != "step"}
+        values = metrics.figures()
         for tracker in self._trackers:
             tracker.log(values, metrics.step)
 

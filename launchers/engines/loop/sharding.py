@@ -22,8 +22,8 @@ class ShardedModel(Protocol):
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         """Add the gradients of this rank's micro batch.
 
-        ``loss`` is the sum over its labels, ``counted`` the labels of the whole global batch: what adds up
-        over all micro batches and ranks is the gradient of the mean. ``last``: of this rank's step.
+        ``loss`` is a sum over its labels (or pairs), ``counted`` those of the whole global batch: what adds
+        up over all micro batches and ranks is the gradient of the mean. ``last``: of this rank's step.
         """
         ...
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launchers.dataset.batches import counted_labels, micro_batches, summed_cross_entropy
+from launchers.dataset.batches import micro_batches
 from launchers.dataset.prepared import Prepared
 from launchers.engines.loop import export
 from launchers.engines.loop.sharding import ShardedModel, Sharding
+from launchers.engines.loop.tasks import Task, task_of
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
 
@@ -30,10 +31,10 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     model = sharding.load(job, env, device)
     if job.plan.method != "full" and env.rank == 0:
         export.check_mergeable(model.module, job)
-    data = Prepared(job.data_dir)
+    data, task = Prepared(job.data_dir), task_of(job.settings)
     reporter.phase("train", job.start_step)
     for step in range(job.start_step + 1, job.total_steps + 1):
-        _step(model, job, env, data, step, reporter)
+        _step(model, job, env, data, task, step, reporter)
         if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.total_steps:
             reporter.phase("checkpoint", step)
             model.save_checkpoint(job, env, step)
@@ -73,32 +74,39 @@ class _Stopwatch:
 
 
 def _step(
-    model: ShardedModel, job: TrainJob, env: RankEnv, data: Prepared, step: int, reporter: RankReporter
+    model: ShardedModel,
+    job: TrainJob,
+    env: RankEnv,
+    data: Prepared,
+    task: Task,
+    step: int,
+    reporter: RankReporter,
 ) -> None:
     """One optimizer step; ``step`` 1 is the first."""
     layout = job.plan.layout
     begin, watch = time.perf_counter(), _Stopwatch(model.device)
     lr = model.lr()
-    counted = max(1, counted_labels(data, step - 1, layout.global_batch_size))
-    summed, tokens, passes = torch.zeros((), device=model.device), 0, 0
-    for batch in micro_batches(data, layout, step - 1, env.rank):
+    counts = task.counts(data, step - 1, layout.global_batch_size)
+    summed = torch.zeros(1 + len(task.metrics), device=model.device)  # the loss, then the metrics
+    tokens, passes = 0, 0
+    for batch in micro_batches(data, layout, step - 1, env.rank, pairs=task.pairs):
         batch, passes = batch.to(model.device), passes + 1
         watch.mark("forward")
-        logits = model.logits(**batch.inputs)
-        loss = summed_cross_entropy(logits, batch.labels)
+        outcome = task.outcome(model, batch, counts)
         watch.mark("backward")
-        model.backward(loss, counted, last=passes == layout.accumulation)
+        model.backward(outcome.loss, counts.divisor, last=passes == layout.accumulation)
         watch.mark("optimizer")
-        summed += loss.detach()
+        summed += torch.stack([outcome.loss.detach(), *(outcome.metrics[name] for name in task.metrics)])
         tokens += batch.tokens
     grad_norm = model.update()
     watch.mark("end")
     dist.all_reduce(summed)
-    loss_value = summed.item() / counted  # waits for the GPU
+    loss, *metrics = [value / counts.divisor for value in summed.tolist()]  # waits for the GPU
     spent = watch.seconds()
     reporter.step(
         step=step,
-        loss=loss_value if env.rank == 0 else None,
+        loss=loss if env.rank == 0 else None,
+        metrics=dict(zip(task.metrics, metrics, strict=True)) if env.rank == 0 else None,
         lr=lr,
         grad_norm=grad_norm,
         samples=layout.micro_batch_size * layout.accumulation,

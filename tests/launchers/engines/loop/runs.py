@@ -57,6 +57,28 @@ def documents(count: int, seed: int = 0) -> list[prepared.Row]:
     return rows
 
 
+END = VOCAB - 1  # of a conversation
+
+
+def pairs(count: int, seed: int = 0) -> list[prepared.Row]:
+    """Prompts of 3 to 8 tokens, none of them 0; chosen answers count on, rejected ones are drawn."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        prompt = (generator.integers(1, 50) + 3 * np.arange(generator.integers(3, 9))).astype(np.int32)
+        better = prompt[-1] + 3 * np.arange(1, generator.integers(3, 9))
+        worse = generator.integers(1, END, generator.integers(2, 8))
+        parts = []
+        for answer in (better, worse):
+            tokens = np.concatenate([prompt, answer, [END]]).astype(np.int32)
+            labels = tokens.copy()
+            labels[: len(prompt)] = prepared.IGNORE
+            lengths = np.array([len(tokens)], dtype=np.int32)
+            parts.append(prepared.Row(tokens=tokens, labels=labels, lengths=lengths))
+        rows.append(joined(parts))
+    return rows
+
+
 def joined(rows: list[prepared.Row]) -> prepared.Row:
     return prepared.Row(
         tokens=np.concatenate([row.tokens for row in rows]),

@@ -1,0 +1,204 @@
+"""Pairs of a better and a worse answer to one prompt: which shapes are taken, and what is wrong with others.
+
+Taken, one JSON object a line, mixed as you like:
+
+* TRL: ``{"prompt", "chosen", "rejected"}``, each a text or a list of messages; without ``prompt``,
+  ``chosen`` and ``rejected`` are whole chats (messages, or texts of ``Human:`` and ``Assistant:`` turns),
+  which differ in their last turn
+* LLaMA-Factory: ``{"instruction", "input", "system", "history", "chosen", "rejected"}`` (``input``,
+  ``system`` and ``history`` may be missing), or ``{"conversations": [...], "chosen": {"from", "value"},
+  "rejected": {...}}``, or the older ``{"instruction", "output": [better, worse]}``
+* axolotl: ``{"messages": [...], "chosen": {"role", "content"}, "rejected": {...}}``, or ``{"instruction",
+  "chosen_response", "rejected_response"}``, or ``{"prompt", "answers": [{"answer", "rank"}, ...]}``, of which
+  the best and the worst rank are taken
+
+Other keys (an id, a score) are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchers.dataset.rows import (
+    BadRow,
+    Conversation,
+    Message,
+    chat,
+    joined_parts,
+    keys_of,
+    object_of,
+    read_as,
+    text_of,
+)
+
+_TURN = re.compile(r"\n\n(Human|Assistant):")  # of the texts of Anthropic's HH-RLHF
+_ANSWERS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two conversations that differ in their last turn, the assistant's."""
+
+    chosen: Conversation
+    rejected: Conversation
+
+    @property
+    def line(self) -> int:
+        """Of the file it came from; 0: none."""
+        return self.chosen.line
+
+
+Sample = Conversation | Pair  # one row of a dataset, of whatever task
+
+
+def read(path: Path) -> list[Pair]:
+    """Read and check every line of a JSONL file of pairs: see :func:`launchers.dataset.rows.read_as`."""
+    return read_as(path, parse)
+
+
+def parse(row: Any, line: int = 0) -> Pair:
+    """One decoded row as a Pair; raises BadRow."""
+    row = object_of(row)
+    better, worse = _answers(row)
+    if _is_whole_chat(row, better) or _is_whole_chat(row, worse):
+        chosen, rejected = _whole(better, "chosen"), _whole(worse, "rejected")
+        if chosen[:-1] != rejected[:-1]:
+            raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
+        _check_repeated(row, chosen[:-1])
+    else:
+        prompt = _prompt(row)
+        chosen = (*prompt, _answer(better, "chosen"))
+        rejected = (*prompt, _answer(worse, "rejected"))
+    if chosen == rejected:
+        raise BadRow("`chosen` and `rejected` are equal: there is nothing to prefer")
+    return Pair(
+        chosen=Conversation(messages=chosen, line=line), rejected=Conversation(messages=rejected, line=line)
+    )
+
+
+def from_conversations(conversations: Sequence[Conversation]) -> list[Pair]:
+    """Pairs out of chats: the worse answer is the next other one of the list, which answers another prompt."""
+    chats = [each for each in conversations if each.messages]
+    pairs = []
+    for index, better in enumerate(chats):
+        following = (*chats[index + 1 :], *chats[:index])
+        worse = next((c.messages[-1] for c in following if c.messages[-1] != better.messages[-1]), None)
+        if worse is not None:
+            rejected = Conversation(messages=(*better.messages[:-1], worse), line=better.line)
+            pairs.append(Pair(chosen=better, rejected=rejected))
+    return pairs
+
+
+def _answers(row: dict[str, Any]) -> tuple[Any, Any]:
+    """The better and the worse answer as the row has them."""
+    for better, worse in _ANSWERS:
+        if better in row or worse in row:
+            missing = next((key for key in (better, worse) if row.get(key) in (None, "", [])), None)
+            if missing:
+                raise BadRow(f"no `{missing}` answer: a pair has `{better}` and `{worse}`")
+            return row[better], row[worse]
+    if isinstance(row.get("answers"), list):
+        return _by_rank(row["answers"])
+    output = row.get("output")
+    if isinstance(output, list):
+        if len(output) != 2:
+            raise BadRow(f"`output` holds {len(output)} answers, not the better and the worse")
+        return output[0], output[1]
+    keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
+    raise BadRow(f"no `chosen` and `rejected`, but {keys}: preferences are learnt from pairs")
+
+
+def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
+    for position, each in enumerate(answers):
+        if not (isinstance(each, dict) and "answer" in each and isinstance(each.get("rank"), int | float)):
+            raise BadRow(f"answers[{position}] has no `answer` and `rank`")
+    ranked = sorted(answers, key=lambda each: each["rank"])
+    if not ranked or ranked[0]["rank"] == ranked[-1]["rank"]:
+        raise BadRow("`answers` has no two of different `rank`")
+    return ranked[0]["answer"], ranked[-1]["answer"]
+
+
+def _is_whole_chat(row: dict[str, Any], answer: Any) -> bool:
+    """Whether an answer has its prompt with it."""
+    if isinstance(answer, list):
+        return any(_role(message) in ("user", "human") for message in answer)
+    return isinstance(answer, str) and not _has_prompt(row) and len(_TURN.findall(answer)) > 1
+
+
+def _role(message: Any) -> Any:
+    return message.get("role", message.get("from")) if isinstance(message, dict) else None
+
+
+def _has_prompt(row: dict[str, Any]) -> bool:
+    return any(row.get(key) is not None for key in ("prompt", "instruction", "messages", "conversations"))
+
+
+def _whole(answer: Any, name: str) -> tuple[Message, ...]:
+    """A chat to its last answer, of a list of messages or of a text with ``Human:`` and ``Assistant:``."""
+    if isinstance(answer, str):
+        before, *turns = _TURN.split(answer)
+        if before.strip() or not turns:
+            raise BadRow(f"`{name}` is a text without a prompt: give `prompt`, or whole chats")
+        names = {"Human": "user", "Assistant": "assistant"}
+        spoken = zip(turns[::2], turns[1::2], strict=True)
+        answer = [{"role": names[who], "content": text.strip()} for who, text in spoken]
+    return chat(answer, name, *keys_of(answer))
+
+
+def _check_repeated(row: dict[str, Any], before: tuple[Message, ...]) -> None:
+    """A prompt beside whole chats has to be the one that they begin with."""
+    if not _has_prompt(row):
+        return
+    prompt = _prompt(row)
+    if prompt not in (before, before[-len(prompt) :]):
+        raise BadRow("`prompt` stands beside whole chats which begin with another one")
+
+
+def _prompt(row: dict[str, Any]) -> tuple[Message, ...]:
+    """The turns before the answer, the last of them the user's."""
+    for name in ("messages", "conversations", "prompt"):
+        value = row.get(name)
+        if isinstance(value, list):
+            return chat(value, name, *keys_of(value), ends_with="user")
+    if row.get("prompt") is not None:
+        return (*_system(row), Message(role="user", content=text_of(row["prompt"], "`prompt`")))
+    if row.get("instruction") is None:
+        raise BadRow("`chosen` and `rejected` without a prompt: give `prompt`, or whole chats")
+    question = text_of(row["instruction"], "`instruction`")
+    if row.get("input"):
+        question += "\n\n" + text_of(row["input"], "`input`")
+    return (*_system(row), *_history(row), Message(role="user", content=question))
+
+
+def _system(row: dict[str, Any]) -> tuple[Message, ...]:
+    if not row.get("system"):
+        return ()
+    return (Message(role="system", content=text_of(row["system"], "`system`")),)
+
+
+def _history(row: dict[str, Any]) -> tuple[Message, ...]:
+    turns: list[Message] = []
+    for position, exchange in enumerate(row.get("history") or ()):
+        where = f"history[{position}]"
+        if not isinstance(exchange, list) or len(exchange) != 2:
+            raise BadRow(f"{where} is not a question and its answer")
+        turns.append(Message(role="user", content=text_of(exchange[0], where)))
+        turns.append(Message(role="assistant", content=text_of(exchange[1], where)))
+    return tuple(turns)
+
+
+def _answer(answer: Any, name: str) -> Message:
+    """An answer without its prompt: a text, a message, or a list of one message."""
+    if isinstance(answer, list):
+        if len(answer) != 1:
+            raise BadRow(f"`{name}` is {len(answer)} turns; an answer is one, or a whole chat")
+        answer = answer[0]
+    if isinstance(answer, dict):
+        if _role(answer) not in ("assistant", "gpt", "model"):
+            raise BadRow(f"`{name}` is a turn of {_role(answer)!r}, not of the assistant")
+        answer = joined_parts(answer.get("content", answer.get("value")), f"`{name}`")
+    return Message(role="assistant", content=text_of(answer, f"`{name}`"))

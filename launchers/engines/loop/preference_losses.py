@@ -1,0 +1,91 @@
+"""Losses over pairs of a better and a worse answer, as TRL 1.16 defines them.
+
+All take the log-probabilities that the model gives to whole answers, as tensors of [pairs], and return one
+loss for each pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import logsigmoid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What a model gives to both answers of some pairs: tensors of [pairs]."""
+
+    chosen: torch.Tensor  # sum of the log-probabilities of the answer's tokens
+    rejected: torch.Tensor
+    chosen_tokens: torch.Tensor  # how many they are
+    rejected_tokens: torch.Tensor
+
+    @property
+    def means(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of a token of the chosen and of the rejected answers."""
+        return self.chosen / self.chosen_tokens, self.rejected / self.rejected_tokens
+
+    def detached(self) -> Answers:
+        """The same without gradients."""
+        return Answers(
+            chosen=self.chosen.detach(),
+            rejected=self.rejected.detach(),
+            chosen_tokens=self.chosen_tokens,
+            rejected_tokens=self.rejected_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rewards:
+    """What a task takes for the answers' worth: tensors of [pairs]."""
+
+    chosen: torch.Tensor
+    rejected: torch.Tensor
+
+    def sums(self) -> dict[str, torch.Tensor]:
+        """Over the pairs: rewards, their margin, and how many pairs are ranked right; a tie is half right."""
+        margins = self.chosen - self.rejected
+        right = (margins > 0).float() + (margins == 0).float() / 2
+        return {
+            "reward_chosen": self.chosen.sum(),
+            "reward_rejected": self.rejected.sum(),
+            "reward_margin": margins.sum(),
+            "accuracy": right.sum(),
+        }
+
+
+def dpo_rewards(policy: Answers, reference: Answers, beta: float) -> Rewards:
+    """beta (log pi - log pi_ref): Rafailov et al. 2023 (arXiv:2305.18290), section 4."""
+    return Rewards(
+        chosen=beta * (policy.chosen - reference.chosen),
+        rejected=beta * (policy.rejected - reference.rejected),
+    )
+
+
+def simpo_rewards(policy: Answers, beta: float) -> Rewards:
+    """beta times the mean log-probability of a token: Meng et al. 2024 (arXiv:2405.14734), equation 4."""
+    chosen, rejected = policy.means
+    return Rewards(chosen=beta * chosen, rejected=beta * rejected)
+
+
+def orpo_rewards(policy: Answers, beta: float) -> Rewards:
+    """As SimPO's; TRL's ORPOTrainer shows the same."""
+    return simpo_rewards(policy, beta)
+
+
+def sigmoid_loss(rewards: Rewards, *, margin: float = 0.0, label_smoothing: float = 0.0) -> torch.Tensor:
+    """-log sigmoid of the rewards' difference less a margin: DPO's loss, and SimPO's with its margin.
+
+    ``label_smoothing``: the share of pairs that are taken to be the wrong way round (Chowdhury et al. 2024,
+    arXiv:2403.00409, without their division by 1 - 2 label_smoothing).
+    """
+    ahead = rewards.chosen - rewards.rejected - margin
+    return -logsigmoid(ahead) * (1 - label_smoothing) - logsigmoid(-ahead) * label_smoothing
+
+
+def odds_ratio_loss(policy: Answers) -> torch.Tensor:
+    """-log sigmoid of the log odds ratio: Hong et al. 2024 (arXiv:2403.07691), equation 7."""
+    chosen, rejected = policy.means
+    log_odds = (chosen - rejected) - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))
+    return -logsigmoid(log_odds)

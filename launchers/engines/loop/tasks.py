@@ -1,0 +1,154 @@
+"""What a run's task makes of a batch: its loss, and the figures that people look at.
+
+Normalised over the whole global batch, so that micro batches and ranks don't change the result: next-token
+training over the labels that count, preferences over pairs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+
+from launchers.dataset.batches import (
+    MicroBatch,
+    counted_labels,
+    step_rows,
+    summed_cross_entropy,
+    summed_log_probabilities,
+)
+from launchers.dataset.prepared import IGNORE, Prepared
+from launchers.engines.loop import preference_losses
+from launchers.engines.loop.preference_losses import Answers
+from launchers.engines.loop.sharding import ShardedModel
+from launchers.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCounts:
+    """Of one step's global batch, over all ranks."""
+
+    divisor: int  # of the summed loss and the summed metrics
+    tokens: int = 0  # of the chosen conversations that are predicted, prompts too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Of one micro batch, summed over what :attr:`StepCounts.divisor` counts."""
+
+    loss: torch.Tensor
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # without gradients
+
+
+class Task(Protocol):
+    """One kind of training."""
+
+    pairs: ClassVar[bool]  # whether a row is a pair
+    metrics: ClassVar[tuple[str, ...]]  # the names of the figures beside the loss
+
+    def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
+        """What a step is divided by; step 0 is the first."""
+        ...
+
+    def outcome(self, model: ShardedModel, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
+        """The forward pass, or passes, of one micro batch."""
+        ...
+
+
+class NextToken:
+    """The mean cross entropy of the labels that count."""
+
+    pairs: ClassVar = False
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
+        return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
+
+    def outcome(self, model: ShardedModel, batch: MicroBatch, _: StepCounts, /) -> Outcome:
+        return Outcome(loss=summed_cross_entropy(model.logits(**batch.inputs), batch.labels))
+
+
+class Preferences:
+    """DPO, ORPO or SimPO, on pairs."""
+
+    pairs: ClassVar = True
+    metrics: ClassVar[tuple[str, ...]] = ("reward_chosen", "reward_rejected", "reward_margin", "accuracy")
+
+    def __init__(self, settings: Settings) -> None:
+        self._task = settings.task
+        self._beta = settings.preference.beta_of(settings.task)
+        self._margin = settings.preference.margin
+        self._smoothing = settings.preference.label_smoothing
+
+    def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
+        tokens = 0
+        if self._task == "orpo":
+            rows = step_rows(data, step, global_batch_size)
+            tokens = sum(int(data.row(index).lengths[0]) - 1 for index in rows)
+        return StepCounts(divisor=global_batch_size, tokens=tokens)
+
+    def outcome(self, model: ShardedModel, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
+        reference = None
+        if self._task == "dpo":
+            with torch.no_grad(), without_adapters(model):
+                reference = answers_of(model.logits(**batch.inputs), batch)
+        logits = model.logits(**batch.inputs)
+        policy = answers_of(logits, batch)
+        losses, rewards = self.losses(policy, reference)
+        loss = losses.sum()
+        if self._task == "orpo":
+            # the rest of ORPO's loss is a mean over tokens: its sum gets the weight of a sum over pairs
+            loss = loss + chosen_cross_entropy(logits, batch) * (counts.divisor / counts.tokens)
+        return Outcome(loss=loss, metrics=rewards.sums())
+
+    def losses(
+        self, policy: Answers, reference: Answers | None
+    ) -> tuple[torch.Tensor, preference_losses.Rewards]:
+        """[pairs]: what the preferences add to the loss, and both answers' rewards, without gradients."""
+        if self._task == "orpo":
+            rewards = preference_losses.orpo_rewards(policy.detached(), self._beta)
+            return self._beta * preference_losses.odds_ratio_loss(policy), rewards
+        if self._task == "simpo":
+            rewards, margin = preference_losses.simpo_rewards(policy, self._beta), self._margin
+        elif reference is not None:
+            rewards, margin = preference_losses.dpo_rewards(policy, reference, self._beta), 0.0
+        else:
+            raise ValueError("DPO compares with a reference, and there is none")
+        losses = preference_losses.sigmoid_loss(rewards, margin=margin, label_smoothing=self._smoothing)
+        detached = preference_losses.Rewards(
+            chosen=rewards.chosen.detach(), rejected=rewards.rejected.detach()
+        )
+        return losses, detached
+
+
+def task_of(settings: Settings) -> Task:
+    """The task that a run's settings name."""
+    return Preferences(settings) if settings.trains_on_pairs else NextToken()
+
+
+@contextlib.contextmanager
+def without_adapters(model: ShardedModel) -> Iterator[None]:
+    """The model as it was before it was trained: PEFT's adapters switched off."""
+    with model.module.disable_adapter():
+        yield
+
+
+def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:
+    """Log-probabilities of the labels that count, of a batch of all chosen and then all rejected ones."""
+    chosen, rejected = summed_log_probabilities(logits, batch.labels).chunk(2)
+    chosen_tokens, rejected_tokens = (batch.labels != IGNORE).sum(-1).chunk(2)
+    return Answers(
+        chosen=chosen, rejected=rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens
+    )
+
+
+def chosen_cross_entropy(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """The summed cross entropy of the chosen conversations, prompts too, as in TRL's ORPOTrainer."""
+    pairs = len(batch.input_ids) // 2
+    labels = batch.input_ids[:pairs].roll(-1, dims=1)
+    last = (batch.lengths[:pairs] - 1).to(labels.device)
+    behind = torch.arange(labels.shape[1], device=labels.device)[None, :] >= last[:, None]
+    return summed_cross_entropy(logits[:pairs], labels.masked_fill(behind, IGNORE))
