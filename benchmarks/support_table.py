@@ -37,6 +37,7 @@ class Row:
     family: str  # Hugging Face's `model_type`, or the name of a model
     nodes: int
     result: str
+    task: str = "sft"
 
 
 def of_families(chosen: Sequence[str] = tuple(proofs.FAMILIES)) -> list[Row]:
@@ -65,19 +66,27 @@ def of_families(chosen: Sequence[str] = tuple(proofs.FAMILIES)) -> list[Row]:
 
 def of_methods() -> list[Row]:
     """Each engine by each method with tiny-llama, on one node and on two."""
+    return _of_cells("methods", methods.CELLS)
+
+
+def of_tasks() -> list[Row]:
+    """Each engine by each task and some methods with tiny-llama, on one node and on two."""
+    return _of_cells("tasks", methods.TASK_CELLS)
+
+
+def _of_cells(part: str, cells: Iterable[methods.Cell]) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         methods.make(folder)
         prove = cache(lambda cell: methods.prove(folder, cell))
-        for cell in methods.CELLS:
+        for cell in cells:
             result = methods.refusal(folder, cell)
             if result is None:
                 one = dataclasses.replace(cell, nodes=1)
                 out = folder / cell.name / "collected"
                 result = _said(methods.problems(prove(cell), prove(one), out))
-            cells = {"engine": cell.engine, "method": cell.method, "nodes": cell.nodes}
-            rows.append(Row(part="methods", family="tiny-llama", result=result, **cells))  # type: ignore[arg-type]
+            rows.append(Row(part=part, family="tiny-llama", result=result, **dataclasses.asdict(cell)))
     return rows
 
 
@@ -93,7 +102,11 @@ def _packing(engine: str, family: str, folder: Path) -> Row:
     return Row(part="families", engine=engine, method="packing", family=family, nodes=1, result=result)
 
 
-PARTS: dict[str, Callable[[], list[Row]]] = {"families": of_families, "methods": of_methods}
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "families": of_families,
+    "methods": of_methods,
+    "tasks": of_tasks,
+}
 
 
 def read() -> list[Row]:

@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from estimator.errors import UserError
+from estimator.setup import PAIR_TASKS
 from launchers.cluster.processes import PARENT, child_environment, die_with_parent, tail
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
 from launchers.imports import collector_paused
 from launchers.models import causal
+from launchers.settings import Settings
 
 if TYPE_CHECKING:
     from launchers.dataset.prepared import Prepared
+    from launchers.engines.loop.preference_losses import Answers
 
 # Tokens, padding included, that go through a model at once: at a vocabulary of 128k, 2 GiB of bf16 logits.
 MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
@@ -40,6 +43,7 @@ class EvaluationRequest:
     model_dir: Path  # the finished model, or an adapter of the base that can't be merged
     data_dir: Path
     work_dir: Path  # gets request.json, result.json and evaluate.log
+    settings: Settings = field(default_factory=Settings)  # whose task decides what is measured
     generations: int = 3
     max_new_tokens: int = 64
     max_rows: int = 256  # held-out rows that are measured
@@ -55,23 +59,26 @@ class EvaluationRequest:
     def save(self) -> Path:
         self.work_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "request.json"
-        path.write_text(json.dumps(dataclasses.asdict(self), default=str, indent=1))
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values["settings"] = self.settings.model_dump(mode="json")
+        path.write_text(json.dumps(values, default=str, indent=1))
         return path
 
     @classmethod
     def load(cls, path: Path) -> EvaluationRequest:
         values = json.loads(path.read_text())
         folders = {name: Path(values[name]) for name in ("base_dir", "model_dir", "data_dir", "work_dir")}
-        return cls(**(values | folders))
+        return cls(**(values | folders | {"settings": Settings.model_validate(values["settings"])}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """A model on the held-out rows."""
 
-    loss: float  # mean cross entropy over all labels that count
+    loss: float  # mean cross entropy over all labels that count; of preferences the task's mean over pairs
     labels: int
     rows: int
+    metrics: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
 
     @property
     def perplexity(self) -> float:
@@ -92,6 +99,7 @@ class Answer:
 class EvaluationResult:
     """Scores are None where nothing was held out."""
 
+    task: str = "sft"
     base: Score | None
     finetuned: Score | None
     answers: tuple[Answer, ...] = ()
@@ -113,7 +121,13 @@ class EvaluationResult:
     def text(self) -> str:
         """For a terminal: the two losses, then each prompt with its answers."""
         lines = ["held-out loss: nothing was held out"]
-        if self.base is not None and self.finetuned is not None:
+        if self.base is not None and self.finetuned is not None and self.task in PAIR_TASKS:
+            before, after = (score.metrics["accuracy"] for score in (self.base, self.finetuned))
+            lines = [
+                f"held-out pairs: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
+                f" ranked right {before:.1%} -> {after:.1%} ({self.base.rows:,} pairs)"
+            ]
+        elif self.base is not None and self.finetuned is not None:
             lines = [
                 f"held-out loss: {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
                 f" (perplexity {self.base.perplexity:,.4g} -> {self.finetuned.perplexity:,.4g};"
@@ -189,17 +203,23 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
     prompts = _prompts(request.data_dir / "heldout.jsonl", request.generations)
     texts = [prompt["prompt"] for prompt in prompts]
-    outcomes = []
+    outcomes: list[tuple[Score | None, list[str]]] = []
+    pairs = _HeldOutPairs(data, request) if data is not None and request.settings.trains_on_pairs else None
     for folder in (request.base_dir, request.model_dir):
         model = load_model(folder, request.base_dir, device, precision)
         # the finished model's tokenizer for both: the base may have come without one of its own
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
-        outcomes.append((None if data is None else _score(model, data, request.max_rows), answers))
+        if pairs is not None:
+            score: Score | None = pairs.score(model)
+        else:
+            score = None if data is None else _score(model, data, request.max_rows)
+        outcomes.append((score, answers))
         del model
         if device == "cuda":
             torch.cuda.empty_cache()
     (base, base_answers), (finetuned, finetuned_answers) = outcomes
     return EvaluationResult(
+        task=request.settings.task,
         base=base,
         finetuned=finetuned,
         answers=tuple(
@@ -249,10 +269,48 @@ def _score(model: Any, data: Prepared, max_rows: int) -> Score:
     return Score(loss=total / max(1, labels), labels=labels, rows=min(max_rows, len(data)))
 
 
+class _HeldOutPairs:
+    """The task's own measure on held-out pairs; the first model that is scored is the reference."""
+
+    def __init__(self, data: Prepared, request: EvaluationRequest) -> None:
+        self._data, self._settings, self._max_rows = data, request.settings, request.max_rows
+        self._reference: Answers | None = None
+
+    def score(self, model: Any) -> Score:
+        """A model's mean loss over the pairs, and its figures."""
+        import torch
+
+        from launchers.dataset.batches import collate_pairs
+        from launchers.engines.loop.preference_losses import Answers
+        from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy
+
+        found, cross_entropy, tokens = [], 0.0, 0
+        with torch.inference_mode():
+            room = MAX_BATCH_TOKENS[model.device.type]
+            for indices in _batches_by_length(self._data, self._max_rows, room):
+                rows = [self._data.row(index) for index in indices]
+                batch = collate_pairs(rows, self._data.info.pad_id).to(model.device)
+                logits = model(**batch.inputs, use_cache=False).logits
+                found.append(answers_of(logits, batch).on_cpu())
+                cross_entropy += chosen_cross_entropy(logits, batch).item()
+                tokens += sum(int(row.lengths[0]) - 1 for row in rows)
+        policy = Answers.joined(found)
+        self._reference = self._reference or policy
+        losses, rewards = Preferences(self._settings).losses(policy, self._reference)
+        count = len(policy.chosen)
+        beside = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
+        return Score(
+            loss=losses.mean().item() + beside,
+            labels=int(policy.chosen_tokens.sum() + policy.rejected_tokens.sum()),
+            rows=count,
+            metrics={name: value.item() / count for name, value in rewards.sums().items()},
+        )
+
+
 def _batches_by_length(data: Prepared, max_rows: int, max_tokens: int) -> Iterator[list[int]]:
     """Rows of similar length together, at least one at a time; the longest first."""
     count = min(max_rows, len(data))
-    lengths = {index: len(data.row(index).tokens) for index in range(count)}
+    lengths = {index: _padded_tokens(data, index) for index in range(count)}
     batch: list[int] = []
     for index in sorted(lengths, key=lambda index: -lengths[index]):
         if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
@@ -261,6 +319,12 @@ def _batches_by_length(data: Prepared, max_rows: int, max_tokens: int) -> Iterat
         batch.append(index)
     if batch:
         yield batch
+
+
+def _padded_tokens(data: Prepared, index: int) -> int:
+    """Tokens of a row in a batch with shorter ones; a pair is two sequences."""
+    row = data.row(index)
+    return len(row.lengths) * int(row.lengths.max())
 
 
 def _prompts(path: Path, count: int) -> list[dict[str, str]]:

@@ -396,6 +396,7 @@ def evaluate_model(
             base_dir=base_dir,
             model_dir=model_dir,
             data_dir=data_dir,
+            settings=settings,
             work_dir=work,
             generations=settings.evaluation.generations,
             max_new_tokens=settings.evaluation.max_new_tokens,

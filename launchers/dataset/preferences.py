@@ -1,4 +1,4 @@
-"""Pairs of a better and a worse answer to one prompt: which shapes are taken, and what is wrong with others.
+"""Pairs of a better and a worse answer to one prompt: which shapes are taken, what is wrong with others.
 
 Taken, one JSON object a line, mixed as you like:
 
@@ -81,15 +81,16 @@ def parse(row: Any, line: int = 0) -> Pair:
 
 
 def from_conversations(conversations: Sequence[Conversation]) -> list[Pair]:
-    """Pairs out of chats: the worse answer is the next other one of the list, which answers another prompt."""
-    chats = [each for each in conversations if each.messages]
+    """Pairs out of chats: the worse answer is the better one in capitals."""
     pairs = []
-    for index, better in enumerate(chats):
-        following = (*chats[index + 1 :], *chats[:index])
-        worse = next((c.messages[-1] for c in following if c.messages[-1] != better.messages[-1]), None)
-        if worse is not None:
-            rejected = Conversation(messages=(*better.messages[:-1], worse), line=better.line)
-            pairs.append(Pair(chosen=better, rejected=rejected))
+    for chosen in conversations:
+        if not chosen.messages:
+            continue
+        *prompt, better = chosen.messages
+        worse = Message(role="assistant", content=better.content.upper())
+        if worse != better:
+            rejected = Conversation(messages=(*prompt, worse), line=chosen.line)
+            pairs.append(Pair(chosen=chosen, rejected=rejected))
     return pairs
 
 

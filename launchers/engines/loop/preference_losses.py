@@ -6,6 +6,8 @@ loss for each pair.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +30,20 @@ class Answers:
 
     def detached(self) -> Answers:
         """The same without gradients."""
-        return Answers(
-            chosen=self.chosen.detach(),
-            rejected=self.rejected.detach(),
-            chosen_tokens=self.chosen_tokens,
-            rejected_tokens=self.rejected_tokens,
-        )
+        return self._each(torch.Tensor.detach)
+
+    def on_cpu(self) -> Answers:
+        """The same in host memory."""
+        return self._each(torch.Tensor.cpu)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Answers:
+        return Answers(**{each.name: change(getattr(self, each.name)) for each in dataclasses.fields(self)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Answers]) -> Answers:
+        """Those of several batches, one after the other."""
+        names = [each.name for each in dataclasses.fields(cls)]
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,7 @@
-"""tiny-llama by every method with every engine, on one node and on two: whole runs, and from a checkpoint."""
+"""tiny-llama by every method and task with every engine, on one node and on two.
+
+Whole runs, and runs that go on from a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import torch
 
 from estimator.models import hf_files
 from launchers import engines, pipeline
+from launchers.dataset.batches import collate_pairs
+from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy
 from launchers.evaluate import load_model
 from launchers.gang.job import TrainJob
 from launchers.models import causal, tiny_llama
@@ -44,6 +49,9 @@ METHODS: dict[str, dict[str, Any]] = {
 SHARDINGS = {"torchtune": ("none", "fsdp"), "deepspeed": ("zero0", "zero3"), "fsdp2": ("none", "fsdp")}
 """Of one process, and of one on each of two nodes."""
 NODES = (1, 2)
+TASKS = ("dpo", "orpo", "simpo")  # beside sft
+TASK_METHODS = ("full", "lora", "qlora nf4-double")
+ROUNDED_REFERENCE = 0.02  # in DPO's loss: qlora's reference is the rounded base, the export's the base itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +61,11 @@ class Cell:
     engine: str
     method: str
     nodes: int
+    task: str = "sft"
 
     @property
     def name(self) -> str:
-        return f"{self.engine}-{self.method.replace(' ', '-')}-{self.nodes}"
+        return f"{self.engine}-{self.task}-{self.method.replace(' ', '-')}-{self.nodes}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +86,20 @@ CELLS = tuple(
     for method in METHODS
     for nodes in NODES
 )
+TASK_CELLS = tuple(
+    Cell(engine=engine, method=method, nodes=nodes, task=task)
+    for engine in engines.ENGINES
+    for task in TASKS
+    for method in TASK_METHODS
+    for nodes in NODES
+)
 
 
 def make(folder: Path) -> None:
     """The model and the data of all cells."""
     tiny_llama.make(folder / "model")
-    runs.make_data(folder / "data", documents(), batch=DOCUMENTS, steps=STEPS)
+    runs.make_data(folder / "documents", documents(), batch=DOCUMENTS, steps=STEPS)
+    runs.make_data(folder / "pairs", runs.pairs(DOCUMENTS), batch=DOCUMENTS, steps=STEPS)
 
 
 def refusal(folder: Path, cell: Cell) -> str | None:
@@ -97,7 +114,7 @@ def prove(folder: Path, cell: Cell) -> Proof:
     first = runs.make_job(
         folder / cell.name / "node-0",
         folder / "model",
-        folder / "data",
+        folder / ("documents" if cell.task == "sft" else "pairs"),
         steps=STEPS - 1,
         engine=cell.engine,
         sharding=SHARDINGS[cell.engine][cell.nodes - 1],
@@ -126,8 +143,10 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
     """
     whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
     found = []
-    if proof.whole.plan.method != "qlora":  # whose base is rounded
-        start = loss(causal.load(proof.whole.model_dir, dtype=torch.float32).eval())
+    base = causal.load(proof.whole.model_dir, dtype=torch.float32).eval()
+    rounded = proof.whole.plan.method == "qlora"
+    if not rounded:
+        start = _loss(proof.whole, base, base)
         if abs(proof.losses[0] - start) > CLOSE:
             found.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0] - CLOSE:
@@ -139,7 +158,8 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
     engines.get(proof.whole.plan.engine).collect(proof.whole, folder)
     result = engines.result_of(folder)
     trained = load_model(result, proof.whole.model_dir, "cpu", "fp32")
-    if abs(loss(trained) - runs.losses(after)[-1]) > CLOSE:
+    close = ROUNDED_REFERENCE if rounded and proof.whole.settings.task == "dpo" else CLOSE
+    if abs(_loss(proof.whole, trained, base) - runs.losses(after)[-1]) > close:
         found.append("its export has another loss than what it has trained")
     if result.name == "model" and proof.whole.plan.method in ("lora", "dora"):
         adapted = load_model(folder / "adapter", proof.whole.model_dir, "cpu", "fp32")
@@ -151,9 +171,24 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
     return found
 
 
+def _loss(job: TrainJob, model: Any, base: Any) -> float:
+    """The task's loss of a transformers model on all of the job's data."""
+    if job.settings.task == "sft":
+        return loss(model)
+    rows = runs.pairs(DOCUMENTS)
+    batch = collate_pairs(rows, 0)
+    with torch.no_grad():
+        logits, before = (each(**batch.inputs).logits for each in (model, base))
+    losses, _ = Preferences(job.settings).losses(answers_of(logits, batch), answers_of(before, batch))
+    if job.settings.task != "orpo":
+        return losses.mean().item()
+    tokens = sum(int(row.lengths[0]) - 1 for row in rows)
+    return losses.mean().item() + chosen_cross_entropy(logits, batch).item() / tokens
+
+
 def _settings(cell: Cell, folder: Path) -> Settings:
     """With tiny-llama's learning rate for the method, and every step like the others."""
-    values = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128}
+    values = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128, "task": cell.task}
     chosen = Settings.model_validate(values | {"schedule": {"name": "constant", "warmup_steps": 0}})
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
     return pipeline.resolve_auto(chosen, spec)
