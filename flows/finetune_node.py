@@ -20,7 +20,7 @@ from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import engines
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
-from launchers.engines.new_tokens import with_new_tokens
+from launchers.engines.reward_head import as_trained
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
 from launchers.report.metrics import Metrics, tokens_of_steps
@@ -94,7 +94,7 @@ def train_on_node(
         plan=plan,
         settings=settings,
         model=model,
-        model_dir=with_new_tokens(fetch_model(weights, work / "model"), settings, work / "new_tokens"),
+        model_dir=as_trained(fetch_model(weights, work / "model"), settings, work),
         data_dir=data_dir,
         work_dir=work / "node",
         total_steps=prepared.info.total_steps,

@@ -21,7 +21,7 @@ from flows import finetune_artifacts, finetune_launch
 from flows.finetune_node import train_on_node
 from launchers import engines, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
-from launchers.engines.new_tokens import with_new_tokens
+from launchers.engines.reward_head import as_trained
 from launchers.model_card import closing_facts
 from launchers.report.metrics import summarise
 from launchers.settings import dotted_names, help_of, parse_yaml
@@ -163,10 +163,10 @@ class FinetuneSteps(FlowSpec):
             self.evaluation = pipeline.evaluate_model(
                 self.used_settings,
                 self.plan,
-                base_dir=with_new_tokens(
+                base_dir=as_trained(
                     finetune_artifacts.fetch_model(self.model_reference, work / "base"),
                     self.used_settings,
-                    work / "new_tokens",
+                    work,
                 ),
                 model_dir=engines.result_of(work / "finished"),
                 data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),

@@ -201,7 +201,8 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         precision = "bf16" if device == "cuda" else "fp32"
     held_out = request.data_dir / "heldout"
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
-    prompts = _prompts(request.data_dir / "heldout.jsonl", request.generations)
+    answered = 0 if request.settings.task == "reward" else request.generations  # it says numbers
+    prompts = _prompts(request.data_dir / "heldout.jsonl", answered)
     texts = [prompt["prompt"] for prompt in prompts]
     outcomes: list[tuple[Score | None, list[str]]] = []
     pairs = _HeldOutPairs(data, request) if data is not None and request.settings.trains_on_pairs else None
@@ -281,27 +282,39 @@ class _HeldOutPairs:
         import torch
 
         from launchers.dataset.batches import collate_pairs
-        from launchers.engines.loop.preference_losses import Answers
-        from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy
+        from launchers.engines.loop.preference_losses import Answers, Rewards, sigmoid_loss
+        from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy, rewards_of
 
-        found, cross_entropy, tokens = [], 0.0, 0
+        scored: list[Rewards] = []
+        found, cross_entropy, tokens, labels = [], 0.0, 0, 0
         with torch.inference_mode():
             room = MAX_BATCH_TOKENS[model.device.type]
             for indices in _batches_by_length(self._data, self._max_rows, room):
                 rows = [self._data.row(index) for index in indices]
                 batch = collate_pairs(rows, self._data.info.pad_id).to(model.device)
                 logits = model(**batch.inputs, use_cache=False).logits
+                labels += int((batch.labels >= 0).sum())
+                if self._settings.task == "reward":
+                    scored.append(rewards_of(logits.cpu()))
+                    continue
                 found.append(answers_of(logits, batch).on_cpu())
                 cross_entropy += chosen_cross_entropy(logits, batch).item()
                 tokens += sum(int(row.lengths[0]) - 1 for row in rows)
-        policy = Answers.joined(found)
-        self._reference = self._reference or policy
-        losses, rewards = Preferences(self._settings).losses(policy, self._reference)
-        count = len(policy.chosen)
+        if self._settings.task == "reward":
+            rewards = Rewards(
+                chosen=torch.cat([each.chosen for each in scored]),
+                rejected=torch.cat([each.rejected for each in scored]),
+            )
+            losses = sigmoid_loss(rewards)
+        else:
+            policy = Answers.joined(found)
+            self._reference = self._reference or policy
+            losses, rewards = Preferences(self._settings).losses(policy, self._reference)
+        count = len(losses)
         beside = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
         return Score(
             loss=losses.mean().item() + beside,
-            labels=int(policy.chosen_tokens.sum() + policy.rejected_tokens.sum()),
+            labels=labels,
             rows=count,
             metrics={name: value.item() / count for name, value in rewards.sums().items()},
         )

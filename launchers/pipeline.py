@@ -56,6 +56,8 @@ _TINY_LEARNING_RATES = {
 }
 # TRL 1.16's for DPO, CPO and ORPO; with adapters ten times as much, as its documentation advises.
 _PREFERENCE_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5), "adapter-v1": 1e-5, "adapter-v2": 1e-5}
+# TRL 1.16's RewardConfig, for adapters; for all weights a tenth of it
+_REWARD_RATES = {"full": 1e-5, **dict.fromkeys(_LOW_RANK, 1e-4)}
 _TINY_PREFERENCE_RATES = {
     "full": 5e-4,
     **dict.fromkeys(_LOW_RANK, 2e-3),
@@ -140,7 +142,8 @@ def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) 
     if settings.method == "auto":
         return settings
     if settings.trains_on_pairs:
-        rates = _TINY_PREFERENCE_RATES if tiny else _PREFERENCE_RATES
+        usual = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
+        rates = _TINY_PREFERENCE_RATES if tiny else usual
     else:
         rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
     optimizer = settings.optimizer

@@ -45,7 +45,7 @@ class Optimizer(_Section):
     lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for
     LLaMA-Adapters; tiny-llama 3e-3, 5e-3, and 1e-1 (v1) or 2e-2. Preferences: 1e-6 for full, 1e-5 for
-    adapters."""
+    adapters; rewards: 1e-5, 1e-4."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -208,9 +208,10 @@ class Settings(_Section):
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
     row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
     bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
-    task: Literal["sft", "dpo", "orpo", "simpo"] = "sft"
+    task: Literal["sft", "dpo", "orpo", "simpo", "reward"] = "sft"
     """What is learnt: answers (sft), or from pairs of a better and a worse answer to prefer the better one:
-    dpo beside the model as it was, orpo and simpo without it."""
+    dpo beside the model as it was, orpo and simpo without it. reward: a model that gives a better answer a
+    higher number."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
     way."""
@@ -300,7 +301,9 @@ class Settings(_Section):
     @property
     def trained_modules(self) -> tuple[str, ...]:
         """What is trained whole beside LoRA's adapters: as asked for, and what new tokens need."""
-        needed = ("embed_tokens", "lm_head") if self.new_tokens else ()
+        needed: tuple[str, ...] = ()
+        if self.new_tokens:  # the head of a reward model has no row for a token
+            needed = ("embed_tokens",) if self.task == "reward" else ("embed_tokens", "lm_head")
         return tuple(dict.fromkeys((*self.lora.modules_to_save, *needed)))
 
     @model_validator(mode="before")

@@ -49,6 +49,8 @@ class Family:
     sees_packed:
         What one document of a packed row sees of those before it although its positions begin anew, in one
         clause; blank where it sees nothing. tests/launchers/engines/loop/test_families.py measures it.
+    scores_texts:
+        Whether transformers has the family's sequence classification, of which reward models are made.
     code_elsewhere:
         Its code is no part of transformers: it lies beside the weights on the Hub.
     linears:
@@ -65,6 +67,7 @@ class Family:
     gated_mlp: bool = True
     hidden_act: str = "silu"
     causal: bool = True
+    scores_texts: bool = True
     parallel_residual: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -109,6 +112,7 @@ _NOT_TRAITS = (
     "partial_rotary",
     "sees_packed",
     "code_elsewhere",
+    "scores_texts",
     "linears",
     "source",
 )
@@ -137,6 +141,7 @@ UNTRIED = Family(
 FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "llama": Family(source=_transformers("llama")),
     "llama4_text": Family(  # its norms of q and k have no weights
+        scores_texts=False,
         sees_packed="its chunks and attention's temperature are counted from the row's first token",
         source=_transformers("llama4"),
     ),
@@ -163,7 +168,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "gemma3_text": Family(
         norms_per_layer=4, qk_norm="head", hidden_act="gelu_pytorch_tanh", source=_transformers("gemma3")
     ),
-    "olmo2": Family(qk_norm="all", source=_transformers("olmo2")),
+    "olmo2": Family(scores_texts=False, qk_norm="all", source=_transformers("olmo2")),
     "phi": Family(
         norm="layer",
         norm_bias=True,

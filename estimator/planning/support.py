@@ -288,7 +288,7 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return "ZeRO is DeepSpeed's"
     if engine == "deepspeed" and training.fsdp:
         return "FSDP2's options belong to engine fsdp2"
-    if (reason := _loop_model(engine, model) or _task_of_loop(training)) is not None:
+    if (reason := _loop_model(engine, model) or _task_of_loop(model, training)) is not None:
         return reason
     if training.packing and (seen := family_of(model.family).sees_packed):
         return (
@@ -328,7 +328,7 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
     return _experts_alone(model, training)
 
 
-def _task_of_loop(training: Training) -> str | None:
+def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     """Why a task can't be trained that way."""
     if training.task not in PAIR_TASKS:
         return None
@@ -339,6 +339,14 @@ def _task_of_loop(training: Training) -> str | None:
             f"task dpo with method {training.method}: its reference is the model with LoRA's adapters "
             "switched off"
         )
+    if training.task != "reward":
+        return None
+    if training.method in LLAMA_ADAPTERS:
+        return f"task reward with method {training.method}: no head is trained beside LLaMA-Adapters"
+    if not family_of(model.family).scores_texts:
+        return f"task reward: transformers has no sequence classification for {model.family} models"
+    if "lm_head" in training.trained_modules:
+        return "lora.modules_to_save: a reward model has no lm_head"
     return None
 
 

@@ -222,8 +222,7 @@ class _Model:
 
     @property
     def pad_id(self) -> int:
-        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return next(int(token) for token in candidates if token is not None)
+        return render.pad_id_of(self.tokenizer)
 
 
 def _prepare_held_out(

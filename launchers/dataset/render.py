@@ -51,6 +51,12 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     return tokenizer
 
 
+def pad_id_of(tokenizer: Any) -> int:
+    """What short rows are filled up with: the padding token, or the end of a sequence, or token 0."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(token) for token in candidates if token is not None)
+
+
 Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # of one row, and which of them count in the loss
 
 

@@ -31,6 +31,15 @@ _MODEL_FILES = ("config.json", "generation_config.json")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers would load; some repositories hold a second copy in another layout."""
+    index = folder / INDEX
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+
+
 def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -> None:
     """A whole model: ``weights`` (safetensors) under their usual names, the rest from ``model_dir``."""
     destination.mkdir(parents=True, exist_ok=True)
@@ -63,7 +72,7 @@ def lay_out_adapter(weights: Path, config: dict[str, Any], destination: Path, *,
     """An adapter in PEFT's format, naming the model that it belongs to."""
     destination.mkdir(parents=True, exist_ok=True)
     link(weights, destination / "adapter_model.safetensors")
-    values = config | {"base_model_name_or_path": base_model, "task_type": "CAUSAL_LM"}
+    values = {"task_type": "CAUSAL_LM"} | config | {"base_model_name_or_path": base_model}
     (destination / "adapter_config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 

@@ -1,4 +1,7 @@
-"""Language models as transformers builds them: one way in, for training, its checks and the evaluation."""
+"""Models as transformers builds them: one way in, for training, its checks and the evaluation.
+
+Language models, and those with one number for a whole text (reward models): config.json says which.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,22 @@ def load(folder: Path, **options: Any) -> Any:
     """The model with its weights; ``options`` are from_pretrained's."""
     config = configuration(folder)
     with collector_paused():
-        from transformers import AutoModelForCausalLM
+        return _class_of(config).from_pretrained(folder, config=config, **options)  # imports its code
 
-        return AutoModelForCausalLM.from_pretrained(folder, config=config, **options)  # imports its code
+
+def build(folder: Path, **options: Any) -> Any:
+    """The model without its weights; ``options`` are from_config's."""
+    config = configuration(folder)
+    with collector_paused():
+        return _class_of(config).from_config(config, **options)
+
+
+def gives_rewards(config: Any) -> bool:
+    """Whether a model has one number for a whole text, and none for a next token."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+
+
+def _class_of(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if gives_rewards(config) else AutoModelForCausalLM

@@ -18,7 +18,7 @@ from estimator.models import ModelRef
 from estimator.plan import Plan
 from estimator.planning.report import render
 from launchers import pipeline
-from launchers.engines.new_tokens import with_new_tokens
+from launchers.engines.reward_head import as_trained
 from launchers.model_card import slug
 from launchers.pipeline import PlannedRun
 from launchers.settings import Settings
@@ -132,7 +132,7 @@ def prepare_start(
         attempt = _next_attempt(folder)
         data_dir = folder / f"data-{attempt}"
         shutil.rmtree(data_dir, ignore_errors=True)
-        model_dir = with_new_tokens(model_dir, settings, folder / "new_tokens")
+        model_dir = as_trained(model_dir, settings, folder)
         info = pipeline.tokenise(conversations, held_out, settings, model_dir, data_dir)
     return Start(
         secret=secrets.token_hex(32),

@@ -142,11 +142,9 @@ def _without_weights(job: TrainJob) -> Any:
     """The same model with its parameters on the meta device; buffers, made from the config, are real."""
     with collector_paused():
         from accelerate import init_empty_weights
-        from transformers import AutoModelForCausalLM
 
-    config = causal.configuration(job.model_dir)
     with init_empty_weights(include_buffers=False):
-        network = AutoModelForCausalLM.from_config(config, dtype=_storage_dtype(job))
+        network = causal.build(job.model_dir, dtype=_storage_dtype(job))
     network.tie_weights()  # each parameter that is registered in there becomes one of its own
     with init_empty_weights(include_buffers=False):
         if kind := quantised.kind_of(job):

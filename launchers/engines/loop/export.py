@@ -27,7 +27,11 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
 
     transformers renames tensors of some families as it reads them: told before training, not after it.
     """
-    held = {name for path in _weight_files(job.model_dir) for name in _hf_layout.safetensors_header(path)}
+    held = {
+        name
+        for path in _hf_layout.weight_files(job.model_dir)
+        for name in _hf_layout.safetensors_header(path)
+    }
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
     names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
     if missing := [name for name in names if name not in held]:
@@ -81,22 +85,13 @@ def merge(
         update = updates.pop(name, None)
         return (weight if update is None else update.applied_to(weight)).to(base_weight.dtype)
 
-    _merge.merge(_weight_files(base), destination, change)
+    _merge.merge(_hf_layout.weight_files(base), destination, change)
     if tied and isinstance(updates.get("lm_head.weight"), _Whole):
         del updates["lm_head.weight"]  # the same as the embedding
     if updates:
         raise RuntimeError(
             f"the base model has no weights called {', '.join(sorted(updates)[:3])} to merge into"
         )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that transformers would load; some repositories hold a second copy in another layout."""
-    index = folder / _hf_layout.INDEX
-    if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    single = folder / "model.safetensors"
-    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

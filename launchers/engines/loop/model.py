@@ -13,6 +13,7 @@ from estimator.setup import LLAMA_ADAPTERS
 from launchers.engines.loop import quantised, whole_modules
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.recompute import recompute
+from launchers.engines.reward_head import HEAD
 from launchers.gang.job import TrainJob
 from launchers.imports import collector_paused
 from launchers.models import causal
@@ -76,6 +77,9 @@ def _with_low_rank(model: Any, job: TrainJob) -> Any:
     from peft import LoraConfig, get_peft_model
 
     settings, lora = job.settings, job.settings.lora
+    options = whole_modules.peft_options(model, settings.trained_modules)
+    if rewards := causal.gives_rewards(model.config):
+        options["modules_to_save"] = [*options.get("modules_to_save", ()), HEAD]
     adapted = get_peft_model(
         model,
         LoraConfig(
@@ -85,8 +89,8 @@ def _with_low_rank(model: Any, job: TrainJob) -> Any:
             target_modules=adapted_layers(model, settings),
             use_rslora=lora.rslora,
             use_dora=job.plan.method == "dora",
-            task_type="CAUSAL_LM",
-            **whole_modules.peft_options(model, settings.trained_modules),
+            task_type="SEQ_CLS" if rewards else "CAUSAL_LM",
+            **options,
         ),
         autocast_adapter_dtype=False,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
     )

@@ -53,6 +53,10 @@ class Rewards:
     chosen: torch.Tensor
     rejected: torch.Tensor
 
+    def detached(self) -> Rewards:
+        """The same without gradients."""
+        return Rewards(chosen=self.chosen.detach(), rejected=self.rejected.detach())
+
     def sums(self) -> dict[str, torch.Tensor]:
         """Over the pairs: rewards, their margin, and how many pairs are ranked right; a tie is half right."""
         margins = self.chosen - self.rejected

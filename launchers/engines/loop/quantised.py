@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from launchers.engines import _merge
+from launchers.engines.reward_head import HEAD
 from launchers.gang.job import TrainJob
 
 Kind = Literal["nf4", "nf4-double", "int8"]
@@ -168,9 +169,10 @@ class _Product(torch.autograd.Function):
 
 
 def replace_layers(network: Any, kind: Kind) -> None:
-    """Put a :class:`QuantisedLinear` in the place of each linear layer but the head."""
-    head = network.get_output_embeddings()
-    found = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    """Put a :class:`QuantisedLinear` in the place of each linear layer but the head, of whatever kind."""
+    heads = (network.get_output_embeddings(), getattr(network, HEAD, None))
+    linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+    found = [(name, m) for name, m in linear if all(m is not head for head in heads)]
     for name, layer in found:
         network.set_submodule(name, QuantisedLinear(layer, kind))
 

@@ -49,7 +49,11 @@ class Task(Protocol):
     pairs: ClassVar[bool]  # whether a row is a pair
     metrics: ClassVar[tuple[str, ...]]  # the names of the figures beside the loss
 
-    def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
+    def check(self, model: ShardedModel, data: Prepared, /) -> None:
+        """Raise ValueError where the model would read the data otherwise than they were prepared."""
+        ...
+
+    def counts(self, data: Prepared, step: int, global_batch_size: int, /) -> StepCounts:
         """What a step is divided by; step 0 is the first."""
         ...
 
@@ -64,6 +68,9 @@ class NextToken:
     pairs: ClassVar = False
     metrics: ClassVar[tuple[str, ...]] = ()
 
+    def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
+        """Any model that predicts tokens will do."""
+
     def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
         return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
 
@@ -76,6 +83,9 @@ class Preferences:
 
     pairs: ClassVar = True
     metrics: ClassVar[tuple[str, ...]] = ("reward_chosen", "reward_rejected", "reward_margin", "accuracy")
+
+    def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
+        """Any model that predicts tokens will do."""
 
     def __init__(self, settings: Settings) -> None:
         self._task = settings.task
@@ -118,14 +128,36 @@ class Preferences:
         else:
             raise ValueError("DPO compares with a reference, and there is none")
         losses = preference_losses.sigmoid_loss(rewards, margin=margin, label_smoothing=self._smoothing)
-        detached = preference_losses.Rewards(
-            chosen=rewards.chosen.detach(), rejected=rewards.rejected.detach()
-        )
-        return losses, detached
+        return losses, rewards.detached()
+
+
+class Reward:
+    """A number for each answer, higher for the better one: Ouyang et al. 2022 (arXiv:2203.02155), equation 1.
+
+    The mean over pairs, as TRL's RewardTrainer has it.
+    """
+
+    pairs: ClassVar = True
+    metrics: ClassVar[tuple[str, ...]] = Preferences.metrics
+
+    def check(self, model: ShardedModel, data: Prepared, /) -> None:
+        """transformers takes the number at the last token that isn't padding: both have to mean the same."""
+        known = model.module.config.pad_token_id
+        if known != data.info.pad_id:
+            raise ValueError(f"rows are padded with token {data.info.pad_id}, and the model expects {known}")
+
+    def counts(self, _data: Prepared, _step: int, global_batch_size: int) -> StepCounts:
+        return StepCounts(divisor=global_batch_size)
+
+    def outcome(self, model: ShardedModel, batch: MicroBatch, _: StepCounts, /) -> Outcome:
+        rewards = rewards_of(model.logits(**batch.inputs))
+        return Outcome(loss=preference_losses.sigmoid_loss(rewards).sum(), metrics=rewards.detached().sums())
 
 
 def task_of(settings: Settings) -> Task:
     """The task that a run's settings name."""
+    if settings.task == "reward":
+        return Reward()
     return Preferences(settings) if settings.trains_on_pairs else NextToken()
 
 
@@ -134,6 +166,12 @@ def without_adapters(model: ShardedModel) -> Iterator[None]:
     """The model as it was before it was trained: PEFT's adapters switched off."""
     with model.module.disable_adapter():
         yield
+
+
+def rewards_of(logits: torch.Tensor) -> preference_losses.Rewards:
+    """A reward model's numbers, [sequences, 1], of a batch of all chosen and then all rejected ones."""
+    chosen, rejected = logits.squeeze(-1).float().chunk(2)
+    return preference_losses.Rewards(chosen=chosen, rejected=rejected)
 
 
 def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:

@@ -32,6 +32,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     if job.plan.method != "full" and env.rank == 0:
         export.check_mergeable(model.module, job)
     data, task = Prepared(job.data_dir), task_of(job.settings)
+    task.check(model, data)
     reporter.phase("train", job.start_step)
     for step in range(job.start_step + 1, job.total_steps + 1):
         _step(model, job, env, data, task, step, reporter)

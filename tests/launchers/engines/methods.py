@@ -16,8 +16,11 @@ import torch
 
 from estimator.models import hf_files
 from launchers import engines, pipeline
+from launchers.dataset import render
 from launchers.dataset.batches import collate_pairs
-from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy
+from launchers.engines.loop.preference_losses import sigmoid_loss
+from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy, rewards_of
+from launchers.engines.reward_head import as_trained
 from launchers.evaluate import load_model
 from launchers.gang.job import TrainJob
 from launchers.models import causal, tiny_llama
@@ -49,7 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
 SHARDINGS = {"torchtune": ("none", "fsdp"), "deepspeed": ("zero0", "zero3"), "fsdp2": ("none", "fsdp")}
 """Of one process, and of one on each of two nodes."""
 NODES = (1, 2)
-TASKS = ("dpo", "orpo", "simpo")  # beside sft
+TASKS = ("dpo", "orpo", "simpo", "reward")  # beside sft
 TASK_METHODS = ("full", "lora", "qlora nf4-double")
 ROUNDED_REFERENCE = 0.02  # in DPO's loss: qlora's reference is the rounded base, the export's the base itself
 
@@ -99,7 +102,13 @@ def make(folder: Path) -> None:
     """The model and the data of all cells."""
     tiny_llama.make(folder / "model")
     runs.make_data(folder / "documents", documents(), batch=DOCUMENTS, steps=STEPS)
-    runs.make_data(folder / "pairs", runs.pairs(DOCUMENTS), batch=DOCUMENTS, steps=STEPS)
+    runs.make_data(
+        folder / "pairs",
+        runs.pairs(DOCUMENTS),
+        batch=DOCUMENTS,
+        steps=STEPS,
+        pad_id=_pad_id(folder / "model"),
+    )
 
 
 def refusal(folder: Path, cell: Cell) -> str | None:
@@ -113,7 +122,7 @@ def prove(folder: Path, cell: Cell) -> Proof:
     shape: dict[str, Any] = {"world": 1, "micro": DOCUMENTS // cell.nodes}
     first = runs.make_job(
         folder / cell.name / "node-0",
-        folder / "model",
+        as_trained(folder / "model", _settings(cell, folder), folder),
         folder / ("documents" if cell.task == "sft" else "pairs"),
         steps=STEPS - 1,
         engine=cell.engine,
@@ -176,14 +185,20 @@ def _loss(job: TrainJob, model: Any, base: Any) -> float:
     if job.settings.task == "sft":
         return loss(model)
     rows = runs.pairs(DOCUMENTS)
-    batch = collate_pairs(rows, 0)
+    batch = collate_pairs(rows, _pad_id(job.model_dir))
     with torch.no_grad():
         logits, before = (each(**batch.inputs).logits for each in (model, base))
+    if job.settings.task == "reward":
+        return sigmoid_loss(rewards_of(logits)).mean().item()
     losses, _ = Preferences(job.settings).losses(answers_of(logits, batch), answers_of(before, batch))
     if job.settings.task != "orpo":
         return losses.mean().item()
     tokens = sum(int(row.lengths[0]) - 1 for row in rows)
     return losses.mean().item() + chosen_cross_entropy(logits, batch).item() / tokens
+
+
+def _pad_id(model_dir: Path) -> int:
+    return render.pad_id_of(render.load_tokenizer(model_dir, Settings()))
 
 
 def _settings(cell: Cell, folder: Path) -> Settings:

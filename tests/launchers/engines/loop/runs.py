@@ -24,7 +24,13 @@ VOCAB = 256
 def make_model(folder: Path, kind: str = "llama") -> Path:
     """A model of a few ten thousand random parameters."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        LlamaForSequenceClassification,
+        MixtralConfig,
+        MixtralForCausalLM,
+    )
 
     shape: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -36,7 +42,10 @@ def make_model(folder: Path, kind: str = "llama") -> Path:
         "max_position_embeddings": 128,
     }
     torch.manual_seed(1)
-    if kind == "mixtral":
+    if kind == "rewards":
+        config = LlamaConfig(**shape, num_labels=1, pad_token_id=0)
+        model: Any = LlamaForSequenceClassification(config)
+    elif kind == "mixtral":
         model = MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2))
     else:
         model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=kind == "tied"))
@@ -87,7 +96,7 @@ def joined(rows: list[prepared.Row]) -> prepared.Row:
     )
 
 
-def make_data(folder: Path, rows: list[prepared.Row], *, batch: int, steps: int) -> Path:
+def make_data(folder: Path, rows: list[prepared.Row], *, batch: int, steps: int, pad_id: int = 0) -> Path:
     order = np.resize(np.arange(len(rows), dtype=np.int32), batch * steps)
     info = prepared.PreparedInfo(
         rows=len(rows),
@@ -97,7 +106,7 @@ def make_data(folder: Path, rows: list[prepared.Row], *, batch: int, steps: int)
         longest_row=max(len(row.tokens) for row in rows),
         seq_len=128,
         packed=any(len(row.lengths) > 1 for row in rows),
-        pad_id=0,
+        pad_id=pad_id,
         vocab_size=VOCAB,
         global_batch_size=batch,
         total_steps=steps,

@@ -24,7 +24,15 @@ SHARDINGS = {
     "deepspeed-3": ("deepspeed", "zero3"),
     "fsdp2": ("fsdp2", "fsdp"),
 }
-TASKS = [("dpo", "lora"), ("orpo", "lora"), ("orpo", "full"), ("simpo", "lora"), ("simpo", "full")]
+TASKS = [
+    ("dpo", "lora"),
+    ("orpo", "lora"),
+    ("orpo", "full"),
+    ("simpo", "lora"),
+    ("simpo", "full"),
+    ("reward", "lora"),
+    ("reward", "full"),
+]
 RATES = {"lora": 1e-2, "full": 1e-3}
 
 
@@ -40,20 +48,20 @@ def settings_of(task: str, method: str) -> dict[str, Any]:
 def make_job(folder: Path, task: str, method: str, sharding: str = "fsdp2", **options: Any) -> TrainJob:
     model, data = folder / "model", folder / "data"
     if not model.exists():
-        runs.make_model(model)
+        runs.make_model(model, "rewards" if task == "reward" else "llama")
         runs.make_data(data, runs.pairs(12), batch=BATCH, steps=STEPS)
     engine, states = SHARDINGS[sharding]
     values = {"engine": engine, "sharding": states, "settings": settings_of(task, method)} | options
     return runs.make_job(folder / f"{sharding}-{task}-{method}", model, data, steps=STEPS, **values)
 
 
-def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[dict[str, float]]]:
-    """Each step's loss and figures, as TRL's trainer of the task computes them, before the step."""
+def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
+    """Each step's loss and margin, as TRL's trainer of the task computes them, before the step."""
     pytest.importorskip("trl", reason="trl needs Python 3.11 and is not installed")
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    from trl import DPOConfig, DPOTrainer
+    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -65,10 +73,14 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[dict[str
     def text(tokens: Any) -> str:
         return " ".join("</s>" if token == runs.END else f"w{token}" for token in tokens)
 
-    data = prepared.Prepared(job.data_dir)
-    rows = []
+    data, task = prepared.Prepared(job.data_dir), job.settings.task
+    rows: list[dict[str, Any]] = []
     for number in data.order:
         chosen, rejected = data.row(int(number)).documents()
+        if task == "reward":
+            tokens = {"chosen_ids": chosen.tokens.tolist(), "rejected_ids": rejected.tokens.tolist()}
+            rows.append(dict[str, Any](tokens))
+            continue
         prompt = int((chosen.labels == prepared.IGNORE).sum())
         answers = {"chosen": chosen, "rejected": rejected}
         texts = {name: f" {text(row.tokens[prompt:].tolist())}" for name, row in answers.items()}
@@ -90,11 +102,11 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[dict[str
         "gradient_checkpointing": False,
         "max_length": 128,
     }
-    task = job.settings.task
     kinds = {
         "dpo": (DPOTrainer, DPOConfig),
         "orpo": (ORPOTrainer, ORPOConfig),
         "simpo": (CPOTrainer, CPOConfig),
+        "reward": (RewardTrainer, RewardConfig),
     }
     trainer_class, config_class = kinds[task]
     own = {"simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0, "beta": 2.0}}
@@ -119,25 +131,26 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[dict[str
         processing_class=tokenizer,
     )
     trainer.train()
-    return found, [entry for entry in trainer.state.log_history if "rewards/margins" in entry]
+    name = "margin" if task == "reward" else "rewards/margins"
+    return found, [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "method"), TASKS)
 def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, method: str) -> None:
     steps = {name: runs.run(make_job(tmp_path, task, method, name)) for name in SHARDINGS}
-    expected, figures = losses_of_trl(make_job(tmp_path, task, method), tmp_path / "trl")
+    expected, expected_margins = losses_of_trl(make_job(tmp_path, task, method), tmp_path / "trl")
     assert len(expected) == STEPS
     assert expected[-1] < expected[0]
     for found in steps.values():
         assert runs.losses(found) == pytest.approx(expected, rel=1e-4)
         margins = [(step.metrics or {})["reward_margin"] for step in found]
         # TRL logs figures to a few digits
-        assert margins == pytest.approx([entry["rewards/margins"] for entry in figures], rel=1e-2, abs=2e-3)
+        assert margins == pytest.approx(expected_margins, rel=1e-2, abs=2e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "method"), [("dpo", "lora"), ("orpo", "full")])
+@pytest.mark.parametrize(("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("reward", "lora")])
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_micro_batches_and_processes_change_nothing_and_a_resumed_run_is_exact(
     tmp_path: Path, task: str, method: str, sharding: str

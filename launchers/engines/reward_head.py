@@ -1,0 +1,108 @@
+"""A model with a head of one number in the place of its output layer: transformers' sequence classification.
+
+It is made once, as files, before anything is trained: engines, merges and exports then have a model of that
+architecture and know nothing of it. The head begins at zero, so that the first rewards are all equal.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import UserError
+from launchers.dataset import render
+from launchers.engines import _hf_layout
+from launchers.engines.new_tokens import with_new_tokens
+from launchers.settings import Settings
+
+HEAD = "score"  # what transformers calls it in all its families
+ARCHITECTURE = "ForSequenceClassification"  # how the names of its classes end
+_OUTPUTS = frozenset({"lm_head.weight", "embed_out.weight"})  # output layers, which are left out
+_DONE = "reward_head.json"
+
+
+def as_trained(model_dir: Path, settings: Settings, work: Path) -> Path:
+    """The model as this run begins with it: with its new tokens and a head for its task, below ``work``.
+
+    ``model_dir`` itself where the settings ask for neither.
+    """
+    return with_reward_head(
+        with_new_tokens(model_dir, settings, work / "new_tokens"), settings, work / "reward_head"
+    )
+
+
+def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
+    """The model with a reward head, in ``folder``; ``model_dir`` itself where the task is another.
+
+    Files that don't change are linked. A folder that is there already is taken as it is. Raises UserError
+    where transformers has no such model of the family.
+    """
+    if settings.task != "reward":
+        return model_dir
+    wanted = json.dumps(str(model_dir.resolve()))
+    if (folder / _DONE).is_file() and (folder / _DONE).read_text() == wanted:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = json.loads((model_dir / "config.json").read_text())
+    architecture = _architecture(config["model_type"])
+    for path in model_dir.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and path.name != _hf_layout.INDEX:
+            shutil.copyfile(path, folder / path.name)
+    pad_id = render.pad_id_of(render.load_tokenizer(model_dir, settings))
+    config |= {
+        "architectures": [architecture],
+        "id2label": {"0": "reward"},
+        "label2id": {"reward": 0},
+        "pad_token_id": pad_id,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _place(model_dir, folder, config["hidden_size"])
+    (folder / _DONE).write_text(wanted)
+    return folder
+
+
+def _architecture(model_type: str) -> str:
+    """The class of transformers that has one number for a whole text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    found: str | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
+    if found is None:
+        raise UserError(
+            f"task reward: transformers has no sequence classification for {model_type} models.",
+            "Take a model of another family.",
+        )
+    return found
+
+
+def _place(model_dir: Path, folder: Path, hidden: int) -> None:
+    """Link the weights into ``folder``, without an output layer, and with the head in a file of its own."""
+    import torch
+    from safetensors.torch import save_file
+
+    from launchers.engines import _merge
+
+    changed, files, dtypes = folder / "changed", [], set[str]()
+    for number, path in enumerate(_hf_layout.weight_files(model_dir)):
+        header = _hf_layout.safetensors_header(path)
+        dtypes |= {entry["dtype"] for entry in header.values()}
+        if not _OUTPUTS & header.keys():
+            files.append(path.resolve())
+        elif header.keys() - _OUTPUTS:
+            _merge.merge([path], changed / str(number), _without_output)
+            files.append(changed / str(number) / path.name)
+    changed.mkdir(exist_ok=True)
+    kind = {"BF16": torch.bfloat16, "F16": torch.float16}.get(next(iter(dtypes)), torch.float32)
+    save_file(
+        {f"{HEAD}.weight": torch.zeros(1, hidden, dtype=kind)},
+        changed / "head.safetensors",
+        metadata={"format": "pt"},
+    )
+    _hf_layout.place_weights([*files, changed / "head.safetensors"], folder)
+    shutil.rmtree(changed)
+
+
+def _without_output(name: str, tensor: Any) -> Any:
+    return None if name in _OUTPUTS else tensor
