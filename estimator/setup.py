@@ -194,6 +194,20 @@ class Setup:
         return self.method in ("full", "adapter-v2") or "norms" in self.trained_modules
 
     @property
+    def reference(self) -> Literal["none", "adapters-off", "computed-before", "copy"]:
+        """What DPO compares with, beside the model in training.
+
+        Adapters are switched off for a second forward pass. Where all weights are trained, the loop here
+        computes what the untrained model gives once before training (launchers/reference.py), also for
+        LLaMA-Adapters; other engines hold a frozen copy of it.
+        """
+        if self.task != "dpo":
+            return "none"
+        if self.engine in FAMILY_CODE:
+            return "computed-before" if self.method == "full" or self.prompts else "adapters-off"
+        return "adapters-off" if self.adapters else "copy"
+
+    @property
     def sequences(self) -> int:
         """Sequences in one forward pass of one process; a preference pair is two sequences."""
         return self.micro_batch_size * (2 if self.task in PAIR_TASKS else 1)

@@ -7,6 +7,7 @@ also proves that the export loads.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -14,7 +15,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -150,17 +151,7 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
     """
     path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
     result.unlink(missing_ok=True)
-    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
-    if request.device == "cpu":
-        extra["CUDA_VISIBLE_DEVICES"] = ""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "launchers.evaluate", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=child_environment(uuid.uuid4().hex, extra),
-        )
+    with started("launchers.evaluate", path, log, on_cpu=request.device == "cpu") as process:
         try:
             status = process.wait(timeout=request.timeout_s)
         except subprocess.TimeoutExpired:
@@ -168,13 +159,34 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
                 f"The evaluation did not end within {request.timeout_s:g} s.",
                 "Hold out fewer rows (evaluation.fraction), or ask for fewer evaluation.generations.",
             ) from None
-        finally:
-            process.kill()
-            process.wait()
     if status != 0 or not result.is_file():
         why = tail(log, 1) or f"exit status {status}"
         raise UserError(f"The evaluation of {request.model_dir} failed: {why}", f"Its log: {tail(log, 30)}")
     return EvaluationResult.from_dict(json.loads(result.read_text()))
+
+
+@contextlib.contextmanager
+def started(module: str, request: Path, log: Path, *, on_cpu: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m module request``, which ends with this process, and with the context.
+
+    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it.
+    """
+    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+    if on_cpu:
+        extra["CUDA_VISIBLE_DEVICES"] = ""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(uuid.uuid4().hex, extra),
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
@@ -196,9 +208,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     device = request.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = request.precision
-    if precision == "auto":
-        precision = "bf16" if device == "cuda" else "fp32"
+    precision = precision_on(device) if request.precision == "auto" else request.precision
     held_out = request.data_dir / "heldout"
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
     answered = 0 if request.settings.task == "reward" else request.generations  # it says numbers
@@ -232,6 +242,11 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     )
 
 
+def precision_on(device: str) -> str:
+    """What a model is asked in: bf16 on GPUs, fp32 on CPUs."""
+    return "bf16" if device == "cuda" else "fp32"
+
+
 def load_model(folder: Path, base: Path, device: str, precision: str) -> Any:
     """The transformers model that is in a folder, to be asked, not trained; an adapter is put onto ``base``.
 
@@ -262,7 +277,8 @@ def _score(model: Any, data: Prepared, max_rows: int) -> Score:
 
     total, labels = 0.0, 0
     with torch.inference_mode():
-        for indices in _batches_by_length(data, max_rows, MAX_BATCH_TOKENS[model.device.type]):
+        held_out = range(min(max_rows, len(data)))
+        for indices in batches_by_length(data, held_out, MAX_BATCH_TOKENS[model.device.type]):
             batch = collate([data.row(index) for index in indices], data.info.pad_id).to(model.device)
             logits = model(**batch.inputs, use_cache=False).logits
             total += summed_cross_entropy(logits, batch.labels.to(logits.device)).item()
@@ -289,7 +305,8 @@ class _HeldOutPairs:
         found, cross_entropy, tokens, labels = [], 0.0, 0, 0
         with torch.inference_mode():
             room = MAX_BATCH_TOKENS[model.device.type]
-            for indices in _batches_by_length(self._data, self._max_rows, room):
+            held_out = range(min(self._max_rows, len(self._data)))
+            for indices in batches_by_length(self._data, held_out, room):
                 rows = [self._data.row(index) for index in indices]
                 batch = collate_pairs(rows, self._data.info.pad_id).to(model.device)
                 logits = model(**batch.inputs, use_cache=False).logits
@@ -320,10 +337,9 @@ class _HeldOutPairs:
         )
 
 
-def _batches_by_length(data: Prepared, max_rows: int, max_tokens: int) -> Iterator[list[int]]:
+def batches_by_length(data: Prepared, rows: Iterable[int], max_tokens: int) -> Iterator[list[int]]:
     """Rows of similar length together, at least one at a time; the longest first."""
-    count = min(max_rows, len(data))
-    lengths = {index: _padded_tokens(data, index) for index in range(count)}
+    lengths = {index: _padded_tokens(data, index) for index in rows}
     batch: list[int] = []
     for index in sorted(lengths, key=lambda index: -lengths[index]):
         if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:

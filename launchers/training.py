@@ -9,6 +9,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.plan import Plan
+from launchers import reference
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.gang.failures import GangFailed
@@ -89,6 +90,8 @@ def train(
         As :func:`launchers.gang.node.run_node` does.
     """
     launched = job.plan
+    if reference.is_needed(job):
+        job = replace(job, reference=reference.fetch(job, address, store, work / "reference"))
     plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
     if job.settings.trial:
         job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))

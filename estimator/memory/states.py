@@ -49,9 +49,7 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
             result["weights"] += scale_bytes(setup, part)
         if setup.adapters:
             result["adapters"] = share(trained * adapter_size(setup), divisor(setup, "weights"))
-        if (
-            setup.task == "dpo" and not setup.adapters
-        ):  # a frozen copy; ORPO has none, adapters are switched off
+        if setup.reference == "copy":
             copy = part.parameters * computing(setup)
             result["reference model"] = shared(setup, part, copy, "weights")
     result["gradients"] = 0 if offloads_gradients(setup) else gradient_bytes(setup, part)

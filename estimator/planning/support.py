@@ -334,11 +334,6 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
         return None
     if training.packing:
         return f"packing: a row of {training.task} is a pair of answers, which are not put into one sequence"
-    if training.task == "dpo" and training.method not in ("lora", "qlora", "dora"):
-        return (
-            f"task dpo with method {training.method}: its reference is the model with LoRA's adapters "
-            "switched off"
-        )
     if training.task != "reward":
         return None
     if training.method in LLAMA_ADAPTERS:

@@ -126,7 +126,7 @@ def work(setup: Setup) -> Work:
     weights = weights_of(model)
     dense, experts = weights.dense + _made_again(setup), weights.used_experts
     repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
-    reference = 1.0 if setup.task == "dpo" else 0.0  # the reference model's forward pass
+    reference = 1.0 if setup.reference in ("adapters-off", "copy") else 0.0  # its forward pass
     reached = 1 - setup.idle_blocks / model.layers  # share of the layers that have a backward pass
     backward = reached * PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
     passes = 1 + backward + repeat_products + reference

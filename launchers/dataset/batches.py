@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class MicroBatch:
     labels: torch.Tensor
     lengths: torch.Tensor  # [sequences], without padding
     packed: bool = False  # whether a row holds several documents
+    reference: torch.Tensor | None = None  # [pairs, 2], of the chosen and the rejected answers: reference.py
 
     @property
     def tokens(self) -> int:
@@ -45,6 +47,7 @@ class MicroBatch:
             labels=self.labels.to(device),
             lengths=self.lengths,
             packed=self.packed,
+            reference=None if self.reference is None else self.reference.to(device),
         )
 
 
@@ -60,18 +63,25 @@ def counted_labels(data: Prepared, step: int, global_batch_size: int) -> int:
 
 
 def micro_batches(
-    data: Prepared, layout: Layout, step: int, rank: int, *, pairs: bool = False
+    data: Prepared,
+    layout: Layout,
+    step: int,
+    rank: int,
+    *,
+    pairs: bool = False,
+    reference: NDArray[np.float32] | None = None,
 ) -> Iterator[MicroBatch]:
     """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th.
 
-    ``pairs``: rows are pairs (:func:`collate_pairs`).
+    ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: [rows, 2], what the batches carry.
     """
     put_together = collate_pairs if pairs else collate
     mine = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
     for first in range(0, len(mine), layout.micro_batch_size):
-        yield put_together(
-            [data.row(index) for index in mine[first : first + layout.micro_batch_size]], data.info.pad_id
-        )
+        some = mine[first : first + layout.micro_batch_size]
+        batch = put_together([data.row(index) for index in some], data.info.pad_id)
+        known = None if reference is None else torch.from_numpy(reference[some])
+        yield batch if known is None else dataclasses.replace(batch, reference=known)
 
 
 def collate(rows: list[Row], pad_id: int) -> MicroBatch:

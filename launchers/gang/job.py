@@ -35,6 +35,7 @@ class TrainJob:
     total_steps: int  # of the whole run
     start_step: int = 0  # steps already done in the checkpoint
     resume_dir: Path | None = None  # that checkpoint's files, the union of all nodes' parts
+    reference: Path | None = None  # launchers.reference's file, where the task needs one
     keeps_result: bool = True  # whether the trained model is written at the end; a trial's isn't
 
     def save(self) -> Path:
@@ -57,7 +58,7 @@ class TrainJob:
         values = json.loads(path.read_text())
         paths = {
             name: Path(values.pop(name))
-            for name in ("model_dir", "data_dir", "work_dir", "resume_dir")
+            for name in ("model_dir", "data_dir", "work_dir", "resume_dir", "reference")
             if values.get(name)
         }
         plan = Plan.from_json(json.dumps(values.pop("plan")))

@@ -102,7 +102,13 @@ class Preferences:
 
     def outcome(self, model: ShardedModel, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
         reference = None
-        if self._task == "dpo":
+        if batch.reference is not None:
+            chosen, rejected = batch.reference.unbind(1)
+            counts_of = (batch.labels != IGNORE).sum(-1).chunk(2)
+            reference = Answers(
+                chosen=chosen, rejected=rejected, chosen_tokens=counts_of[0], rejected_tokens=counts_of[1]
+            )
+        elif self._task == "dpo":
             with torch.no_grad(), without_adapters(model):
                 reference = answers_of(model.logits(**batch.inputs), batch)
         logits = model.logits(**batch.inputs)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from launchers.dataset.batches import micro_batches
 from launchers.dataset.prepared import Prepared
@@ -33,9 +35,10 @@ def train(job: TrainJob, sharding: Sharding) -> None:
         export.check_mergeable(model.module, job)
     data, task = Prepared(job.data_dir), task_of(job.settings)
     task.check(model, data)
+    reference = None if job.reference is None else np.load(job.reference)
     reporter.phase("train", job.start_step)
     for step in range(job.start_step + 1, job.total_steps + 1):
-        _step(model, job, env, data, task, step, reporter)
+        _step(model, job, env, data, task, reference, step, reporter)
         if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.total_steps:
             reporter.phase("checkpoint", step)
             model.save_checkpoint(job, env, step)
@@ -80,6 +83,7 @@ def _step(
     env: RankEnv,
     data: Prepared,
     task: Task,
+    reference: NDArray[np.float32] | None,
     step: int,
     reporter: RankReporter,
 ) -> None:
@@ -90,7 +94,8 @@ def _step(
     counts = task.counts(data, step - 1, layout.global_batch_size)
     summed = torch.zeros(1 + len(task.metrics), device=model.device)  # the loss, then the metrics
     tokens, passes = 0, 0
-    for batch in micro_batches(data, layout, step - 1, env.rank, pairs=task.pairs):
+    mine = micro_batches(data, layout, step - 1, env.rank, pairs=task.pairs, reference=reference)
+    for batch in mine:
         batch, passes = batch.to(model.device), passes + 1
         watch.mark("forward")
         outcome = task.outcome(model, batch, counts)

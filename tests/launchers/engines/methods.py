@@ -133,6 +133,7 @@ def prove(folder: Path, cell: Cell) -> Proof:
     )
     layout = dataclasses.replace(first.plan.layout, nodes=cell.nodes)
     first = dataclasses.replace(first, plan=dataclasses.replace(first.plan, layout=layout))
+    first = runs.with_reference(first, folder / "references")
     nodes = list(_on_nodes(first, folder / cell.name, cell.nodes))
     _run(nodes)
     parts = folder / cell.name / "checkpoint"

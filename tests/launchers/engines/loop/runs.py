@@ -12,10 +12,13 @@ import numpy as np
 
 from estimator.models import resolve
 from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
+from launchers import reference
+from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset import prepared
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
 from launchers.settings import Settings
+from launchers.store.bundles import LocalStorage
 from tests.launchers.engines import ranks
 
 VOCAB = 256
@@ -185,6 +188,15 @@ def make_job(
         total_steps=steps,
         **options,
     )
+
+
+def with_reference(job: TrainJob, folder: Path) -> TrainJob:
+    """The job with what DPO compares with, where it has to be computed before; kept below ``folder``."""
+    if not reference.is_needed(job):
+        return job
+    alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
+    file = reference.fetch(job, alone, LocalStorage(folder / "store"), folder / "reference")
+    return dataclasses.replace(job, reference=file)
 
 
 def start(job: TrainJob) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ SHARDINGS = {
 }
 TASKS = [
     ("dpo", "lora"),
+    ("dpo", "full"),
     ("orpo", "lora"),
     ("orpo", "full"),
     ("simpo", "lora"),
@@ -52,7 +53,8 @@ def make_job(folder: Path, task: str, method: str, sharding: str = "fsdp2", **op
         runs.make_data(data, runs.pairs(12), batch=BATCH, steps=STEPS)
     engine, states = SHARDINGS[sharding]
     values = {"engine": engine, "sharding": states, "settings": settings_of(task, method)} | options
-    return runs.make_job(folder / f"{sharding}-{task}-{method}", model, data, steps=STEPS, **values)
+    job = runs.make_job(folder / f"{sharding}-{task}-{method}", model, data, steps=STEPS, **values)
+    return runs.with_reference(job, folder)
 
 
 def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:

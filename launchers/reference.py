@@ -1,0 +1,200 @@
+"""What the untrained model gives to every pair, computed once before DPO: its reference.
+
+LoRA's reference is the model with its adapters switched off. Where all weights are trained, or the adapters
+can't be switched off, the log-probabilities of the untrained model are computed before training begins, by
+all nodes, each some parts of the rows in a process of its own. A part that is there is not computed again,
+whichever run has left it: parts lie in the run's store, under a name of model, data and precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from estimator.errors import UserError
+from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.processes import PARENT, die_with_parent, tail
+from launchers.dataset.prepared import Prepared
+from launchers.engines import _hf_layout
+from launchers.evaluate import MAX_BATCH_TOKENS, batches_by_length, load_model, precision_on, started
+from launchers.gang.job import TrainJob
+from launchers.imports import collector_paused
+from launchers.store.bundles import Storage
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+PART = 256  # rows that are computed and stored at once
+SWITCHED_OFF = ("lora", "qlora", "dora")  # methods whose adapters can be
+FILE = "reference.npy"  # float32 [rows, 2]: of the chosen answer, of the rejected one
+_LOOK_S = 0.5
+_READ = 2**20  # of each weight file's beginning and end, to tell models apart
+
+
+def is_needed(job: TrainJob) -> bool:
+    """Whether a job compares with a model that it doesn't hold."""
+    return job.settings.task == "dpo" and job.plan.method not in SWITCHED_OFF
+
+
+def fetch(job: TrainJob, address: NodeAddress, store: Storage, work: Path) -> Path:
+    """Have the reference of all rows computed, by all nodes together; returns its file in ``work``.
+
+    Raises UserError where the computation fails, or where another node's parts don't come: for
+    ``resources.hang_timeout_s`` no part of any node.
+    """
+    rows = len(Prepared(job.data_dir))
+    parts = range(-(-rows // PART))
+    key = f"reference/{_fingerprint(job)}"
+    mine = [part for part in parts if part % address.nodes == address.node]
+    missing = [part for part in mine if store.size(_part_key(key, part)) is None]
+    found = len(mine) - len(missing)
+    if found:
+        print(f"reference: {found} of {len(mine)} parts are there already", flush=True)
+    work.mkdir(parents=True, exist_ok=True)
+    if missing:
+        _compute(job, missing, rows, store, key, work)
+    return _joined(job, parts, store, key, work)
+
+
+def _part_key(key: str, part: int) -> str:
+    return f"{key}/part-{part:05d}.npy"
+
+
+def _fingerprint(job: TrainJob) -> str:
+    """Of what decides the figures: weights, rows, precision."""
+    digest = hashlib.sha256(Prepared(job.data_dir).info.fingerprint.encode())
+    digest.update(precision_on(job.plan.layout.device).encode())
+    digest.update((job.model_dir / "config.json").read_bytes())
+    for path in _hf_layout.weight_files(job.model_dir):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_READ))
+            file.seek(max(0, size - _READ))
+            digest.update(file.read(_READ))
+    return digest.hexdigest()[:32]
+
+
+def _compute(job: TrainJob, missing: list[int], rows: int, store: Storage, key: str, work: Path) -> None:
+    """Compute parts in a process of its own, and store each when it is there."""
+    request = work / "request.json"
+    request.write_text(
+        json.dumps(
+            {
+                "model_dir": str(job.model_dir),
+                "data_dir": str(job.data_dir),
+                "parts": missing,
+                "out": str(work),
+                "device": job.plan.layout.device,
+            }
+        )
+    )
+    log, limit_s = work / "reference.log", job.settings.resources.hang_timeout_s
+    heard, waiting = time.monotonic(), list(missing)
+    with started("launchers.reference", request, log, on_cpu=job.plan.layout.device == "cpu") as process:
+        while waiting:
+            ended = process.poll() is not None
+            path = work / f"part-{waiting[0]:05d}.npy"
+            if path.is_file():
+                store.put_file(_part_key(key, waiting.pop(0)), path)
+                heard = time.monotonic()
+                done = len(missing) - len(waiting)
+                print(
+                    f"reference: {done} of {len(missing)} parts of {PART} pairs ({rows:,} in all)", flush=True
+                )
+            elif ended:
+                why = tail(log, 1) or f"exit status {process.returncode}"
+                raise UserError(f"The reference could not be computed: {why}", f"Its log: {tail(log, 30)}")
+            elif time.monotonic() - heard > limit_s:
+                raise UserError(
+                    f"The reference has not got on for {limit_s} s.",
+                    "Raise resources.hang_timeout_s if the model is that slow here.",
+                )
+            else:
+                _wait(process)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=_LOOK_S)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _joined(job: TrainJob, parts: range, store: Storage, key: str, work: Path) -> Path:
+    """All parts as one file; waits for those of other nodes."""
+    import numpy as np
+
+    limit_s, heard = job.settings.resources.hang_timeout_s, time.monotonic()
+    pieces: list[NDArray[np.float32]] = []
+    for part in parts:
+        while store.size(_part_key(key, part)) is None:
+            if time.monotonic() - heard > limit_s:
+                raise UserError(
+                    f"Another node has not computed its part of the reference for {limit_s} s.",
+                    "Its own log says why.",
+                )
+            time.sleep(_LOOK_S)
+        heard = time.monotonic()
+        path = work / f"part-{part:05d}.npy"
+        if not path.is_file():
+            store.get_file(_part_key(key, part), path)
+        pieces.append(np.load(path))
+    np.save(work / FILE, np.concatenate(pieces))
+    return work / FILE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    model_dir: Path
+    data_dir: Path
+    parts: list[int]
+    out: Path
+    device: str
+
+
+def main() -> None:
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    values = json.loads(Path(sys.argv[1]).read_text())
+    folders = {name: Path(values[name]) for name in ("model_dir", "data_dir", "out")}
+    request = _Request(**(values | folders))
+    model = load_model(request.model_dir, request.model_dir, request.device, precision_on(request.device))
+    data = Prepared(request.data_dir)
+    for part in request.parts:
+        _write_part(model, data, part, request.out)
+
+
+def _write_part(model: Any, data: Prepared, part: int, folder: Path) -> None:
+    """``part-NNNNN.npy``: float32 [pairs, 2], whole or not there."""
+    with collector_paused():
+        import numpy as np
+        import torch
+
+        from launchers.dataset.batches import collate_pairs
+        from launchers.engines.loop.tasks import answers_of
+
+    rows = range(part * PART, min((part + 1) * PART, len(data)))
+    found = np.empty((len(rows), 2), dtype=np.float32)
+    with torch.inference_mode():
+        for indices in batches_by_length(data, rows, MAX_BATCH_TOKENS[model.device.type]):
+            batch = collate_pairs([data.row(index) for index in indices], data.info.pad_id).to(model.device)
+            answers = answers_of(model(**batch.inputs, use_cache=False).logits, batch)
+            both = torch.stack([answers.chosen, answers.rejected], dim=1)
+            found[[index - rows.start for index in indices]] = both.float().cpu().numpy()
+    temporary = folder / f"part-{part:05d}.tmp"
+    with temporary.open("wb") as file:
+        np.save(file, found)
+    temporary.rename(folder / f"part-{part:05d}.npy")
+
+
+if __name__ == "__main__":
+    main()
