@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PART = 256  # rows that are computed and stored at once
 SWITCHED_OFF = ("lora", "qlora", "dora")  # methods whose adapters can be
 FILE = "reference.npy"  # float32 [rows, 2]: of the chosen answer, of the rejected one
+LOADING = 4  # times resources.hang_timeout_s for the first sign of a model that is being loaded
 _LOOK_S = 0.5
 _READ = 2**20  # of each weight file's beginning and end, to tell models apart
 
@@ -47,8 +48,8 @@ def is_needed(job: TrainJob) -> bool:
 def fetch(job: TrainJob, address: NodeAddress, store: Storage, work: Path) -> Path:
     """Have the reference of all rows computed, by all nodes together; returns its file in ``work``.
 
-    Raises UserError where the computation fails, or where another node's parts don't come: for
-    ``resources.hang_timeout_s`` no part of any node.
+    Raises UserError where the computation fails, or where no part comes, of this node or another, for
+    ``resources.hang_timeout_s``; for the first part four times as long, as the model has to be loaded.
     """
     rows = len(Prepared(job.data_dir))
     parts = range(-(-rows // PART))
@@ -113,7 +114,7 @@ def _compute(job: TrainJob, missing: list[int], rows: int, store: Storage, key: 
             elif ended:
                 why = tail(log, 1) or f"exit status {process.returncode}"
                 raise UserError(f"The reference could not be computed: {why}", f"Its log: {tail(log, 30)}")
-            elif time.monotonic() - heard > limit_s:
+            elif time.monotonic() - heard > limit_s * (LOADING if waiting == missing else 1):
                 raise UserError(
                     f"The reference has not got on for {limit_s} s.",
                     "Raise resources.hang_timeout_s if the model is that slow here.",
@@ -133,7 +134,7 @@ def _joined(job: TrainJob, parts: range, store: Storage, key: str, work: Path) -
     """All parts as one file; waits for those of other nodes."""
     import numpy as np
 
-    limit_s, heard = job.settings.resources.hang_timeout_s, time.monotonic()
+    limit_s, heard = LOADING * job.settings.resources.hang_timeout_s, time.monotonic()
     pieces: list[NDArray[np.float32]] = []
     for part in parts:
         while store.size(_part_key(key, part)) is None:

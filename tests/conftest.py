@@ -76,6 +76,18 @@ def write_sums(path: Path) -> Path:
     return path
 
 
+def write_pairs(path: Path) -> Path:
+    """The same questions, each with the answer in words that are wanted and in capitals."""
+    rows = [json.loads(line) for line in write_sums(path).read_text().splitlines()]
+    pairs = [
+        {key: row[key] for key in ("instruction", "input")}
+        | {"chosen": row["output"], "rejected": row["output"].upper()}
+        for row in rows
+    ]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return path
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     return write_sums(tmp_path / "sums.jsonl")

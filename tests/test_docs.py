@@ -42,8 +42,9 @@ from estimator.errors import UserError  # noqa: E402
 from estimator.models import untried  # noqa: E402
 from flows import finetune_launch  # noqa: E402
 from launchers import engines, settings  # noqa: E402
-from launchers.dataset import rows  # noqa: E402
+from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
+from tests.conftest import write_pairs  # noqa: E402
 from tests.flows.conftest import FLOW, environment  # noqa: E402
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -217,15 +218,25 @@ def proofs() -> str:
 def proved_methods() -> str:
     """What each engine was seen to do with tiny-llama, from benchmarks/results/support.csv."""
     rows = [row for row in support_table.read() if row.part == "methods"]
+    return _proved("Method", {(row.method, row.engine, row.nodes): row.result for row in rows})
+
+
+def proved_tasks() -> str:
+    """The same of the tasks beside SFT, each by some methods."""
+    rows = [row for row in support_table.read() if row.part == "tasks"]
+    return _proved("Task", {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in rows})
+
+
+def _proved(title: str, found: dict[tuple[str, str, int], str]) -> str:
+    """A table of (name, engine, nodes) -> result, and the reasons below it."""
     heads = [(engine, nodes) for engine in engines.ENGINES for nodes in (1, 2)]
-    found = {(row.method, row.engine, row.nodes): row.result for row in rows}
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
-    lines = [f"| Method | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
-    for method in dict.fromkeys(row.method for row in rows):
-        cells = [found[method, engine, nodes] for engine, nodes in heads]
+    lines = [f"| {title} | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
+    for name in dict.fromkeys(name for name, _, _ in found):
+        cells = [found[name, engine, nodes] for engine, nodes in heads]
         shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
-        lines.append(f"| {method} | {' | '.join(shown)} |")
-    clauses = dict.fromkeys(row.result for row in rows if row.result != support_table.RUNS)
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    clauses = dict.fromkeys(result for result in found.values() if result != support_table.RUNS)
     return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
 
 
@@ -319,6 +330,7 @@ GENERATED = {
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/methods.md", matrix),
     "methods": ("docs/methods.md", proved_methods),
+    "tasks": ("docs/tasks.md", proved_tasks),
     "proofs": ("docs/methods.md", proofs),
 }
 
@@ -481,6 +493,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     row = json.dumps({"prompt": "1 and 1", "completion": "2"}) + "\n"
     for name in ("my-data.jsonl", "held-out.jsonl"):
         (tmp_path / name).write_text(row * 100)
+    write_pairs(tmp_path / "pairs.jsonl")
     (tmp_path / "my.yaml").write_text(yaml_examples()[0])
     weights.fetch(models.locate("tiny-llama"), tmp_path / "my-model")
     monkeypatch.chdir(tmp_path)
@@ -655,11 +668,11 @@ def test_yaml_examples_are_settings() -> None:
 
 def test_data_examples_are_datasets(tmp_path: Path) -> None:
     examples = blocks("jsonl")
-    assert len(examples) == 3
+    assert len(examples) == 4
     for block in examples:
         path = tmp_path / "example.jsonl"
         path.write_text(block.text)
-        assert rows.read(path)
+        assert preferences.read(path) if block.where.startswith("docs/tasks.md") else rows.read(path)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import STEPS, FlowRun
+from tests.conftest import write_pairs
+from tests.flows.conftest import QUICK, STEPS, FlowRun
 
 GENERATE = """
 import sys
@@ -78,3 +79,50 @@ def test_an_adapter_that_can_not_be_merged_is_evaluated_and_handed_over_with_its
     assert (adapter / "tokenizer.json").exists()
     page = (adapter / "README.md").read_text()
     assert ("PeftModel.from_pretrained" if method == "adapter-v1" else "adapter_v2.load") in page
+
+
+SCORE = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1]).eval()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+for answer in ("The sum is 3.", "THE SUM IS 3."):
+    chat = [{"role": "user", "content": "Add the two numbers.\\n\\n1 and 2"}]
+    text = tokenizer.apply_chat_template([*chat, {"role": "assistant", "content": answer}], tokenize=False)
+    encoded = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    with torch.no_grad():
+        print(model(**encoded).logits.item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "method", "nodes"), [("dpo", "full", 2), ("orpo", "lora", 1), ("reward", "lora", 1)]
+)
+def test_a_task_on_pairs_ranks_held_out_pairs_better(
+    flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str, nodes: int
+) -> None:
+    pairs = write_pairs(tmp_path / "pairs.jsonl")
+    chosen = [f"--task={task}", f"--method={method}", f"--nodes={nodes}", f"--dataset={pairs}"]
+    run = flow("run", *chosen, *QUICK)
+    assert run.returncode == 0, run.output
+    assert ("reference: 1 of 1 parts" in run.output) == (task == "dpo")
+    found = run.artifacts()
+    last = found["metrics"][-1]
+    assert last["loss"] < found["metrics"][0]["loss"]
+    assert {"reward_chosen", "reward_rejected", "reward_margin", "accuracy"} == set(last["task"])
+    before, after = found["evaluation"].base, found["evaluation"].finetuned
+    assert after.loss < before.loss
+    assert after.metrics["accuracy"] > max(0.9, before.metrics["accuracy"] - 0.1)
+    if task == "reward":
+        scored = subprocess.run(
+            [sys.executable, "-c", SCORE, found["model_path"]],
+            env=run.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        better, worse = map(float, scored.stdout.split())
+        assert better > worse + 0.1

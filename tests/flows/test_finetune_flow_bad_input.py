@@ -54,6 +54,12 @@ def check_refused(run: FlowRun, *words: str) -> None:
         (["--method", "adapter-v1", "--engine", "torchtune"], ["LLaMA-Adapter", "--engine deepspeed"]),
         (["--method", "adapter-v2", "--model", "mixtral-8x7b", *ON_AN_A100], ["adapter-v2", "mixtral-8x7b"]),
         (["--set", "optimizer.in_backward=true", "--method", "lora"], ["optimizer.in_backward"]),
+        (["--task", "dppo"], ["task = 'dppo'", "'dpo'"]),
+        (["--task", "dpo", "--engine", "torchtune"], ["task dpo", "--engine deepspeed"]),
+        (["--task", "orpo", "--packing", "true"], ["packing", "pair of answers"]),
+        (["--task", "reward", "--method", "adapter-v1"], ["task reward with method adapter-v1"]),
+        (["--task", "reward", "--model", "olmo-2-7b", *ON_AN_A100], ["no sequence classification"]),
+        (["--task", "simpo", "--set", "preference.beta=0"], ["preference.beta = 0"]),
     ],
 )
 def test_a_wrong_flag_is_refused_before_the_run(
@@ -120,6 +126,29 @@ def test_a_broken_dataset_is_refused_before_the_run(
 ) -> None:
     dataset.write_text("".join(line + "\n" for line in lines))
     check_refused(flow("run", "--dataset", str(dataset), timeout=60), *words)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (GOOD_ROW, ["line 1", "no `chosen` and `rejected`"]),
+        ({"prompt": "1 + 1?", "chosen": "2"}, ["line 1", "no `rejected` answer"]),
+        ({"prompt": "1 + 1?", "chosen": "2", "rejected": "2"}, ["line 1", "are equal"]),
+        (
+            {
+                "prompt": "2 + 2?",
+                "chosen": GOOD_ROW["messages"],
+                "rejected": [GOOD_ROW["messages"][0], {"role": "assistant", "content": "no"}],
+            },
+            ["line 1", "begin with another one"],
+        ),
+    ],
+)
+def test_broken_pairs_are_refused_before_the_run(
+    flow: Callable[..., FlowRun], dataset: Path, row: dict[str, object], words: list[str]
+) -> None:
+    dataset.write_text(json.dumps(row) + "\n")
+    check_refused(flow("run", "--task", "dpo", "--dataset", str(dataset), timeout=60), *words)
 
 
 def test_a_model_folder_without_weights_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:

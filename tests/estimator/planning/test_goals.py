@@ -251,11 +251,11 @@ def test_a_catalogue_of_ones_own_is_planned_with() -> None:
     assert plan(LORA, ANY).request.instance_type != "my-box"
 
 
-def test_a_preference_pair_is_two_sequences_and_is_planned_only() -> None:
+def test_a_preference_pair_is_two_sequences() -> None:
     pairs = replace(LORA, task="dpo", steps=100)
     made, plain = plan(pairs, ANY), plan(replace(LORA, steps=100), ANY)
     assert made.prediction.tokens == 2 * (plain.prediction.tokens or 0)
-    assert "task dpo is planned only" in made.why[-1]
+    assert made.layout.micro_batch_size < plain.layout.micro_batch_size
 
 
 def test_a_deadline_holds_on_this_machine_too() -> None:

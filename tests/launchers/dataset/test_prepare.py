@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from estimator.errors import UserError
+from launchers.dataset.preferences import Pair
 from launchers.dataset.prepare import first_fit, longest_first, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
@@ -446,3 +447,49 @@ class TestSampleView:
         view = sample_view(Prepared(tmp_path), tokenizer)
         assert len(view) < 3000
         assert "characters ...]" in view
+
+
+class TestPairs:
+    def test_a_pair_is_a_row_of_two_documents_in_which_the_last_answers_count(
+        self, model: Path, tokenizer: Any, tmp_path: Path
+    ) -> None:
+        pair = Pair(
+            chosen=chat("Hi", "Hello", "Bye", "See you", line=2),
+            rejected=chat("Hi", "Hello", "Bye", "No", line=2),
+        )
+        settings = build({"global_batch_size": 2, "task": "dpo"})
+        info = prepare([pair] * 3, model, settings, 128, tmp_path, [pair])
+        data = Prepared(tmp_path)
+        chosen, rejected = data.row(0).documents()
+        assert (info.documents, info.longest_row, info.task) == (3, len(chosen.tokens), "dpo")
+        for document, answer in ((chosen, "See you"), (rejected, "No")):
+            counted = document.labels[document.labels != IGNORE].tolist()
+            assert tokenizer.decode(counted) == f"{answer}<|eot_id|>"
+        view = sample_view(data, tokenizer)
+        assert "--- chosen, " in view
+        assert "--- rejected, " in view
+        assert summary(info, "pairs").startswith("pairs: 3 pairs, ")
+        held_out = json.loads((tmp_path / "heldout.jsonl").read_text())
+        assert (held_out["reference"], held_out["line"]) == ("See you", 2)
+        assert len(Prepared(tmp_path / "heldout").row(0).lengths) == 2
+
+    def test_a_pair_whose_answer_lies_behind_the_cut_is_left_out(self, model: Path, tmp_path: Path) -> None:
+        far = chat("word " * 200, "Hello")
+        pairs = [Pair(chosen=chat("Hi", "Hello"), rejected=chat("Hi", "No"))] * 2
+        pairs.append(Pair(chosen=far, rejected=chat("word " * 200, "No")))
+        info = prepare(pairs, model, build({"global_batch_size": 2, "task": "orpo"}), 64, tmp_path)
+        assert (info.rows, info.dropped_rows, info.truncated_rows) == (2, 1, 1)
+
+    def test_the_first_step_has_the_pairs_with_the_longest_conversation(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        short = Pair(chosen=chat("Hi", "Hello"), rejected=chat("Hi", "No"))
+        long = Pair(chosen=chat("Hi", "Hello"), rejected=chat("Hi", "No " * 30))
+        prepare(
+            [short] * 5 + [long] + [short] * 5,
+            model,
+            build({"global_batch_size": 2, "task": "dpo"}),
+            128,
+            tmp_path,
+        )
+        assert Prepared(tmp_path).order[0] == 5

@@ -1,0 +1,116 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset.preferences import from_conversations, parse, read
+from launchers.dataset.rows import BadRow, Conversation, Message
+from tests.launchers.dataset.test_rows import turns, write
+
+USER = {"role": "user", "content": "1+2?"}
+BETTER, WORSE = {"role": "assistant", "content": "3"}, {"role": "assistant", "content": "4"}
+QUESTION = ("user", "1+2?")
+PLAIN = {"prompt": "1+2?", "chosen": "3", "rejected": "4"}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        (PLAIN, [QUESTION]),
+        (PLAIN | {"system": "Be brief.", "id": 7}, [("system", "Be brief."), QUESTION]),
+        ({"prompt": [USER], "chosen": [BETTER], "rejected": [WORSE]}, [QUESTION]),
+        ({"prompt": [USER], "chosen": "3", "rejected": "4"}, [QUESTION]),
+        ({"chosen": [USER, BETTER], "rejected": [USER, WORSE]}, [QUESTION]),
+        ({"prompt": "1+2?", "chosen": [USER, BETTER], "rejected": [USER, WORSE]}, [QUESTION]),
+        (
+            {"chosen": "\n\nHuman: 1+2?\n\nAssistant: 3", "rejected": "\n\nHuman: 1+2?\n\nAssistant: 4"},
+            [QUESTION],
+        ),
+        (
+            {"chosen": [USER, BETTER, USER, BETTER], "rejected": [USER, BETTER, USER, WORSE]},
+            [QUESTION, ("assistant", "3"), QUESTION],
+        ),
+        ({"instruction": "Add.", "input": "1 2", "chosen": "3", "rejected": "4"}, [("user", "Add.\n\n1 2")]),
+        (
+            {"instruction": "1+2?", "history": [["Hi", "Hello"]], "chosen": "3", "rejected": "4"},
+            [("user", "Hi"), ("assistant", "Hello"), QUESTION],
+        ),
+        (
+            {
+                "conversations": [{"from": "human", "value": "1+2?"}],
+                "chosen": {"from": "gpt", "value": "3"},
+                "rejected": {"from": "gpt", "value": "4"},
+            },
+            [QUESTION],
+        ),
+        ({"instruction": "1+2?", "output": ["3", "4"]}, [QUESTION]),
+        ({"messages": [USER], "chosen": BETTER, "rejected": WORSE}, [QUESTION]),
+        ({"instruction": "1+2?", "chosen_response": "3", "rejected_response": "4"}, [QUESTION]),
+        (
+            {
+                "prompt": "1+2?",
+                "answers": [
+                    {"answer": "5", "rank": 2},
+                    {"answer": "4", "rank": 3},
+                    {"answer": "3", "rank": 1},
+                ],
+            },
+            [QUESTION],
+        ),
+    ],
+)
+def test_every_shape_of_a_pair_is_read(row: dict[str, Any], prompt: list[tuple[str, str]]) -> None:
+    pair = parse(row, 5)
+    assert turns(pair.chosen) == [*prompt, ("assistant", "3")]
+    assert turns(pair.rejected) == [*prompt, ("assistant", "4")]
+    assert pair.line == 5
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "1+2?", "chosen": "3"}, "no `rejected` answer"),
+        ({"prompt": "1+2?", "chosen": "3", "rejected": ""}, "no `rejected` answer"),
+        ({"prompt": "1+2?", "chosen_response": "3"}, "no `rejected_response` answer"),
+        (PLAIN | {"rejected": "3"}, "are equal: there is nothing to prefer"),
+        ({"chosen": "3", "rejected": "4"}, "without a prompt"),
+        ({"prompt": "1+2?", "completion": "3"}, "no `chosen` and `rejected`, but `prompt`, `completion`"),
+        ({"chosen": [USER, BETTER], "rejected": [USER, BETTER, USER, WORSE]}, "before their last turn"),
+        ({"prompt": "2+2?", "chosen": [USER, BETTER], "rejected": [USER, WORSE]}, "begin with another one"),
+        ({"prompt": [USER], "chosen": [BETTER, BETTER], "rejected": "4"}, "2 turns"),
+        ({"prompt": [USER], "chosen": USER, "rejected": "4"}, "a turn of 'user'"),
+        ({"prompt": [USER, BETTER], "chosen": "3", "rejected": "4"}, "last turn must be the user's"),
+        ({"prompt": "1+2?", "chosen": 3, "rejected": "4"}, "`chosen` is not text but int"),
+        ({"instruction": "1+2?", "output": ["3"]}, "`output` holds 1 answers"),
+        ({"prompt": "1+2?", "answers": [{"answer": "3", "rank": 1}]}, "no two of different `rank`"),
+        ({"prompt": "1+2?", "answers": ["3", "4"]}, r"answers\[0\] has no `answer` and `rank`"),
+        ({"instruction": "1+2?", "history": ["Hi"], "chosen": "3", "rejected": "4"}, r"history\[0\]"),
+        ([PLAIN], "a JSON list"),
+    ],
+)
+def test_a_pair_that_cant_be_used_says_why(row: Any, reason: str) -> None:
+    with pytest.raises(BadRow, match=reason):
+        parse(row)
+
+
+def test_bad_pairs_are_named_by_their_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "pairs.jsonl", PLAIN, PLAIN | {"rejected": "3"}, {"text": "once"})
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert "2 of 3 rows can't be used" in caught.value.problem
+    assert "line 2: `chosen` and `rejected` are equal" in str(caught.value)
+    assert "line 3: no `chosen` and `rejected`, but `text`" in str(caught.value)
+
+
+def test_pairs_of_chats_have_their_answer_in_capitals_as_the_worse_one() -> None:
+    chat = Conversation(
+        messages=(Message(role="user", content="Hi"), Message(role="assistant", content="Hello")), line=3
+    )
+    loud = Conversation(
+        messages=(Message(role="user", content="Hi"), Message(role="assistant", content="OK")), line=4
+    )
+    (pair,) = from_conversations([chat, loud, Conversation(text="plain")])
+    assert pair.chosen == chat
+    assert turns(pair.rejected) == [("user", "Hi"), ("assistant", "HELLO")]
+    assert pair.line == 3

@@ -1,0 +1,142 @@
+"""What the untrained model gives to pairs: in parts, by several nodes, and never twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from estimator.errors import UserError
+from launchers import reference
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.dataset.batches import collate_pairs
+from launchers.dataset.prepared import Prepared
+from launchers.engines.loop.tasks import answers_of
+from launchers.gang.job import TrainJob
+from launchers.models import causal
+from launchers.store.bundles import LocalStorage
+from tests.launchers.engines.loop import runs
+
+pytestmark = pytest.mark.slow
+PAIRS = 2 * reference.PART + 3
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TrainJob:
+    model = runs.make_model(tmp_path / "model")
+    data = runs.make_data(tmp_path / "data", runs.pairs(PAIRS), batch=4, steps=2)
+    return runs.make_job(tmp_path / "work", model, data, steps=2, settings={"task": "dpo"})
+
+
+def address(node: int = 0, nodes: int = 1) -> NodeAddress:
+    return NodeAddress(
+        node=node, nodes=nodes, main_host="127.0.0.1", ports=(1,), secret=Secret("s"), run="test"
+    )
+
+
+def expected(job: TrainJob) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    model = causal.load(job.model_dir, dtype=torch.float32).eval()
+    data, found = Prepared(job.data_dir), []
+    for index in range(len(data)):
+        batch = collate_pairs([data.row(index)], 0)
+        with torch.no_grad():
+            answers = answers_of(model(**batch.inputs).logits, batch)
+        found.append([answers.chosen.item(), answers.rejected.item()])
+    return np.array(found, dtype=np.float32)
+
+
+def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
+    tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalStorage(tmp_path / "store")
+    file = reference.fetch(job, address(), store, tmp_path / "first")
+    assert np.load(file) == pytest.approx(expected(job), abs=1e-4)
+    assert "reference: 3 of 3 parts" in capsys.readouterr().out
+    again = reference.fetch(job, address(), store, tmp_path / "second")
+    assert np.array_equal(np.load(again), np.load(file))
+    assert "3 of 3 parts are there already" in capsys.readouterr().out
+    assert not (tmp_path / "second" / "request.json").exists(), "no process was started"
+
+
+def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob) -> None:
+    store = LocalStorage(tmp_path / "store")
+    first = np.load(reference.fetch(job, address(), store, tmp_path / "first"))
+    other = dataclasses.replace(job, model_dir=runs.make_model(tmp_path / "other", "tied"))
+    second = np.load(reference.fetch(other, address(), store, tmp_path / "second"))
+    assert not np.allclose(first, second)
+
+
+def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -> None:
+    store = LocalStorage(tmp_path / "store")
+    files: dict[int, Path] = {}
+
+    def run(node: int) -> None:
+        files[node] = reference.fetch(job, address(node, 2), store, tmp_path / f"node-{node}")
+
+    threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert np.array_equal(np.load(files[0]), np.load(files[1]))
+    requests = [(tmp_path / f"node-{node}" / "request.json").read_text() for node in (0, 1)]
+    assert '"parts": [0, 2]' in requests[0]
+    assert '"parts": [1]' in requests[1]
+
+
+def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
+    tmp_path: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStorage(tmp_path / "store")
+    monkeypatch.setattr(reference, "_LOOK_S", 0.01)
+    caught: list[UserError] = []
+
+    def run() -> None:
+        try:
+            reference.fetch(job, address(), store, tmp_path / "first")
+        except UserError as error:
+            caught.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    deadline = time.monotonic() + 60
+    while not store.keys("reference") and time.monotonic() < deadline:
+        time.sleep(0.005)
+    for child in psutil.Process().children(recursive=True):
+        if "launchers.reference" in child.cmdline():
+            os.kill(child.pid, signal.SIGKILL)
+    running.join(60)
+    kept = len(store.keys("reference"))
+    assert kept >= 1
+    file = reference.fetch(job, address(), store, tmp_path / "second")
+    assert np.load(file).shape == (PAIRS, 2)
+    if caught:  # it was killed before it had done all
+        assert "could not be computed" in caught[0].problem
+        request = (tmp_path / "second" / "request.json").read_text()
+        assert len(json.loads(request)["parts"]) == 3 - kept
+
+
+def test_a_model_that_cant_be_read_is_one_line(tmp_path: Path, job: TrainJob) -> None:
+    (job.model_dir / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
+    with pytest.raises(UserError, match="The reference could not be computed"):
+        reference.fetch(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")
+
+
+def test_a_node_that_never_computes_its_part_is_waited_for_no_longer_than_the_limit(
+    tmp_path: Path, job: TrainJob
+) -> None:
+    resources = job.settings.resources.model_copy(update={"hang_timeout_s": 2})
+    hasty = dataclasses.replace(job, settings=job.settings.model_copy(update={"resources": resources}))
+    began = time.monotonic()
+    with pytest.raises(UserError, match="Another node has not computed its part"):
+        reference.fetch(hasty, address(0, 2), LocalStorage(tmp_path / "store"), tmp_path / "first")
+    assert time.monotonic() - began < 60
