@@ -17,6 +17,7 @@ from decorators.profile.history import CardState, History
 from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
+from launchers.evaluate import EvaluationResult
 from launchers.report.telemetry import Event
 from launchers.trial import TrialResult
 
@@ -49,6 +50,7 @@ class Profile:
         self._lock = threading.Lock()
         self._history = History(plan=plan)
         self._trials: list[TrialResult] = []
+        self._evaluation: EvaluationResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = time.time()
         self._ended: float | None = None
@@ -84,6 +86,11 @@ class Profile:
         with self._lock, self._sampler.lock:
             self._trials.append(result)
             self._sampler.samples.forget_peaks()
+
+    def evaluated(self, result: EvaluationResult) -> None:
+        """Note what an evaluation has found, for the card."""
+        with self._lock:
+            self._evaluation = result
 
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
         """Say how many optimizer steps there will be, for the card's progress and ETA.
@@ -122,6 +129,7 @@ class Profile:
                 ended=self._ended,
                 failed=self._failed,
                 trials=tuple(self._trials),
+                evaluation=self._evaluation,
             )
 
     def _measured(self) -> Measured:

@@ -14,7 +14,7 @@ from typing import Any
 from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, step
 
 from decorators._metaflow import user_errors
-from decorators.gpu_profile import current_plan, gpu_profile
+from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_launch
@@ -172,6 +172,7 @@ class FinetuneSteps(FlowSpec):
                 data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
                 work=work / "evaluation",
             )
+        current_profile().evaluated(self.evaluation)
         print(self.evaluation.text())
         self.next(self.export)
 

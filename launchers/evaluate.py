@@ -97,6 +97,15 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationBin:
+    """Held-out pairs of whose order a reward model is about equally sure."""
+
+    sure: float  # mean of the larger of sigmoid(margin) and sigmoid(-margin), 0.5 to 1
+    right: float  # share of them that it ranks right; a tie is half right
+    pairs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationResult:
     """Scores are None where nothing was held out."""
 
@@ -104,6 +113,7 @@ class EvaluationResult:
     base: Score | None
     finetuned: Score | None
     answers: tuple[Answer, ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()  # of a finished reward model
     device: str = ""
     precision: str = ""
     schema: int = field(default=1)
@@ -117,7 +127,8 @@ class EvaluationResult:
             name: None if values[name] is None else Score(**values[name]) for name in ("base", "finetuned")
         }
         answers = tuple(Answer(**answer) for answer in values["answers"])
-        return cls(**(values | scores | {"answers": answers}))
+        bins = tuple(CalibrationBin(**each) for each in values.get("calibration", ()))
+        return cls(**(values | scores | {"answers": answers, "calibration": bins}))
 
     def text(self) -> str:
         """For a terminal: the two losses, then each prompt with its answers."""
@@ -237,6 +248,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
             Answer(prompt=prompt["prompt"], reference=prompt["reference"], base=before, finetuned=after)
             for prompt, before, after in zip(prompts, base_answers, finetuned_answers, strict=True)
         ),
+        calibration=() if pairs is None else pairs.calibration,
         device=device,
         precision=precision,
     )
@@ -292,6 +304,7 @@ class _HeldOutPairs:
     def __init__(self, data: Prepared, request: EvaluationRequest) -> None:
         self._data, self._settings, self._max_rows = data, request.settings, request.max_rows
         self._reference: Answers | None = None
+        self.calibration: tuple[CalibrationBin, ...] = ()  # of the reward model that was scored last
 
     def score(self, model: Any) -> Score:
         """A model's mean loss over the pairs, and its figures."""
@@ -323,6 +336,7 @@ class _HeldOutPairs:
                 rejected=torch.cat([each.rejected for each in scored]),
             )
             losses = sigmoid_loss(rewards)
+            self.calibration = _calibration((rewards.chosen - rewards.rejected).tolist())
         else:
             policy = Answers.joined(found)
             self._reference = self._reference or policy
@@ -335,6 +349,23 @@ class _HeldOutPairs:
             rows=count,
             metrics={name: value.item() / count for name, value in rewards.sums().items()},
         )
+
+
+def _calibration(margins: list[float]) -> tuple[CalibrationBin, ...]:
+    """Pairs by how sure of their order the model is, in bins of a tenth; empty ones are left out."""
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for margin in margins:
+        sure = 1 / (1 + math.exp(-min(abs(margin), 700.0)))
+        right = 0.5 if margin == 0 else float(margin > 0)
+        bins.setdefault(min(int(sure * 10), 9), []).append((sure, right))
+    return tuple(
+        CalibrationBin(
+            sure=sum(sure for sure, _ in found) / len(found),
+            right=sum(right for _, right in found) / len(found),
+            pairs=len(found),
+        )
+        for _, found in sorted(bins.items())
+    )
 
 
 def batches_by_length(data: Prepared, rows: Iterable[int], max_tokens: int) -> Iterator[list[int]]:

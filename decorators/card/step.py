@@ -12,6 +12,7 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
+from decorators.card.evaluation import evaluation_blocks
 from decorators.card.trial import trial_rows
 from decorators.profile.history import CardState, RankRow
 from estimator.plan import Plan, Request
@@ -23,8 +24,10 @@ MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their max
 
 def draw(state: CardState) -> list[Block]:
     """The blocks of a step's card, from top to bottom."""
-    blocks: list[Block] = [
-        Text(markdown=f"## {title(state)}\n\n{status(state)}"),
+    blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
+    if state.evaluation is not None:
+        blocks += evaluation_blocks(state.evaluation)
+    blocks += [
         Chart(spec=_memory_bars(state)),
         Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))),
     ]

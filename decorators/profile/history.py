@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from decorators.profile.measured import Measured
 from decorators.profile.sampling import Sample
 from estimator.plan import Plan
+from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import median, speed_of
 from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Step
 from launchers.trial import TrialResult
@@ -58,6 +59,7 @@ class CardState:
     ended: float | None
     failed: str | None  # the error's text
     trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
+    evaluation: EvaluationResult | None = None
 
 
 @dataclass

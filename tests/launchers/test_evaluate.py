@@ -236,9 +236,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 def test_rows_of_like_length_go_together_and_none_is_left_out(tmp_path: Path) -> None:
     data = prepared.Prepared(hold_out(tmp_path) / "heldout")
-    batches = list(evaluation._batches_by_length(data, 100, 32))
+    batches = list(evaluation.batches_by_length(data, range(6), 32))
     assert batches == [[0], [4], [2, 1], [3, 5]]
-    assert list(evaluation._batches_by_length(data, 3, 10)) == [[0], [2], [1]]
+    assert list(evaluation.batches_by_length(data, range(3), 10)) == [[0], [2], [1]]
 
 
 def test_request_and_result_go_through_json(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""What a card shows of an evaluation: both models' figures, how sure a reward model is, their answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text
+from decorators.card.charts import PAIR_WIDTH, SCHEMA
+from launchers.evaluate import CalibrationBin, EvaluationResult, Score
+
+_NAMES = {"accuracy": "pairs ranked right"}
+_SHOWN_CHARS = 400  # of a prompt or an answer
+
+
+def evaluation_blocks(result: EvaluationResult) -> list[Block]:
+    """The blocks of an evaluation, from top to bottom."""
+    blocks: list[Block] = [Text(markdown="### Before and after"), _figures(result)]
+    if result.calibration:
+        blocks.append(Chart(spec=calibration_chart(result.calibration)))
+    if result.answers:
+        rows = tuple(
+            tuple(text[:_SHOWN_CHARS] for text in (each.prompt, each.reference, each.base, each.finetuned))
+            for each in result.answers
+        )
+        blocks.append(Grid(headers=("prompt", "wanted", "before", "after"), rows=rows))
+    return blocks
+
+
+def _figures(result: EvaluationResult) -> Grid:
+    both = (result.base, result.finetuned)
+    rows = [("held-out loss", *(_figure(score, "loss") for score in both))]
+    if result.finetuned is None:
+        return Grid(headers=("", "before", "after"), rows=tuple(rows))
+    if not result.finetuned.metrics:
+        before = UNKNOWN if result.base is None else f"{result.base.perplexity:,.4g}"
+        rows.append(("perplexity", before, f"{result.finetuned.perplexity:,.4g}"))
+    for name in result.finetuned.metrics:
+        title = _NAMES.get(name, name.replace("_", " "))
+        rows.append((title, *(_figure(score, name) for score in both)))
+    of = "pairs" if result.finetuned.metrics else "rows"
+    rows.append((f"held-out {of}", f"{result.finetuned.rows:,}", f"{result.finetuned.rows:,}"))
+    return Grid(headers=("", "before", "after"), rows=tuple(rows))
+
+
+def _figure(score: Score | None, name: str) -> str:
+    if score is None:
+        return UNKNOWN
+    value = score.loss if name == "loss" else score.metrics.get(name)
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1%}" if name == "accuracy" else f"{value:.4f}"
+
+
+def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
+    """How often pairs were ranked right, by how sure the model was; the diagonal is where both agree."""
+    values = [{"sure": each.sure, "right": each.right, "pairs": each.pairs} for each in bins]
+    share = {"type": "quantitative", "axis": {"format": "%"}}
+    return {
+        "$schema": SCHEMA,
+        "width": PAIR_WIDTH,
+        "height": 190,
+        "title": {"text": "calibration on held-out pairs", "fontSize": 12, "anchor": "start"},
+        "layer": [
+            {
+                "data": {"values": [{"sure": 0.5, "right": 0.5}, {"sure": 1.0, "right": 1.0}]},
+                "mark": {"type": "line", "strokeDash": [4, 4], "color": "#999"},
+                "encoding": {
+                    "x": {"field": "sure", **share},
+                    "y": {"field": "right", **share},
+                },
+            },
+            {
+                "data": {"values": values},
+                "mark": {"type": "line", "point": {"size": 60}, "tooltip": True},
+                "encoding": {
+                    "x": {
+                        "field": "sure",
+                        "title": "sure of its ranking",
+                        "scale": {"domain": [0.5, 1.0]},
+                        **share,
+                    },
+                    "y": {
+                        "field": "right",
+                        "title": "ranked right",
+                        "scale": {"domain": [0.0, 1.05]},
+                        **share,
+                    },
+                },
+            },
+        ],
+    }

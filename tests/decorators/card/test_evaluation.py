@@ -1,0 +1,60 @@
+"""The evaluation's part of a card."""
+
+from __future__ import annotations
+
+from decorators.card.blocks import Chart, Grid
+from decorators.card.evaluation import evaluation_blocks
+from launchers.evaluate import Answer, CalibrationBin, EvaluationResult, Score, _calibration
+
+
+def grids(result: EvaluationResult) -> list[Grid]:
+    return [block for block in evaluation_blocks(result) if isinstance(block, Grid)]
+
+
+def test_losses_perplexities_and_answers_stand_side_by_side() -> None:
+    result = EvaluationResult(
+        base=Score(loss=2.0, labels=50, rows=7),
+        finetuned=Score(loss=1.0, labels=50, rows=7),
+        answers=(Answer(prompt="p" * 1000, reference="r", base="b", finetuned="f"),),
+    )
+    figures, answers = grids(result)
+    assert figures.rows == (
+        ("held-out loss", "2.0000", "1.0000"),
+        ("perplexity", "7.389", "2.718"),
+        ("held-out rows", "7", "7"),
+    )
+    assert answers.rows == (("p" * 400, "r", "b", "f"),)
+
+
+def test_of_pairs_the_tasks_own_figures_are_shown() -> None:
+    metrics = {"reward_margin": 0.5, "accuracy": 0.75}
+    result = EvaluationResult(
+        task="dpo",
+        base=Score(loss=0.6931, labels=50, rows=8, metrics={"reward_margin": 0.0, "accuracy": 0.5}),
+        finetuned=Score(loss=0.5, labels=50, rows=8, metrics=metrics),
+    )
+    (figures,) = grids(result)
+    assert ("pairs ranked right", "50.0%", "75.0%") in figures.rows
+    assert ("reward margin", "0.0000", "0.5000") in figures.rows
+    assert ("held-out pairs", "8", "8") in figures.rows
+
+
+def test_nothing_held_out_is_said_to_be_unknown() -> None:
+    assert grids(EvaluationResult(base=None, finetuned=None))[0].rows == (
+        ("held-out loss", "unknown", "unknown"),
+    )
+
+
+def test_a_reward_models_calibration_is_drawn() -> None:
+    bins = _calibration([4.0, 4.2, -4.1, 0.0, 0.1])
+    assert bins[0].pairs == 2
+    assert bins[0].right == 0.75  # a tie and a right one
+    assert bins[1].sure > 0.95
+    assert bins[1].right == 2 / 3
+    result = EvaluationResult(
+        task="reward", base=None, finetuned=Score(loss=0.5, labels=5, rows=5), calibration=bins
+    )
+    (chart,) = [block for block in evaluation_blocks(result) if isinstance(block, Chart)]
+    assert chart.spec["layer"][1]["data"]["values"][0] == {"sure": bins[0].sure, "right": 0.75, "pairs": 2}
+    assert EvaluationResult.from_dict(result.to_dict()) == result
+    assert isinstance(bins[0], CalibrationBin)
