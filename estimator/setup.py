@@ -20,7 +20,7 @@ FAMILY_CODE = ("deepspeed", "fsdp2")
 Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
 LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
 TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
-Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "reward"]
+Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward"]
 PAIR_TASKS = ("dpo", "orpo", "simpo", "reward")  # a sample is a chosen and a rejected answer
 Precision = Literal[
     "fp32",  # everything in fp32
@@ -195,12 +195,14 @@ class Setup:
 
     @property
     def reference(self) -> Literal["none", "adapters-off", "computed-before", "copy"]:
-        """What DPO compares with, beside the model in training.
+        """What DPO and KTO compare with, beside the model in training.
 
         Adapters are switched off for a second forward pass. Where all weights are trained, the loop here
         computes what the untrained model gives once before training (launchers/reference.py), also for
         LLaMA-Adapters; other engines hold a frozen copy of it.
         """
+        if self.task == "kto":
+            return "adapters-off"
         if self.task != "dpo":
             return "none"
         if self.engine in FAMILY_CODE:

@@ -133,11 +133,14 @@ class EvaluationResult:
     def text(self) -> str:
         """For a terminal: the two losses, then each prompt with its answers."""
         lines = ["held-out loss: nothing was held out"]
-        if self.base is not None and self.finetuned is not None and self.task in PAIR_TASKS:
+        preferences = self.task in (*PAIR_TASKS, "kto")
+        if self.base is not None and self.finetuned is not None and preferences:
+            what = "answers" if self.task == "kto" else "pairs"
+            right = "told right" if self.task == "kto" else "ranked right"
             before, after = (score.metrics["accuracy"] for score in (self.base, self.finetuned))
             lines = [
-                f"held-out pairs: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
-                f" ranked right {before:.1%} -> {after:.1%} ({self.base.rows:,} pairs)"
+                f"held-out {what}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
+                f" {right} {before:.1%} -> {after:.1%} ({self.base.rows:,} {what})"
             ]
         elif self.base is not None and self.finetuned is not None:
             lines = [
@@ -227,12 +230,15 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     texts = [prompt["prompt"] for prompt in prompts]
     outcomes: list[tuple[Score | None, list[str]]] = []
     pairs = _HeldOutPairs(data, request) if data is not None and request.settings.trains_on_pairs else None
+    judged = _HeldOutJudged(data, request) if data is not None and request.settings.task == "kto" else None
     for folder in (request.base_dir, request.model_dir):
         model = load_model(folder, request.base_dir, device, precision)
         # the finished model's tokenizer for both: the base may have come without one of its own
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
-        if pairs is not None:
-            score: Score | None = pairs.score(model)
+        if judged is not None:
+            score: Score | None = judged.score(model)
+        elif pairs is not None:
+            score = pairs.score(model)
         else:
             score = None if data is None else _score(model, data, request.max_rows)
         outcomes.append((score, answers))
@@ -349,6 +355,48 @@ class _HeldOutPairs:
             rows=count,
             metrics={name: value.item() / count for name, value in rewards.sums().items()},
         )
+
+
+class _HeldOutJudged:
+    """KTO's measure on held-out answers; the first model that is scored is the reference.
+
+    The loss is that of a divergence of 0: how far the model has moved is no part of how well it tells good
+    answers from bad ones.
+    """
+
+    def __init__(self, data: Prepared, request: EvaluationRequest) -> None:
+        self._data, self._settings, self._max_rows = data, request.settings, request.max_rows
+        self._reference: dict[int, float] = {}
+
+    def score(self, model: Any) -> Score:
+        """A model's mean loss over the answers, and its figures."""
+        import torch
+
+        from launchers.dataset.batches import collate, summed_log_probabilities
+        from launchers.engines.loop.preference_losses import kto_loss
+
+        found, labels = dict[int, float](), 0
+        held_out = range(min(self._max_rows, len(self._data)))
+        with torch.inference_mode():
+            for indices in batches_by_length(self._data, held_out, MAX_BATCH_TOKENS[model.device.type]):
+                batch = collate([self._data.row(index) for index in indices], self._data.info.pad_id)
+                batch = batch.to(model.device)
+                logits = model(**batch.inputs, use_cache=False).logits
+                sums = summed_log_probabilities(logits, batch.labels)
+                found |= dict(zip(indices, sums.tolist(), strict=True))
+                labels += int((batch.labels >= 0).sum())
+        self._reference = self._reference or found
+        beta = self._settings.preference.beta_of("kto")
+        ratios = torch.tensor([found[index] - self._reference[index] for index in held_out])
+        good = torch.tensor([self._data.row(index).desirable for index in held_out])
+        rewards = beta * ratios
+        right = torch.where(good, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
+        metrics = {"accuracy": right.mean().item()}
+        for name, kind in (("reward_good", good), ("reward_bad", ~good)):
+            if kind.any():
+                metrics[name] = rewards[kind].mean().item()
+        losses = kto_loss(ratios, good, torch.zeros(()), beta)
+        return Score(loss=losses.mean().item(), labels=labels, rows=len(held_out), metrics=metrics)
 
 
 def _calibration(margins: list[float]) -> tuple[CalibrationBin, ...]:

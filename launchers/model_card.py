@@ -11,7 +11,7 @@ import yaml
 
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
-from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
+from estimator.setup import LLAMA_ADAPTERS
 from launchers import engines
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import Summary, duration
@@ -58,9 +58,10 @@ def closing_facts(
         rows.append(
             ("held-out loss", f"{evaluation.base.loss:.4f} before, {evaluation.finetuned.loss:.4f} after")
         )
-        if evaluation.task in PAIR_TASKS:
+        if "accuracy" in evaluation.finetuned.metrics:
             before, after = evaluation.base.metrics["accuracy"], evaluation.finetuned.metrics["accuracy"]
-            rows.append(("held-out pairs ranked right", f"{before:.1%} before, {after:.1%} after"))
+            what = "answers told" if evaluation.task == "kto" else "pairs ranked"
+            rows.append((f"held-out {what} right", f"{before:.1%} before, {after:.1%} after"))
     if summary.mfu is not None:
         rows.append(("MFU", f"{summary.mfu:.1%}"))
     return rows

@@ -141,7 +141,7 @@ def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) 
     settings = settings.model_copy(update=changes)
     if settings.method == "auto":
         return settings
-    if settings.trains_on_pairs:
+    if settings.trains_on_pairs or settings.task == "kto":
         usual = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
         rates = _TINY_PREFERENCE_RATES if tiny else usual
     else:
@@ -336,18 +336,21 @@ def read_data(
     ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a JSONL file in a folder.
     """
     path = fetch(settings.dataset, folder / "dataset")
-    made = sources.kind_of(settings.dataset) == "built-in" and settings.trains_on_pairs
-    samples: list[Sample] = [
-        *(preferences.from_conversations(rows.read(path)) if made else read_samples(settings, path))
-    ]
+    samples: list[Sample] = [*read_samples(settings, path)]
     print(f"{settings.dataset}: {len(samples):,} rows, all of them well-formed", flush=True)
     held_out = settings.evaluation.dataset
     return samples, [*read_samples(settings, fetch(held_out, folder / "held_out"))] if held_out else []
 
 
 def read_samples(settings: Settings, path: Path) -> Sequence[Sample]:
-    """The rows of a JSONL file as the task takes them: conversations or pairs."""
-    return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
+    """The rows of a JSONL file as the task takes them; the built-in dataset's are made so."""
+    judged = settings.task == "kto"
+    if not (judged or settings.trains_on_pairs):
+        return rows.read(path)
+    if path.name != f"{sources.BUILT_IN}.jsonl":
+        return preferences.read_judged(path) if judged else preferences.read(path)
+    pairs = preferences.from_conversations(rows.read(path))
+    return preferences.judged_from(pairs) if judged else pairs
 
 
 def fetch_weights(model: ModelSource, folder: Path) -> Path:

@@ -208,9 +208,10 @@ class Settings(_Section):
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
     row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
     bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
-    task: Literal["sft", "dpo", "orpo", "simpo", "reward"] = "sft"
+    task: Literal["sft", "dpo", "orpo", "simpo", "kto", "reward"] = "sft"
     """What is learnt: answers (sft), or from pairs of a better and a worse answer to prefer the better one:
-    dpo beside the model as it was, orpo and simpo without it. reward: a model that gives a better answer a
+    dpo beside the model as it was, orpo and simpo without it. kto: the same from single answers that are
+    called good or bad. reward: a model that gives a better answer a
     higher number."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
@@ -273,7 +274,7 @@ class Settings(_Section):
     adapter: Adapter = Adapter()
     """LLaMA-Adapters, for methods adapter-v1 and adapter-v2."""
     preference: Preference = Preference()
-    """The losses over pairs, for tasks dpo, orpo and simpo."""
+    """The losses of preferences, for tasks dpo, orpo, simpo and kto."""
     zero: Zero = Zero()
     """DeepSpeed's sharding."""
     fsdp: Fsdp = Fsdp()

@@ -330,10 +330,16 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
 
 def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     """Why a task can't be trained that way."""
-    if training.task not in PAIR_TASKS:
+    if training.task not in (*PAIR_TASKS, "kto"):
         return None
     if training.packing:
-        return f"packing: a row of {training.task} is a pair of answers, which are not put into one sequence"
+        what = "an answer that is judged" if training.task == "kto" else "a pair of answers"
+        return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
+    if training.task == "kto" and training.method not in ("lora", "qlora", "dora"):
+        return (
+            f"task kto with method {training.method}: its reference is the model with LoRA's adapters "
+            "switched off"
+        )
     if training.task != "reward":
         return None
     if training.method in LLAMA_ADAPTERS:

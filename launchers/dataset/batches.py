@@ -27,6 +27,7 @@ class MicroBatch:
     labels: torch.Tensor
     lengths: torch.Tensor  # [sequences], without padding
     packed: bool = False  # whether a row holds several documents
+    desirable: torch.Tensor | None = None  # [sequences] bool, of judged answers
     reference: torch.Tensor | None = None  # [pairs, 2], of the chosen and the rejected answers: reference.py
 
     @property
@@ -47,6 +48,7 @@ class MicroBatch:
             labels=self.labels.to(device),
             lengths=self.lengths,
             packed=self.packed,
+            desirable=None if self.desirable is None else self.desirable.to(device),
             reference=None if self.reference is None else self.reference.to(device),
         )
 
@@ -84,6 +86,14 @@ def micro_batches(
         yield batch if known is None else dataclasses.replace(batch, reference=known)
 
 
+def mismatched_batches(data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[MicroBatch]:
+    """Like :func:`micro_batches`, of each prompt with the answer to another one (:func:`mismatched`)."""
+    rows = [data.row(index) for index in step_rows(data, step, layout.global_batch_size)]
+    mine = mismatched(rows, data.info.seq_len)[rank :: layout.data_parallel]
+    for first in range(0, len(mine), layout.micro_batch_size):
+        yield collate(mine[first : first + layout.micro_batch_size], data.info.pad_id)
+
+
 def collate(rows: list[Row], pad_id: int) -> MicroBatch:
     """Pad rows on the right to the longest of them.
 
@@ -108,7 +118,26 @@ def collate(rows: list[Row], pad_id: int) -> MicroBatch:
         labels=torch.from_numpy(labels),
         lengths=torch.tensor([len(row.tokens) for row in rows]),
         packed=any(len(row.lengths) > 1 for row in rows),
+        desirable=torch.tensor([row.desirable for row in rows]),
     )
+
+
+def mismatched(rows: list[Row], seq_len: int) -> list[Row]:
+    """Each row's prompt with the answer of the row before it (the first one's with the last row's).
+
+    What counts is the answer, cut at ``seq_len`` tokens: KTO's estimate of how far the model has moved.
+    """
+    found = []
+    for row, other in zip(rows, [rows[-1], *rows[:-1]], strict=True):
+        prompt, answer = row.tokens[: _answer_start(row)], other.tokens[_answer_start(other) :]
+        tokens = np.concatenate([prompt, answer])[:seq_len]
+        labels = np.concatenate([np.full(len(prompt), IGNORE, dtype=np.int32), answer])[:seq_len]
+        found.append(Row(tokens=tokens, labels=labels, lengths=np.array([len(tokens)], dtype=np.int32)))
+    return found
+
+
+def _answer_start(row: Row) -> int:
+    return int(np.argmax(row.labels != IGNORE))
 
 
 def collate_pairs(rows: list[Row], pad_id: int) -> MicroBatch:

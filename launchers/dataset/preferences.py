@@ -12,17 +12,23 @@ Taken, one JSON object a line, mixed as you like:
   "chosen_response", "rejected_response"}``, or ``{"prompt", "answers": [{"answer", "rank"}, ...]}``, of which
   the best and the worst rank are taken
 
+Single answers that somebody has called good or bad, for KTO: ``label`` or ``kto_tag`` (true or false) beside
+``prompt`` and ``completion``, beside ``messages`` or ``conversations`` to the answer's end, or beside
+``instruction`` (and ``input``, ``system``, ``history``) and ``output``.
+
 Other keys (an id, a score) are ignored.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from estimator.errors import UserError
 from launchers.dataset.rows import (
     BadRow,
     Conversation,
@@ -52,7 +58,53 @@ class Pair:
         return self.chosen.line
 
 
-Sample = Conversation | Pair  # one row of a dataset, of whatever task
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A conversation whose last turn, the assistant's, somebody has called good or bad."""
+
+    conversation: Conversation
+    desirable: bool
+
+    @property
+    def line(self) -> int:
+        """Of the file it came from; 0: none."""
+        return self.conversation.line
+
+
+Sample = Conversation | Pair | Judged  # one row of a dataset, of whatever task
+
+
+def read_judged(path: Path) -> list[Judged]:
+    """Read and check every line of a JSONL file of judged answers (:func:`launchers.dataset.rows.read_as`).
+
+    Raises UserError too where all are good, or all bad.
+    """
+    judged = read_as(path, parse_judged)
+    if len({each.desirable for each in judged}) == 1:
+        which = "true" if judged[0].desirable else "false"
+        raise UserError(
+            f"Dataset {path}: every `label` is {which}.", "KTO learns from good answers and from bad ones."
+        )
+    return judged
+
+
+def parse_judged(row: Any, line: int = 0) -> Judged:
+    """One decoded row as a judged answer; raises BadRow."""
+    row = object_of(row)
+    name = next((key for key in ("label", "kto_tag") if key in row), None)
+    if name is None:
+        raise BadRow("no `label` (true or false), which says whether the answer is a good one")
+    if not isinstance(row[name], bool):
+        raise BadRow(f"`{name}` is {json.dumps(row[name])[:40]}, not true or false")
+    answer = next((key for key in ("completion", "output", "response") if row.get(key) is not None), None)
+    if answer is not None:
+        messages = (*_prompt(row), _answer(row[answer], answer))
+    else:
+        chat_name = next((key for key in ("messages", "conversations") if row.get(key) is not None), None)
+        if chat_name is None:
+            raise BadRow(f"`{name}` without an answer: no `completion`, `output` or `messages`")
+        messages = chat(row[chat_name], chat_name, *keys_of(row[chat_name]))
+    return Judged(conversation=Conversation(messages=messages, line=line), desirable=row[name])
 
 
 def read(path: Path) -> list[Pair]:
@@ -78,6 +130,15 @@ def parse(row: Any, line: int = 0) -> Pair:
     return Pair(
         chosen=Conversation(messages=chosen, line=line), rejected=Conversation(messages=rejected, line=line)
     )
+
+
+def judged_from(pairs: Sequence[Pair]) -> list[Judged]:
+    """Both answers of each pair on their own."""
+    return [
+        Judged(conversation=each, desirable=each is pair.chosen)
+        for pair in pairs
+        for each in (pair.chosen, pair.rejected)
+    ]
 
 
 def from_conversations(conversations: Sequence[Conversation]) -> list[Pair]:

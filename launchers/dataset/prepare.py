@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from estimator.errors import Change, UserError
 from estimator.setup import PAIR_TASKS
 from launchers.dataset import prepared, render
-from launchers.dataset.preferences import Pair, Sample
+from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
 from launchers.dataset.rows import Conversation
 from launchers.settings import Settings
@@ -33,6 +33,7 @@ class _Document:
     tokens: NDArray[np.int32]
     labels: NDArray[np.int32]
     full_length: int  # before truncation
+    desirable: bool = True
 
     @property
     def has_answer(self) -> bool:
@@ -63,16 +64,22 @@ def _tokenised(
     pairs = settings.trains_on_pairs
     conversations: list[Conversation] = []
     for sample in samples:
-        conversations += (sample.chosen, sample.rejected) if isinstance(sample, Pair) else (sample,)
-    prompt_counts = settings.train_on_prompt and not pairs
-    rows = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=pairs)
+        if isinstance(sample, Pair):
+            conversations += (sample.chosen, sample.rejected)
+        else:
+            conversations.append(sample.conversation if isinstance(sample, Judged) else sample)
+    good = [sample.desirable if isinstance(sample, Judged) else True for sample in samples]
+    alone = pairs or settings.task == "kto"  # one answer of each conversation is weighed
+    prompt_counts = settings.train_on_prompt and not alone
+    rows = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=alone)
     documents = (
         _Document(
             tokens=tokens[:seq_len],
             labels=np.where(counted, tokens, IGNORE).astype(np.int32)[:seq_len],
             full_length=len(tokens),
+            desirable=pairs or good[number],
         )
-        for tokens, counted in rows
+        for number, (tokens, counted) in enumerate(rows)
     )
     return zip(documents, documents, strict=True) if pairs else ((document,) for document in documents)
 
@@ -143,7 +150,9 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
     lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
     start = 0
     for number, length in enumerate(sample.lengths.tolist()):
-        if data.info.task in PAIR_TASKS:
+        if data.info.task == "kto":
+            lines.append(f"--- a {'good' if sample.desirable else 'bad'} answer, {length} tokens ---")
+        elif data.info.task in PAIR_TASKS:
             lines.append(f"--- {('chosen', 'rejected')[number]}, {length} tokens ---")
         elif len(sample.lengths) > 1:
             lines.append(
@@ -231,7 +240,7 @@ def _prepare_held_out(
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for sample in held_out:
-            conversation = sample.chosen if isinstance(sample, Pair) else sample
+            conversation = _asked_of(sample)
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
             messages = [{"role": m.role, "content": m.content} for m in conversation.messages[:-1]]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
@@ -246,6 +255,13 @@ def _prepare_held_out(
     prepared.write(folder / "heldout", rows, order, info)
 
 
+def _asked_of(sample: Sample) -> Conversation:
+    """The conversation whose prompt the models are asked."""
+    if isinstance(sample, Pair):
+        return sample.chosen
+    return sample.conversation if isinstance(sample, Judged) else sample
+
+
 def _clear(folder: Path) -> None:
     """Take away what an earlier run has left, so that nothing old is taken for new."""
     (folder / "info.json").unlink(missing_ok=True)
@@ -258,6 +274,7 @@ def _row(documents: Sequence[_Document]) -> Row:
         tokens=np.concatenate([d.tokens for d in documents]),
         labels=np.concatenate([d.labels for d in documents]),
         lengths=np.array([len(d.tokens) for d in documents], dtype=np.int32),
+        desirable=all(d.desirable for d in documents),
     )
 
 
@@ -338,6 +355,8 @@ def _fingerprint(
     digest = hashlib.sha256(
         f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
     )
+    if settings.task == "kto":
+        digest.update(bytes(row.desirable for row in rows))
     if settings.trains_on_pairs:
         digest.update(b"pairs")
     if settings.new_tokens:

@@ -11,6 +11,7 @@ A folder with::
     lengths.npy       int32, the lengths of the documents in all rows, one after the other
     length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed; two of a
                       pair, the chosen conversation and the rejected one)
+    desirable.npy     bool [rows], whether the answer is a good one; of judged answers alone
     order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included;
                       unless packed (or switched off), step 0 has the longest rows, in falling length
 
@@ -65,6 +66,7 @@ class Row:
     tokens: NDArray[np.int32]
     labels: NDArray[np.int32]
     lengths: NDArray[np.int32]
+    desirable: bool = True  # of a judged answer: whether it is a good one
 
     @property
     def positions(self) -> NDArray[np.int32]:
@@ -119,6 +121,10 @@ class Prepared:
         return self._array("length_offsets")
 
     @cached_property
+    def _desirable(self) -> NDArray[np.int32] | None:
+        return self._array("desirable") if (self.folder / "desirable.npy").is_file() else None
+
+    @cached_property
     def order(self) -> NDArray[np.int32]:
         return self._array("order")
 
@@ -139,6 +145,7 @@ class Prepared:
             tokens=self._tokens[first:last],
             labels=self._labels[first:last],
             lengths=self._lengths[low:high],
+            desirable=self._desirable is None or bool(self._desirable[index]),
         )
 
 
@@ -159,6 +166,8 @@ def write(folder: Path, rows: list[Row], order: NDArray[np.int32], info: Prepare
         "length_offsets": offsets([len(row.lengths) for row in rows]),
         "order": order.astype(np.int32),
     }
+    if not all(row.desirable for row in rows):
+        arrays["desirable"] = np.array([row.desirable for row in rows])
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     (folder / "info.json").write_text(json.dumps(dataclasses.asdict(info), indent=1))

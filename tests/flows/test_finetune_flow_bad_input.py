@@ -60,6 +60,7 @@ def check_refused(run: FlowRun, *words: str) -> None:
         (["--task", "reward", "--method", "adapter-v1"], ["task reward with method adapter-v1"]),
         (["--task", "reward", "--model", "olmo-2-7b", *ON_AN_A100], ["no sequence classification"]),
         (["--task", "simpo", "--set", "preference.beta=0"], ["preference.beta = 0"]),
+        (["--task", "kto", "--method", "full"], ["task kto with method full"]),
     ],
 )
 def test_a_wrong_flag_is_refused_before_the_run(
@@ -149,6 +150,14 @@ def test_broken_pairs_are_refused_before_the_run(
 ) -> None:
     dataset.write_text(json.dumps(row) + "\n")
     check_refused(flow("run", "--task", "dpo", "--dataset", str(dataset), timeout=60), *words)
+
+
+def test_judged_answers_that_are_all_good_are_refused_before_the_run(
+    flow: Callable[..., FlowRun], dataset: Path
+) -> None:
+    dataset.write_text((json.dumps({"prompt": "1 + 1?", "completion": "2", "label": True}) + "\n") * 9)
+    run = flow("run", "--task", "kto", "--method", "lora", "--dataset", str(dataset), timeout=60)
+    check_refused(run, "every `label` is true", "bad ones")
 
 
 def test_a_model_folder_without_weights_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ def sigmoid_loss(rewards: Rewards, *, margin: float = 0.0, label_smoothing: floa
     return -logsigmoid(ahead) * (1 - label_smoothing) - logsigmoid(-ahead) * label_smoothing
 
 
+def kto_loss(log_ratios: torch.Tensor, good: torch.Tensor, kl: torch.Tensor, beta: float) -> torch.Tensor:
+    """[answers]: 1 - sigmoid(beta (log pi - log pi_ref - kl)), of bad answers with the other sign.
+
+    ``kl``: one number, at least 0. ``good``: bool.
+    """
+    ahead = log_ratios - kl
+    return 1 - torch.sigmoid(beta * torch.where(good, ahead, -ahead))
+
+
 def odds_ratio_loss(policy: Answers) -> torch.Tensor:
     """-log sigmoid of the log odds ratio: Hong et al. 2024 (arXiv:2403.07691), equation 7."""
     chosen, rejected = policy.means

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
+import torch.distributed as dist
 
+from estimator.plan import Layout
 from launchers.dataset.batches import (
     MicroBatch,
     counted_labels,
+    mismatched_batches,
     step_rows,
     summed_cross_entropy,
     summed_log_probabilities,
@@ -33,6 +36,7 @@ class StepCounts:
 
     divisor: int  # of the summed loss and the summed metrics
     tokens: int = 0  # of the chosen conversations that are predicted, prompts too
+    good: int = 0  # judged answers that are called good
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,10 @@ class Task(Protocol):
         """Raise ValueError where the model would read the data otherwise than they were prepared."""
         ...
 
+    def begin(self, model: ShardedModel, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
+        """What has to be known of all ranks before a step's first micro batch; every rank calls it."""
+        ...
+
     def counts(self, data: Prepared, step: int, global_batch_size: int, /) -> StepCounts:
         """What a step is divided by; step 0 is the first."""
         ...
@@ -71,6 +79,9 @@ class NextToken:
     def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
 
+    def begin(self, *_: object) -> None:
+        """Nothing: each micro batch stands for itself."""
+
     def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
         return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
 
@@ -86,6 +97,9 @@ class Preferences:
 
     def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
+
+    def begin(self, *_: object) -> None:
+        """Nothing: each micro batch stands for itself."""
 
     def __init__(self, settings: Settings) -> None:
         self._task = settings.task
@@ -152,6 +166,9 @@ class Reward:
         if known != data.info.pad_id:
             raise ValueError(f"rows are padded with token {data.info.pad_id}, and the model expects {known}")
 
+    def begin(self, *_: object) -> None:
+        """Nothing: each micro batch stands for itself."""
+
     def counts(self, _data: Prepared, _step: int, global_batch_size: int) -> StepCounts:
         return StepCounts(divisor=global_batch_size)
 
@@ -160,8 +177,69 @@ class Reward:
         return Outcome(loss=preference_losses.sigmoid_loss(rewards).sum(), metrics=rewards.detached().sums())
 
 
+class Kto:
+    """Single answers that are good or bad: Ethayarajh et al. 2024 (arXiv:2402.01306), equations 7 and 8.
+
+    As TRL's KTOTrainer, with both kinds weighing the same. What the rewards are compared with, an estimate of
+    the KL divergence from the reference, is the mean over the whole global batch of answers to other prompts.
+    """
+
+    pairs: ClassVar = False
+    metrics: ClassVar[tuple[str, ...]] = ("reward_good", "reward_bad", "reward_margin", "accuracy", "kl")
+
+    def __init__(self, settings: Settings) -> None:
+        self._beta = settings.preference.beta_of(settings.task)
+        self._kl = torch.zeros(())
+
+    def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
+        """Any model that predicts tokens will do."""
+
+    def begin(self, model: ShardedModel, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
+        """Estimate how far the model has moved, by answers to other prompts."""
+        ahead = torch.zeros((), device=model.device)
+        for batch in mismatched_batches(data, layout, step, rank):
+            batch = batch.to(model.device)
+            with torch.no_grad():
+                policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+                with without_adapters(model):
+                    reference = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+            ahead += (policy - reference).sum()
+        dist.all_reduce(ahead)
+        self._kl = (ahead / layout.global_batch_size).clamp(min=0)
+
+    def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
+        rows = step_rows(data, step, global_batch_size)
+        return StepCounts(divisor=global_batch_size, good=sum(data.row(index).desirable for index in rows))
+
+    def outcome(self, model: ShardedModel, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
+        with torch.no_grad(), without_adapters(model):
+            reference = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+        policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+        if batch.desirable is None:
+            raise ValueError("KTO learns from judged answers, and these are not")
+        losses = preference_losses.kto_loss(policy - reference, batch.desirable, self._kl, self._beta)
+        rewards = self._beta * (policy.detach() - reference)
+        good, bad = batch.desirable, ~batch.desirable
+        # a mean over each kind, as parts of a mean over all
+        of_good = (rewards * good).sum() * counts.divisor / max(1, counts.good)
+        of_bad = (rewards * bad).sum() * counts.divisor / max(1, counts.divisor - counts.good)
+        right = torch.where(good, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
+        return Outcome(
+            loss=losses.sum(),
+            metrics={
+                "reward_good": of_good,
+                "reward_bad": of_bad,
+                "reward_margin": of_good - of_bad,
+                "accuracy": right.sum(),
+                "kl": self._kl * len(rewards),
+            },
+        )
+
+
 def task_of(settings: Settings) -> Task:
     """The task that a run's settings name."""
+    if settings.task == "kto":
+        return Kto(settings)
     if settings.task == "reward":
         return Reward()
     return Preferences(settings) if settings.trains_on_pairs else NextToken()

@@ -91,6 +91,9 @@ def _step(
     layout = job.plan.layout
     begin, watch = time.perf_counter(), _Stopwatch(model.device)
     lr = model.lr()
+    watch.mark("forward")
+    task.begin(model, data, layout, step - 1, env.rank)
+    watch.mark("data")
     counts = task.counts(data, step - 1, layout.global_batch_size)
     summed = torch.zeros(1 + len(task.metrics), device=model.device)  # the loss, then the metrics
     tokens, passes = 0, 0

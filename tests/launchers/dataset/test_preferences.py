@@ -4,7 +4,14 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from launchers.dataset.preferences import from_conversations, parse, read
+from launchers.dataset.preferences import (
+    from_conversations,
+    judged_from,
+    parse,
+    parse_judged,
+    read,
+    read_judged,
+)
 from launchers.dataset.rows import BadRow, Conversation, Message
 from tests.launchers.dataset.test_rows import turns, write
 
@@ -114,3 +121,47 @@ def test_pairs_of_chats_have_their_answer_in_capitals_as_the_worse_one() -> None
     assert pair.chosen == chat
     assert turns(pair.rejected) == [("user", "Hi"), ("assistant", "HELLO")]
     assert pair.line == 3
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1+2?", "completion": "3", "label": True},
+        {"prompt": [USER], "completion": [BETTER], "label": True},
+        {"messages": [USER, BETTER], "kto_tag": True},
+        {"conversations": [USER, BETTER], "label": True},
+        {"instruction": "1+2?", "output": "3", "kto_tag": True},
+    ],
+)
+def test_every_shape_of_a_judged_answer_is_read(row: dict[str, Any]) -> None:
+    judged = parse_judged(row, 4)
+    assert turns(judged.conversation) == [QUESTION, ("assistant", "3")]
+    assert judged.desirable
+    assert judged.line == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "1+2?", "completion": "3"}, "no `label`"),
+        ({"prompt": "1+2?", "completion": "3", "label": "yes"}, '`label` is "yes", not true or false'),
+        ({"prompt": "1+2?", "label": True}, "`label` without an answer"),
+        ({"prompt": "1+2?", "completion": "", "kto_tag": True}, "`completion` is empty"),
+    ],
+)
+def test_a_judged_answer_that_cant_be_used_says_why(row: Any, reason: str) -> None:
+    with pytest.raises(BadRow, match=reason):
+        parse_judged(row)
+
+
+def test_labels_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
+    row = {"prompt": "1+2?", "completion": "3", "label": True}
+    with pytest.raises(UserError, match="every `label` is true"):
+        read_judged(write(tmp_path / "all.jsonl", row, row))
+    assert len(read_judged(write(tmp_path / "both.jsonl", row, row | {"label": False}))) == 2
+
+
+def test_both_answers_of_a_pair_are_judged_on_their_own() -> None:
+    good, bad = judged_from([parse(PLAIN)])
+    assert (good.desirable, bad.desirable) == (True, False)
+    assert turns(bad.conversation) == [QUESTION, ("assistant", "4")]

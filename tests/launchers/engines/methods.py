@@ -17,8 +17,9 @@ import torch
 from estimator.models import hf_files
 from launchers import engines, pipeline
 from launchers.dataset import render
-from launchers.dataset.batches import collate_pairs
-from launchers.engines.loop.preference_losses import sigmoid_loss
+from launchers.dataset.batches import collate, collate_pairs, mismatched, summed_log_probabilities
+from launchers.dataset.prepared import Row
+from launchers.engines.loop.preference_losses import kto_loss, sigmoid_loss
 from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy, rewards_of
 from launchers.engines.reward_head import as_trained
 from launchers.evaluate import load_model
@@ -52,9 +53,11 @@ METHODS: dict[str, dict[str, Any]] = {
 SHARDINGS = {"torchtune": ("none", "fsdp"), "deepspeed": ("zero0", "zero3"), "fsdp2": ("none", "fsdp")}
 """Of one process, and of one on each of two nodes."""
 NODES = (1, 2)
-TASKS = ("dpo", "orpo", "simpo", "reward")  # beside sft
+TASKS = ("dpo", "orpo", "simpo", "kto", "reward")  # beside sft
 TASK_METHODS = ("full", "lora", "qlora nf4-double")
-ROUNDED_REFERENCE = 0.02  # in DPO's loss: qlora's reference is the rounded base, the export's the base itself
+ROUNDED_REFERENCE = 0.02  # in the loss of DPO and KTO: qlora compares with the rounded base, the export not
+    0.02  # in DPO's and KTO's loss: qlora's reference is the rounded base, the export's is not
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,13 +105,9 @@ def make(folder: Path) -> None:
     """The model and the data of all cells."""
     tiny_llama.make(folder / "model")
     runs.make_data(folder / "documents", documents(), batch=DOCUMENTS, steps=STEPS)
-    runs.make_data(
-        folder / "pairs",
-        runs.pairs(DOCUMENTS),
-        batch=DOCUMENTS,
-        steps=STEPS,
-        pad_id=_pad_id(folder / "model"),
-    )
+    pad_id = _pad_id(folder / "model")
+    for name, rows in (("pairs", runs.pairs(DOCUMENTS)), ("judged", _judged())):
+        runs.make_data(folder / name, rows, batch=DOCUMENTS, steps=STEPS, pad_id=pad_id)
 
 
 def refusal(folder: Path, cell: Cell) -> str | None:
@@ -123,7 +122,7 @@ def prove(folder: Path, cell: Cell) -> Proof:
     first = runs.make_job(
         folder / cell.name / "node-0",
         as_trained(folder / "model", _settings(cell, folder), folder),
-        folder / ("documents" if cell.task == "sft" else "pairs"),
+        folder / {"sft": "documents", "kto": "judged"}.get(cell.task, "pairs"),
         steps=STEPS - 1,
         engine=cell.engine,
         sharding=SHARDINGS[cell.engine][cell.nodes - 1],
@@ -168,7 +167,7 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
     engines.get(proof.whole.plan.engine).collect(proof.whole, folder)
     result = engines.result_of(folder)
     trained = load_model(result, proof.whole.model_dir, "cpu", "fp32")
-    close = ROUNDED_REFERENCE if rounded and proof.whole.settings.task == "dpo" else CLOSE
+    close = ROUNDED_REFERENCE if rounded and proof.whole.settings.task in ("dpo", "kto") else CLOSE
     if abs(_loss(proof.whole, trained, base) - runs.losses(after)[-1]) > close:
         found.append("its export has another loss than what it has trained")
     if result.name == "model" and proof.whole.plan.method in ("lora", "dora"):
@@ -185,6 +184,8 @@ def _loss(job: TrainJob, model: Any, base: Any) -> float:
     """The task's loss of a transformers model on all of the job's data."""
     if job.settings.task == "sft":
         return loss(model)
+    if job.settings.task == "kto":
+        return _kto_loss(job, model, base)
     rows = runs.pairs(DOCUMENTS)
     batch = collate_pairs(rows, _pad_id(job.model_dir))
     with torch.no_grad():
@@ -196,6 +197,25 @@ def _loss(job: TrainJob, model: Any, base: Any) -> float:
         return losses.mean().item()
     tokens = sum(int(row.lengths[0]) - 1 for row in rows)
     return losses.mean().item() + chosen_cross_entropy(logits, batch).item() / tokens
+
+
+def _kto_loss(job: TrainJob, model: Any, base: Any) -> float:
+    def ahead(some: list[Row]) -> torch.Tensor:
+        batch = collate(some, _pad_id(job.model_dir))
+        with torch.no_grad():
+            ours, before = (
+                summed_log_probabilities(each(**batch.inputs).logits, batch.labels) for each in (model, base)
+            )
+        return ours - before
+
+    rows = _judged()
+    kl = ahead(mismatched(rows, 128)).mean().clamp(min=0)
+    good = torch.tensor([row.desirable for row in rows])
+    return kto_loss(ahead(rows), good, kl, job.settings.preference.beta_of("kto")).mean().item()
+
+
+def _judged() -> list[Row]:
+    return runs.judged(DOCUMENTS)[:DOCUMENTS]
 
 
 def _pad_id(model_dir: Path) -> int:

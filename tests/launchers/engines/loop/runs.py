@@ -91,6 +91,17 @@ def pairs(count: int, seed: int = 0) -> list[prepared.Row]:
     return rows
 
 
+def judged(count: int, seed: int = 0) -> list[prepared.Row]:
+    """Both answers of :func:`pairs` on their own; of every third pair the bad one alone."""
+    rows = []
+    for number, pair in enumerate(pairs(count, seed)):
+        chosen, rejected = pair.documents()
+        if number % 3:
+            rows.append(chosen)
+        rows.append(dataclasses.replace(rejected, desirable=False))
+    return rows
+
+
 def joined(rows: list[prepared.Row]) -> prepared.Row:
     return prepared.Row(
         tokens=np.concatenate([row.tokens for row in rows]),

@@ -31,6 +31,7 @@ TASKS = [
     ("orpo", "full"),
     ("simpo", "lora"),
     ("simpo", "full"),
+    ("kto", "lora"),
     ("reward", "lora"),
     ("reward", "full"),
 ]
@@ -50,7 +51,8 @@ def make_job(folder: Path, task: str, method: str, sharding: str = "fsdp2", **op
     model, data = folder / "model", folder / "data"
     if not model.exists():
         runs.make_model(model, "rewards" if task == "reward" else "llama")
-        runs.make_data(data, runs.pairs(12), batch=BATCH, steps=STEPS)
+        rows = runs.judged(12) if task == "kto" else runs.pairs(12)
+        runs.make_data(data, rows, batch=BATCH, steps=STEPS)
     engine, states = SHARDINGS[sharding]
     values = {"engine": engine, "sharding": states, "settings": settings_of(task, method)} | options
     job = runs.make_job(folder / f"{sharding}-{task}-{method}", model, data, steps=STEPS, **values)
@@ -63,7 +65,7 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -78,6 +80,17 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
     data, task = prepared.Prepared(job.data_dir), job.settings.task
     rows: list[dict[str, Any]] = []
     for number in data.order:
+        if task == "kto":
+            row = data.row(int(number))
+            prompt = int((row.labels == prepared.IGNORE).sum())
+            rows.append(
+                {
+                    "prompt": text(row.tokens[:prompt].tolist()),
+                    "completion": f" {text(row.tokens[prompt:].tolist())}",
+                    "label": row.desirable,
+                }
+            )
+            continue
         chosen, rejected = data.row(int(number)).documents()
         if task == "reward":
             tokens = {"chosen_ids": chosen.tokens.tolist(), "rejected_ids": rejected.tokens.tolist()}
@@ -108,6 +121,7 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
         "dpo": (DPOTrainer, DPOConfig),
         "orpo": (ORPOTrainer, ORPOConfig),
         "simpo": (CPOTrainer, CPOConfig),
+        "kto": (KTOTrainer, KTOConfig),
         "reward": (RewardTrainer, RewardConfig),
     }
     trainer_class, config_class = kinds[task]
@@ -152,7 +166,9 @@ def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("reward", "lora")])
+@pytest.mark.parametrize(
+    ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("kto", "lora"), ("reward", "lora")]
+)
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_micro_batches_and_processes_change_nothing_and_a_resumed_run_is_exact(
     tmp_path: Path, task: str, method: str, sharding: str
