@@ -51,6 +51,11 @@ class Pair:
         """Of the file it came from; 0: none."""
         return self.chosen.line
 
+    @property
+    def source(self) -> int:
+        """Which dataset of the run it is of."""
+        return self.chosen.source
+
 
 Sample = Conversation | Pair  # one row of a dataset, of whatever task
 
