@@ -235,20 +235,21 @@ class Settings(_Section):
     row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
     bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
     task: Literal["sft", "pretrain", "dpo", "orpo", "simpo"] = "sft"
-    """What is learnt: answers (sft); plain text (pretrain, in whole documents); or from pairs of a better and a
-    worse answer to prefer the better one: dpo beside the model as it was, orpo and simpo without it."""
+    """What is learnt: answers (sft), plain text (pretrain), or from pairs of a better and a worse answer to
+    prefer the better one: dpo beside the model as it was, orpo and simpo without it."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
     way."""
     dataset: str = "python-docs"
-    """JSONL of chat messages, instruction/response or text, for preferences of pairs, for pretrain of text (also
-    .txt and .parquet): a local path, s3://, a Hugging Face id, or python-docs (made from the running Python's
+    """JSONL of chat messages, instruction/response or text, for preferences of pairs, for pretrain of text
+    (also .txt, .parquet): a local path, s3://, a Hugging Face id, or python-docs (made from the running Python's
     documentation)."""
     mixture: dict[str, Weight] = Field(default_factory=dict)
-    """More datasets beside `dataset`, and how often an epoch has the rows of each: 2 twice, 0.5 a drawn half."""
+    """More datasets beside `dataset`, with weights: how often an epoch has the rows of each. 2: twice; 0.5: a
+    drawn half."""
     seq_len: Positive | None = None
-    """Longest sequence in tokens; longer rows are cut, those of pretrain split. Empty: 2048 (tiny-llama: 256), or the model's limit
-    if lower."""
+    """Longest sequence in tokens; longer rows are cut, those of pretrain split. Empty: 2048 (tiny-llama: 256),
+    or the model's limit if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
     longest_first: bool = True
@@ -272,8 +273,8 @@ class Settings(_Section):
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
     tokens: Tokens | None = None
-    """Stop with the step that brings it to this many tokens of text: 20000, 300M, 1B. The data is gone through
-    as often as that needs. Instead of `epochs` and `max_steps`."""
+    """Stop with the step that reaches this many tokens (20000, 300M, 1B), padding not counted. The data is
+    gone through as often as that needs. Instead of `epochs` and `max_steps`."""
     global_batch_size: Positive = 16
     """Global batch: sequences for each optimizer step, over all GPUs."""
     micro_batch_size: Positive | None = None
@@ -358,7 +359,7 @@ class Settings(_Section):
             raise ValueError(f"tokens and {other} both say how long to train: give one of them")
         if self.dataset in self.mixture:
             raise ValueError(
-                f"mixture holds {self.dataset}, which is the dataset already: leave one of them out"
+                f"mixture holds {self.dataset}, which is `dataset` already: leave one of them out"
             )
         return self
 

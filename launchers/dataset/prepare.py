@@ -70,6 +70,7 @@ class _Documents:
         for documents in _tokenised(samples, tokenizer, settings):
             longer = any(len(document.tokens) > seq_len for document in documents)
             self.truncated += longer and not splits
+            fitting: list[tuple[_Document, ...]]
             if splits:
                 fitting = [(piece,) for document in documents for piece in document.pieces(seq_len)]
             else:

@@ -162,7 +162,7 @@ def _apply(
 
 
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
-    """What the model is given, special tokens included, and what follows: the last answer, or more of a text."""
+    """What the model is given, special tokens included, and what follows: the last answer, or more text."""
     if conversation.text is None:
         messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
         prompt = _apply(tokenizer, messages[:-1], conversation, prompt=True)
@@ -170,9 +170,8 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
     text = conversation.text
     cut = min(len(text) // 2, _PROMPT_CHARS)
     cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut
-    return (tokenizer.bos_token if _adds_bos(tokenizer) else "") + text[:cut], text[
-        cut : cut + _REFERENCE_CHARS
-    ]
+    prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + text[:cut]
+    return prompt, text[cut : cut + _REFERENCE_CHARS]
 
 
 def _melted(conversation: Conversation, before: str, after: str) -> UserError:

@@ -101,7 +101,7 @@ def parse_all(
     for number, value in values:
         try:
             parsed.append(parse_row(value, number))
-        except BadRow as reason:
+        except BadRow as reason:  # noqa: PERF203 - each row may be bad
             bad.append((number, str(reason)))
     if bad:
         raise _error(path, bad, len(bad) + len(parsed), unit)

@@ -31,7 +31,7 @@ def kind_of(dataset: str) -> Kind:
 
 
 def fetch(dataset: str, folder: Path) -> Path:
-    """The dataset as a local file: a local one in place, any other in ``folder`` (JSONL, but for files of S3).
+    """The dataset as a local file: a local one in place, any other in ``folder``; of the Hub as JSONL.
 
     Raises UserError that says why it can't be had. The rows are not looked at: see rows.read.
     """
