@@ -242,14 +242,14 @@ class Settings(_Section):
     way."""
     dataset: str = "python-docs"
     """JSONL of chat messages, instruction/response or text, for preferences of pairs, for pretrain of text
-    (also .txt, .parquet): a local path, s3://, a Hugging Face id, or python-docs (made from the running Python's
-    documentation)."""
+    (also .txt, .parquet): a local path, s3://, a Hugging Face id, or python-docs (made from the running
+    Python's documentation)."""
     mixture: dict[str, Weight] = Field(default_factory=dict)
     """More datasets beside `dataset`, with weights: how often an epoch has the rows of each. 2: twice; 0.5: a
     drawn half."""
     seq_len: Positive | None = None
-    """Longest sequence in tokens; longer rows are cut, those of pretrain split. Empty: 2048 (tiny-llama: 256),
-    or the model's limit if lower."""
+    """Longest sequence in tokens; longer rows are cut, those of pretrain split. Empty: 2048 (tiny-llama:
+    256), or the model's limit if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
     longest_first: bool = True
