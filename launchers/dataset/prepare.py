@@ -25,6 +25,7 @@ from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
 _SHOWN_CHARS = 1500  # of one stretch of a sample
+_CHARACTERS = 4  # a token, in English: help.openai.com, "What are tokens and how to count them?"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,21 +110,38 @@ def split(samples: Sequence[Sample], settings: Settings) -> tuple[list[Sample], 
     """Training rows in the order of the file, and held-out rows in a drawn order; the draw is seeded.
 
     ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or if there is a
-    held-out dataset of its own. Of plain text (task pretrain) in documents so few that one is more than that
-    share, the end of the longest (:func:`launchers.dataset.texts.hold_out_end`).
+    held-out dataset of its own. Of plain text (task pretrain), the same share of each dataset's characters.
     """
     rows, fraction = list(samples), settings.evaluation.fraction
     if fraction == 0 or settings.evaluation.dataset is not None:
         return rows, []
-    if settings.task == "pretrain" and fraction * len(rows) < 1:
-        train, end = texts.hold_out_end([row for row in rows if isinstance(row, Conversation)], fraction)
-        return [*train], [*end]
+    if settings.task == "pretrain":
+        return _split_text(rows, settings)
     if len(rows) < 2:
         return rows, []
     count = min(max(1, round(fraction * len(rows))), MAX_HELD_OUT, len(rows) - 1)
     held_out = random_stream(settings.seed, "split").permutation(len(rows))[:count].tolist()
     chosen = set(held_out)
     return [row for index, row in enumerate(rows) if index not in chosen], [rows[i] for i in held_out]
+
+
+def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[list[Sample], list[Sample]]:
+    """Documents differ in length by far more than chats do: a share of them may be nearly all text, or none.
+
+    No more is held out of a dataset than is measured: 256 sequences.
+    """
+    train: list[Sample] = []
+    held_out: list[Sample] = []
+    for source in sorted({row.source for row in rows}):
+        documents = [row for row in rows if isinstance(row, Conversation) and row.source == source]
+        wanted = round(settings.evaluation.fraction * sum(len(row.text or "") for row in documents))
+        if settings.seq_len is not None:
+            wanted = min(wanted, MAX_HELD_OUT * settings.seq_len * _CHARACTERS)
+        drawn = random_stream(settings.seed, "split", source).permutation(len(documents)).tolist()
+        kept, drawn_out = texts.hold_out(documents, wanted, drawn, MAX_HELD_OUT)
+        train += kept
+        held_out += drawn_out
+    return train, held_out
 
 
 def check_batch(rows: int, what: str, settings: Settings) -> None:
@@ -224,16 +242,28 @@ def summary(info: PreparedInfo, dataset: str) -> str:
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of indices: each length, in order, goes into the first bin with enough room left."""
-    room = np.full(len(lengths), capacity, dtype=np.int64)
+    """Bins of indices: each length, in order, goes into the first bin with enough room left.
+
+    The bins are the leaves of a binary tree (the children of node n are 2n and 2n + 1), whose nodes know the
+    most room that a bin below them has left: a million lengths take seconds.
+    """
+    leaves = 1 << max(len(lengths) - 1, 0).bit_length()
+    room = [capacity] * (2 * leaves)
     bins: list[list[int]] = []
     for index, length in enumerate(lengths):
-        # Unopened bins have full room, so there is always a first one that fits.
-        chosen = int(np.argmax(room[: len(bins) + 1] >= length))
-        if chosen == len(bins):
+        node = 1
+        while node < leaves:
+            node *= 2
+            if room[node] < length:
+                node += 1
+        # Unopened bins have full room, so the first that fits is opened already or the next to be.
+        if node - leaves == len(bins):
             bins.append([])
-        bins[chosen].append(index)
-        room[chosen] -= length
+        bins[node - leaves].append(index)
+        room[node] -= length
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
     return bins
 
 
@@ -286,6 +316,9 @@ def _prepare_held_out(
         return
     one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})
     rows = [_row(sample) for sample in documents.kept]
+    if documents.pieces:  # of which the first few are measured: not those of one document
+        drawn = random_stream(settings.seed, "held-out pieces").permutation(len(rows))
+        rows = [rows[index] for index in drawn]
     order = np.arange(len(rows), dtype=np.int32)
     info = _info(documents, rows, order, model, seq_len, one_by_one)
     prepared.write(folder / "heldout", rows, order, info)

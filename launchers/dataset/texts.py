@@ -57,17 +57,41 @@ def from_conversations(conversations: Sequence[Conversation]) -> list[Conversati
     return documents
 
 
-def hold_out_end(
-    documents: Sequence[Conversation], fraction: float
+def hold_out(
+    documents: Sequence[Conversation], characters: int, drawn: Sequence[int], most: int
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """The documents without the end of the longest, and that end: ``fraction`` of the characters of all.
+    """The documents to train on, and held-out ones of about so many characters.
 
-    It is cut at white space where there is some behind that place, and is at most half of the document.
+    Whole documents, at most ``most``, are held out in the order ``drawn`` (indices) as far as they fit; where
+    that is less than half of what is wanted, the end of the longest of the others too.
+    """
+    taken: list[int] = []
+    left = characters
+    for index in drawn:
+        length = len(documents[index].text or "")
+        if length <= left and len(taken) < most:
+            taken.append(index)
+            left -= length
+    chosen = set(taken)
+    train = [document for index, document in enumerate(documents) if index not in chosen]
+    held_out = [documents[index] for index in taken]
+    if left > characters / 2 and len(taken) < most:
+        train, end = _without_end(train, left)
+        held_out += end
+    return train, held_out
+
+
+def _without_end(
+    documents: Sequence[Conversation], characters: int
+) -> tuple[list[Conversation], list[Conversation]]:
+    """The documents without the end of the longest, and that end: so many characters, at most half of it.
+
+    It is cut at white space where there is some behind that place.
     """
     lengths = [len(document.text or "") for document in documents]
     chosen = lengths.index(max(lengths))
     text = documents[chosen].text or ""
-    place = len(text) - min(round(fraction * sum(lengths)), len(text) // 2)
+    place = len(text) - min(characters, len(text) // 2)
     space = re.compile(r"\s").search(text, place)
     begin, end = (text[:place], text[place:]) if space is None else (text[: space.end()], text[space.end() :])
     if not begin.strip() or not end.strip():

@@ -420,10 +420,34 @@ class TestPlainText:
         assert question["prompt"].startswith("<|begin_of_text|>")
 
     def test_of_many_documents_whole_ones_are_held_out(self) -> None:
-        documents = [Conversation(text=f"document {n}") for n in range(40)]
+        documents = [Conversation(text=f"document {n:02}") for n in range(40)]
         train, held_out = split(documents, build({"task": "pretrain"}))
         assert (len(train), len(held_out)) == (38, 2)
         assert {row.text for row in train + held_out} == {row.text for row in documents}
+        assert split(documents, build({"task": "pretrain"})) == (train, held_out)
+
+    @given(
+        lengths=st.lists(st.integers(1, 400) | st.just(20_000), min_size=1, max_size=60),
+        fraction=st.floats(0.01, 0.5),
+    )
+    @hypothesis_settings(max_examples=50, deadline=None)
+    def test_about_the_share_of_the_text_is_held_out_however_lengths_differ(
+        self, lengths: list[int], fraction: float
+    ) -> None:
+        documents = [Conversation(text=("word " * length)[:length]) for length in lengths]
+        train, held_out = split(documents, build({"task": "pretrain", "evaluation": {"fraction": fraction}}))
+        sizes = [sum(len(row.text or "") for row in rows) for rows in (train, held_out)]
+        assert sum(sizes) == sum(lengths)
+        assert sizes[1] <= fraction * sum(lengths) + 1
+        assert sizes[1] >= 0.4 * fraction * sum(lengths) - 10
+
+    def test_each_dataset_has_its_share_held_out_and_no_more_than_is_measured(self) -> None:
+        book = Conversation(text="word " * 100_000)
+        pages = [Conversation(text="page " * 20, source=1) for _ in range(100)]
+        settings = build({"task": "pretrain", "seq_len": 16, "mixture": {"pages.jsonl": 1}})
+        _, held_out = split([book, *pages], settings)
+        assert [row.source for row in held_out] == [0, *[1] * 5]
+        assert len(held_out[0].text or "") == pytest.approx(256 * 16 * 4, abs=5)
 
     def test_nothing_is_held_out_where_that_is_set(self) -> None:
         documents = [Conversation(text="one document. " * 50)]

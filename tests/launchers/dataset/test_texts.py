@@ -117,23 +117,31 @@ class TestRead:
         ]
 
 
-class TestHoldOutEnd:
-    def test_the_end_of_the_longest_document_is_held_out_at_a_word(self) -> None:
+class TestHoldOut:
+    def test_whole_documents_are_held_out_in_the_drawn_order_as_far_as_they_fit(self) -> None:
+        documents = [Conversation(text=text) for text in ("a" * 30, "b" * 900, "c" * 40, "d" * 30)]
+        train, held_out = texts.hold_out(documents, 100, [1, 3, 2, 0], 256)
+        assert held_out == [documents[3], documents[2], documents[0]], "the book is too long"
+        assert train == [documents[1]]
+        assert texts.hold_out(documents, 100, [1, 3, 2, 0], 1) == ([*documents[:3]], [documents[3]])
+
+    def test_where_none_fits_the_end_of_the_longest_is_held_out_at_a_word(self) -> None:
         documents = [Conversation(text="short"), Conversation(text="word " * 100, line=2)]
-        train, held_out = texts.hold_out_end(documents, 0.1)
-        assert train[0] == documents[0]
-        assert (train[1].text or "") + (held_out[0].text or "") == documents[1].text
-        assert (train[1].line, held_out[0].line) == (2, 2)
-        assert 40 <= len(held_out[0].text or "") <= 50
-        assert (held_out[0].text or "").startswith("word")
+        train, held_out = texts.hold_out(documents, 50, [1, 0], 256)
+        assert held_out[0] == documents[0]
+        assert (train[0].text or "") + (held_out[1].text or "") == documents[1].text
+        assert (train[0].line, held_out[1].line) == (2, 2)
+        assert 40 <= len(held_out[1].text or "") <= 50
+        assert (held_out[1].text or "").startswith("word")
 
     def test_text_without_white_space_is_cut_in_place_and_never_by_more_than_half(self) -> None:
-        [begin], [end] = texts.hold_out_end([Conversation(text="a" * 100)], 0.9)
+        [begin], [end] = texts.hold_out([Conversation(text="a" * 100)], 90, [0], 256)
         assert (begin.text, end.text) == ("a" * 50, "a" * 50)
 
     @pytest.mark.parametrize("text", ["a", "a ", "word   "])
     def test_where_nothing_would_be_left_nothing_is_held_out(self, text: str) -> None:
-        assert texts.hold_out_end([Conversation(text=text)], 0.05) == ([Conversation(text=text)], [])
+        assert texts.hold_out([Conversation(text=text)], 1, [], 256) == ([Conversation(text=text)], [])
+        assert texts.hold_out([Conversation(text=text)], 0, [0], 256) == ([Conversation(text=text)], [])
 
 
 class TestPieces:
