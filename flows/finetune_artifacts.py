@@ -24,7 +24,7 @@ from estimator import models, remote
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
 from launchers import engines, model_card, pipeline
-from launchers.dataset import sources
+from launchers.dataset import mixture, sources
 from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
@@ -66,7 +66,7 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
     store = datastore(shared=True)
     with remote.s3_errors(store.describe("staged")) if store.kind == "s3" else nullcontext():
         datasets: dict[str, str] = {}
-        for dataset in (settings.dataset, settings.evaluation.dataset):
+        for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
                 datasets[dataset] = _stage_file(store, Path(dataset).expanduser())
         if model.kind == "folder":
@@ -99,7 +99,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 def fetch_dataset(dataset: str, folder: Path) -> Path:
-    """The dataset as a JSONL file on this machine, wherever it comes from."""
+    """The dataset as a file on this machine, wherever it comes from."""
     key = _carried().get("datasets", {}).get(dataset)
     if key is None:
         return sources.fetch(dataset, folder)

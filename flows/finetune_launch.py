@@ -47,6 +47,7 @@ FLAGS = {
     "packing": "packing",
     "epochs": "epochs",
     "max_steps": "max_steps",
+    "tokens": "tokens",
     "global_batch_size": "global_batch_size",
     "micro_batch_size": "micro_batch_size",
     "lr": "optimizer.lr",

@@ -77,6 +77,7 @@ class FinetuneSteps(FlowSpec):
     packing = knob("packing", bool)
     epochs = knob("epochs", int)
     max_steps = knob("max_steps", int)
+    tokens = text_knob("tokens")
     global_batch_size = knob("global_batch_size", int)
     micro_batch_size = knob("micro_batch_size", int)
     lr = text_knob("lr")

@@ -13,6 +13,7 @@ from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
 from estimator.setup import LLAMA_ADAPTERS
 from launchers import engines
+from launchers.dataset import mixture
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import Summary, duration
 from launchers.settings import Settings
@@ -90,7 +91,7 @@ def model_page(plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef,
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
-        f"Method {plan.method}, engine {plan.engine}, data {settings.dataset}.\n\n"
+        f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n{_how_to_load(plan.method, model)}"
         "`settings.yaml` beside this folder repeats the run:\n\n"
         f"    {again}\n"

@@ -25,7 +25,7 @@ from estimator.plan import GIB, MIB, Plan
 from estimator.planning import planner
 from estimator.setup import FAMILY_CODE
 from launchers import engines
-from launchers.dataset import preferences, rows, sources
+from launchers.dataset import mixture, preferences, rows, sources, texts
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
@@ -33,6 +33,7 @@ from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report import trackers
+from launchers.report.metrics import tokens_of_steps
 from launchers.settings import Settings
 
 DEFAULT_SEQ_LEN = 2048
@@ -249,13 +250,25 @@ def check_matches(plan: Plan | None, settings: Settings) -> Plan:
 
 
 def count_steps(settings: Settings) -> int | None:
-    """Optimizer steps, where the data is at hand already; broken data and too little of it are refused."""
-    if sources.kind_of(settings.dataset) != "path":
+    """Optimizer steps, where the data is at hand already; broken data and too little of it are refused.
+
+    Of a budget of tokens: as many steps as it would be with full sequences.
+    """
+    names = mixture.names(settings)
+    at_hand = [
+        mixture.of_source(read_samples(settings, sources.fetch(name, Path())), number)
+        for number, name in enumerate(names)
+        if sources.kind_of(name) == "path"
+    ]
+    if settings.tokens is not None:  # as the planner counts a step's tokens: full sequences
+        sequences = settings.global_batch_size * (2 if settings.trains_on_pairs else 1)
+        return -(-settings.tokens // (sequences * (settings.seq_len or DEFAULT_SEQ_LEN)))
+    if len(at_hand) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
         return settings.max_steps
     from launchers.dataset import prepare  # with numpy, which the flow's other processes do without
 
-    samples = read_samples(settings, sources.fetch(settings.dataset, Path()))
-    train, _ = prepare.split(samples, settings)
+    train, _ = prepare.split([sample for samples in at_hand for sample in samples], settings)
+    train = mixture.weighted(train, settings)
     prepare.check_batch(
         len(train), "pairs to train on" if settings.trains_on_pairs else "rows to train on", settings
     )
@@ -333,24 +346,41 @@ def read_data(
 ) -> tuple[list[Sample], list[Sample]]:
     """The rows to train on, and those of a held-out file of the user's own (none where there isn't one).
 
-    ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a JSONL file in a folder.
+    ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a file in a folder.
     """
-    path = fetch(settings.dataset, folder / "dataset")
-    samples: list[Sample] = [*read_samples(settings, path)]
-    print(f"{settings.dataset}: {len(samples):,} rows, all of them well-formed", flush=True)
+    samples: list[Sample] = []
+    for number, name in enumerate(mixture.names(settings)):
+        path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
+        built_in = sources.kind_of(name) == "built-in"
+        found = _made_samples(settings, path) if built_in else read_samples(settings, path)
+        print(f"{name}: {len(found):,} rows, all of them well-formed", flush=True)
+        samples += mixture.of_source(found, number)
     held_out = settings.evaluation.dataset
     return samples, [*read_samples(settings, fetch(held_out, folder / "held_out"))] if held_out else []
 
 
 def read_samples(settings: Settings, path: Path) -> Sequence[Sample]:
-    """The rows of a JSONL file as the task takes them; the built-in dataset's are made so."""
-    judged = settings.task == "kto"
-    if not (judged or settings.trains_on_pairs):
-        return rows.read(path)
-    if path.name != f"{sources.BUILT_IN}.jsonl":
-        return preferences.read_judged(path) if judged else preferences.read(path)
-    pairs = preferences.from_conversations(rows.read(path))
-    return preferences.judged_from(pairs) if judged else pairs
+    """The rows of a file as the task takes them: conversations, pairs, judged answers or plain text."""
+    if settings.task == "pretrain":
+        return texts.read(path)
+    if texts.is_text_file(path):
+        raise UserError(
+            f"Dataset {path} is plain text, which task {settings.task} does not learn.",
+            ("Give ", Change("task", "pretrain"), ", or JSONL."),
+        )
+    if settings.task == "kto":
+        return preferences.read_judged(path)
+    return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
+
+
+def _made_samples(settings: Settings, path: Path) -> Sequence[Sample]:
+    """The rows of the built-in dataset's chats, as the task takes them."""
+    chats = rows.read(path)
+    if settings.task == "pretrain":
+        return texts.from_conversations(chats)
+    if settings.task == "kto":
+        return preferences.judged_from(preferences.from_conversations(chats))
+    return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
 
 def fetch_weights(model: ModelSource, folder: Path) -> Path:
@@ -386,8 +416,17 @@ def tokenise(
     from launchers.dataset import prepare, render
 
     train, drawn = prepare.split(samples, settings)
+    if settings.mixture:
+        train = mixture.weighted(train, settings)
+        print(mixture.summary(train, settings))
     info = prepare.prepare(train, model_dir, settings, settings.seq_len or 0, folder, held_out or drawn)
-    print(prepare.summary(info, settings.dataset))
+    print(prepare.summary(info, " + ".join(mixture.names(settings))))
+    if settings.tokens is not None:
+        trained = sum(tokens_of_steps(Prepared(folder)))
+        print(
+            f"{settings.tokens:,} tokens are reached with {info.total_steps:,} steps: {trained:,} tokens, "
+            f"{trained / info.tokens:.2f} times the data"
+        )
     tokenizer = render.load_tokenizer(model_dir, settings)
     print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
     return info

@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
+from estimator import token_counts
 from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.setup import PAIR_TASKS
@@ -23,6 +32,23 @@ NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
+
+
+def _count_tokens(value: Any) -> int:
+    """A number of tokens, also as people write it: 1B, 300M."""
+    is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+    count = token_counts.parse(str(value)) if is_number else None
+    if count is None or count < 1:
+        raise ValueError("a number of tokens, such as 20000, 300M or 1B")
+    return round(count)
+
+
+Tokens = Annotated[
+    int,
+    BeforeValidator(_count_tokens),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+]
+Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 class _Section(BaseModel):
@@ -208,20 +234,23 @@ class Settings(_Section):
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
     row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
     bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
-    task: Literal["sft", "dpo", "orpo", "simpo", "kto", "reward"] = "sft"
-    """What is learnt: answers (sft), or from pairs of a better and a worse answer to prefer the better one:
-    dpo beside the model as it was, orpo and simpo without it. kto: the same from single answers that are
-    called good or bad. reward: a model that gives a better answer a
-    higher number."""
+    task: Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward"] = "sft"
+    """What is learnt: answers (sft), plain text (pretrain), or from pairs of a better and a worse answer to
+    prefer the better one: dpo beside the model as it was, orpo and simpo without it. kto: the same from
+    single answers that are called good or bad. reward: a model that gives a better answer a higher number."""
     engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
     way."""
     dataset: str = "python-docs"
-    """JSONL of chat messages, instruction/response or text, for preferences of pairs: a local path, s3://, a
-    Hugging Face id, or python-docs (made from the running Python's documentation)."""
+    """JSONL of chat messages, instruction/response or text, for preferences of pairs, for pretrain of text
+    (also .txt, .parquet): a local path, s3://, a Hugging Face id, or python-docs (made from the running
+    Python's documentation)."""
+    mixture: dict[str, Weight] = Field(default_factory=dict)
+    """More datasets beside `dataset`, with weights: how often an epoch has the rows of each. 2: twice; 0.5: a
+    drawn half."""
     seq_len: Positive | None = None
-    """Longest sequence in tokens; longer rows are cut. Empty: 2048 (tiny-llama: 256), or the model's limit
-    if lower."""
+    """Longest sequence in tokens; longer rows are cut, those of pretrain split. Empty: 2048 (tiny-llama:
+    256), or the model's limit if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
     longest_first: bool = True
@@ -244,6 +273,9 @@ class Settings(_Section):
     """Passes over the data."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
+    tokens: Tokens | None = None
+    """Stop with the step that reaches this many tokens (20000, 300M, 1B), padding not counted. The data is
+    gone through as often as that needs. Instead of `epochs` and `max_steps`."""
     global_batch_size: Positive = 16
     """Global batch: sequences for each optimizer step, over all GPUs."""
     micro_batch_size: Positive | None = None
@@ -324,6 +356,13 @@ class Settings(_Section):
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} can't be divided by "
                 f"micro_batch_size {self.micro_batch_size}"
+            )
+        if self.tokens is not None and (self.max_steps is not None or self.epochs > 1):
+            other = "epochs" if self.max_steps is None else "max_steps"
+            raise ValueError(f"tokens and {other} both say how long to train: give one of them")
+        if self.dataset in self.mixture:
+            raise ValueError(
+                f"mixture holds {self.dataset}, which is `dataset` already: leave one of them out"
             )
         return self
 

@@ -494,6 +494,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("my-data.jsonl", "held-out.jsonl"):
         (tmp_path / name).write_text(row * 100)
     write_pairs(tmp_path / "pairs.jsonl")
+    (tmp_path / "book.txt").write_text("Once upon a time there was a harbour. " * 1000)
+    (tmp_path / "papers.jsonl").write_text(json.dumps({"text": "Once upon a time."}) + "\n")
     (tmp_path / "my.yaml").write_text(yaml_examples()[0])
     weights.fetch(models.locate("tiny-llama"), tmp_path / "my-model")
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args
 from typer import Option
 
 from estimator import setup as fields
+from estimator import token_counts
 from estimator.cli.defaults import ENGINES
 from estimator.errors import UserError
 
@@ -277,17 +278,9 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
     ]
 
 
-_SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
 def tokens_of(text: str) -> float:
     """A number of tokens as people write it: 250M, 1.5B, 1e9. Raises UserError."""
-    plain = text.strip().lower().replace(",", "").replace("_", "")
-    unit = plain[-1:] if plain[-1:] in _SIZES and not plain[-1:].isdigit() else ""
-    try:
-        value = float(plain.removesuffix(unit)) * _SIZES[unit]
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
+    value = token_counts.parse(text)
+    if value is None:
         raise UserError(f"--tokens {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
     return value

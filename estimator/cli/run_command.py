@@ -62,6 +62,8 @@ def _machine(plan: Plan) -> tuple[str, str]:
 
 
 def _flags(job: Job) -> Iterator[tuple[str, str]]:
+    if job.task != "sft":
+        yield "task", job.task
     yield "seq-len", str(job.seq_len)
     if job.global_batch_size != DEFAULT_BATCH:
         yield "global-batch-size", str(job.global_batch_size)

@@ -196,8 +196,8 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 
 
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
-    if training.task != "sft":
-        return f"task {training.task}: the torchtune recipes here learn answers (sft)"
+    if training.task not in ("sft", "pretrain"):
+        return f"task {training.task}: the torchtune recipes here learn no preferences"
     if training.new_tokens:
         return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
     if training.zero:

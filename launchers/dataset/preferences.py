@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,15 @@ class Pair:
         """Of the file it came from; 0: none."""
         return self.chosen.line
 
+    @property
+    def source(self) -> int:
+        """Which dataset of the run it is of."""
+        return self.chosen.source
+
+    def of_source(self, source: int) -> Pair:
+        """The same, of that dataset of the run."""
+        return replace(self, chosen=replace(self.chosen, source=source))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
@@ -69,6 +78,15 @@ class Judged:
     def line(self) -> int:
         """Of the file it came from; 0: none."""
         return self.conversation.line
+
+    @property
+    def source(self) -> int:
+        """Which dataset of the run it is of."""
+        return self.conversation.source
+
+    def of_source(self, source: int) -> Judged:
+        """The same, of that dataset of the run."""
+        return replace(self, conversation=replace(self.conversation, source=source))
 
 
 Sample = Conversation | Pair | Judged  # one row of a dataset, of whatever task

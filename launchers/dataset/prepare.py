@@ -1,4 +1,4 @@
-"""Tokenise once: cut, pack, fix the order of training, hold some rows out, and write it all down."""
+"""Tokenise once: cut or split, pack, fix the order of training, hold some rows out, and write it all down."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import Change, UserError
 from estimator.setup import PAIR_TASKS
-from launchers.dataset import prepared, render
+from launchers.dataset import prepared, render, texts
 from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
 from launchers.dataset.rows import Conversation
+from launchers.dataset.seeding import random_stream
 from launchers.settings import Settings
-
-AnySample = TypeVar("AnySample")
 
 MAX_HELD_OUT = 256
 _SHOWN_CHARS = 1500  # of one stretch of a sample
+_CHARACTERS = 4  # a token, in English: help.openai.com, "What are tokens and how to count them?"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Document:
     tokens: NDArray[np.int32]
     labels: NDArray[np.int32]
-    full_length: int  # before truncation
     desirable: bool = True
 
     @property
@@ -40,26 +39,57 @@ class _Document:
         """Whether anything counts."""
         return not bool((self.labels == IGNORE).all())
 
+    def cut(self, seq_len: int) -> _Document:
+        """Its first ``seq_len`` tokens."""
+        return replace(self, tokens=self.tokens[:seq_len], labels=self.labels[:seq_len])
+
+    def pieces(self, seq_len: int) -> Iterator[_Document]:
+        """All of it, in consecutive pieces of ``seq_len`` tokens; the last may be shorter.
+
+        Only the last has the document's end of sequence. The first token of a piece does not count: what
+        comes before it is in another row.
+        """
+        first = 0
+        for length in texts.piece_lengths(len(self.tokens), seq_len):
+            labels = self.labels[first : first + length].copy()
+            labels[0] = IGNORE
+            yield _Document(tokens=self.tokens[first : first + length], labels=labels)
+            first += length
+
 
 class _Documents:
-    """Samples as tokens, cut at ``seq_len``: one document each, of a pair the chosen and the rejected one.
+    """Samples as tokens: one document each, of a pair the chosen and the rejected one, cut at ``seq_len``.
 
-    Those with a document in which nothing counts are left out.
+    Plain text of task pretrain is split there: a document is as many as it has pieces. Those with a document
+    in which nothing counts are left out.
     """
 
     def __init__(self, samples: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> None:
         self.kept: list[tuple[_Document, ...]] = []
-        self.truncated = self.dropped = 0
-        for documents in _tokenised(samples, tokenizer, settings, seq_len):
-            self.truncated += any(document.full_length > seq_len for document in documents)
-            if all(document.has_answer for document in documents):
-                self.kept.append(documents)
+        self.lengths: list[int] = []  # in tokens, before they were cut or split
+        self.truncated = self.dropped = self.split = self.pieces = 0
+        splits = settings.task == "pretrain"
+        for documents in _tokenised(samples, tokenizer, settings):
+            longer = any(len(document.tokens) > seq_len for document in documents)
+            self.truncated += longer and not splits
+            fitting: list[tuple[_Document, ...]]
+            if splits:
+                fitting = [(piece,) for document in documents for piece in document.pieces(seq_len)]
             else:
+                fitting = [tuple(document.cut(seq_len) for document in documents)]
+            learnt = [some for some in fitting if all(document.has_answer for document in some)]
+            if not learnt:
                 self.dropped += 1
+                continue
+            if longer and splits:
+                self.split += 1
+                self.pieces += len(learnt)
+            self.kept += learnt
+            self.lengths += [len(document.tokens) for document in documents]
 
 
 def _tokenised(
-    samples: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int
+    samples: Sequence[Sample], tokenizer: Any, settings: Settings
 ) -> Iterator[tuple[_Document, ...]]:
     pairs = settings.trains_on_pairs
     conversations: list[Conversation] = []
@@ -74,9 +104,8 @@ def _tokenised(
     rows = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=alone)
     documents = (
         _Document(
-            tokens=tokens[:seq_len],
-            labels=np.where(counted, tokens, IGNORE).astype(np.int32)[:seq_len],
-            full_length=len(tokens),
+            tokens=tokens,
+            labels=np.where(counted, tokens, IGNORE).astype(np.int32),
             desirable=pairs or good[number],
         )
         for number, (tokens, counted) in enumerate(rows)
@@ -84,19 +113,42 @@ def _tokenised(
     return zip(documents, documents, strict=True) if pairs else ((document,) for document in documents)
 
 
-def split(samples: Sequence[AnySample], settings: Settings) -> tuple[list[AnySample], list[AnySample]]:
+def split(samples: Sequence[Sample], settings: Settings) -> tuple[list[Sample], list[Sample]]:
     """Training rows in the order of the file, and held-out rows in a drawn order; the draw is seeded.
 
     ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or if there is a
-    held-out dataset of its own.
+    held-out dataset of its own. Of plain text (task pretrain), the same share of each dataset's characters.
     """
-    rows = list(samples)
-    if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None or len(rows) < 2:
+    rows, fraction = list(samples), settings.evaluation.fraction
+    if fraction == 0 or settings.evaluation.dataset is not None:
         return rows, []
-    count = min(max(1, round(settings.evaluation.fraction * len(rows))), MAX_HELD_OUT, len(rows) - 1)
-    held_out = _random(settings.seed, "split").permutation(len(rows))[:count].tolist()
+    if settings.task == "pretrain":
+        return _split_text(rows, settings)
+    if len(rows) < 2:
+        return rows, []
+    count = min(max(1, round(fraction * len(rows))), MAX_HELD_OUT, len(rows) - 1)
+    held_out = random_stream(settings.seed, "split").permutation(len(rows))[:count].tolist()
     chosen = set(held_out)
     return [row for index, row in enumerate(rows) if index not in chosen], [rows[i] for i in held_out]
+
+
+def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[list[Sample], list[Sample]]:
+    """Documents differ in length by far more than chats do: a share of them may be nearly all text, or none.
+
+    No more is held out of a dataset than is measured: 256 sequences.
+    """
+    train: list[Sample] = []
+    held_out: list[Sample] = []
+    for source in sorted({row.source for row in rows}):
+        documents = [row for row in rows if isinstance(row, Conversation) and row.source == source]
+        wanted = round(settings.evaluation.fraction * sum(len(row.text or "") for row in documents))
+        if settings.seq_len is not None:
+            wanted = min(wanted, MAX_HELD_OUT * settings.seq_len * _CHARACTERS)
+        drawn = random_stream(settings.seed, "split", source).permutation(len(documents)).tolist()
+        kept, drawn_out = texts.hold_out(documents, wanted, drawn, MAX_HELD_OUT)
+        train += kept
+        held_out += drawn_out
+    return train, held_out
 
 
 def check_batch(rows: int, what: str, settings: Settings) -> None:
@@ -136,7 +188,7 @@ def prepare(
         rows = _pack([document for sample in documents.kept for document in sample], seq_len, settings.seed)
     else:
         rows = [_row(sample) for sample in documents.kept]
-    order = _order(np.array([_width(row, settings) for row in rows]), settings)
+    order = _order(rows, settings)
     info = _info(documents, rows, order, model, seq_len, settings)
     if held_out:
         _prepare_held_out(held_out, model, settings, seq_len, folder)
@@ -167,20 +219,30 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
 
 def summary(info: PreparedInfo, dataset: str) -> str:
     """What the dataset came to, in a few lines."""
-    pairs = info.task in PAIR_TASKS
-    what = "an answer with its prompt" if pairs else "a row"
-    share = info.truncated_rows / max(info.documents + info.dropped_rows, 1)
+    kinds = ("rows", "a row")
+    if info.task in PAIR_TASKS:
+        kinds = ("pairs", "an answer with its prompt")
+    elif info.task == "pretrain":
+        kinds = ("documents", "a document")
+    samples = info.documents - info.pieces + info.split_rows
+    share = info.truncated_rows / max(samples + info.dropped_rows, 1)
     lines = [
-        f"{dataset}: {info.documents:,} {'pairs' if pairs else 'rows'}, {info.tokens:,} tokens, "
+        f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens, "
         f"{info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss",
-        f"tokens {what}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
+        f"tokens {kinds[1]}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
         f"max {info.longest:,}",
     ]
     if info.truncated_rows:
         lines.append(f"cut at {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
+    elif info.split_rows:
+        lines.append(
+            f"split at {info.seq_len:,} tokens: {info.split_rows:,} documents, into {info.pieces:,} pieces"
+        )
     else:
         lines.append(f"none is longer than {info.seq_len:,} tokens")
-    if info.dropped_rows:
+    if info.dropped_rows and info.task == "pretrain":
+        lines.append(f"left out: {info.dropped_rows:,} documents of one token, which nothing predicts")
+    elif info.dropped_rows:
         lines.append(f"left out: {info.dropped_rows:,} rows whose answer lies behind the cut")
     if info.packed:
         filled = info.tokens / (info.rows * info.seq_len)
@@ -189,20 +251,32 @@ def summary(info: PreparedInfo, dataset: str) -> str:
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of indices: each length, in order, goes into the first bin with enough room left."""
-    room = np.full(len(lengths), capacity, dtype=np.int64)
+    """Bins of indices: each length, in order, goes into the first bin with enough room left.
+
+    The bins are the leaves of a binary tree (the children of node n are 2n and 2n + 1), whose nodes know the
+    most room that a bin below them has left: a million lengths take seconds.
+    """
+    leaves = 1 << max(len(lengths) - 1, 0).bit_length()
+    room = [capacity] * (2 * leaves)
     bins: list[list[int]] = []
     for index, length in enumerate(lengths):
-        # Unopened bins have full room, so there is always a first one that fits.
-        chosen = int(np.argmax(room[: len(bins) + 1] >= length))
-        if chosen == len(bins):
+        node = 1
+        while node < leaves:
+            node *= 2
+            if room[node] < length:
+                node += 1
+        # Unopened bins have full room, so the first that fits is opened already or the next to be.
+        if node - leaves == len(bins):
             bins.append([])
-        bins[chosen].append(index)
-        room[chosen] -= length
+        bins[node - leaves].append(index)
+        room[node] -= length
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
     return bins
 
 
-def longest_first(order: NDArray[np.int64], lengths: NDArray[np.int64], batch: int) -> NDArray[np.int64]:
+def longest_first(order: NDArray[np.int32], lengths: NDArray[np.int64], batch: int) -> NDArray[np.int32]:
     """``order`` with its ``batch`` longest rows in front, the longest first; each swaps with what was there.
 
     Rank r of any number of processes then begins with the r-th longest row, and no later micro batch of this
@@ -250,6 +324,9 @@ def _prepare_held_out(
         return
     one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})
     rows = [_row(sample) for sample in documents.kept]
+    if documents.pieces:  # of which the first few are measured: not those of one document
+        drawn = random_stream(settings.seed, "held-out pieces").permutation(len(rows))
+        rows = [rows[index] for index in drawn]
     order = np.arange(len(rows), dtype=np.int32)
     info = _info(documents, rows, order, model, seq_len, one_by_one)
     prepared.write(folder / "heldout", rows, order, info)
@@ -284,28 +361,44 @@ def _width(row: Row, settings: Settings) -> int:
 
 
 def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
-    shuffled = [documents[index] for index in _random(seed, "pack").permutation(len(documents))]
+    shuffled = [documents[index] for index in random_stream(seed, "pack").permutation(len(documents))]
     bins = first_fit([len(document.tokens) for document in shuffled], seq_len)
     return [_row([shuffled[index] for index in members]) for members in bins]
 
 
-def _order(lengths: NDArray[np.int64], settings: Settings) -> NDArray[np.int32]:
-    """Rows (of ``lengths`` tokens) in the order of the whole run, epochs included."""
-    batch, rows = settings.global_batch_size, len(lengths)
-    check_batch(rows, "sequences after packing" if settings.packing else "rows to train on", settings)
-    steps = settings.epochs * rows // batch
+def _order(rows: Sequence[Row], settings: Settings) -> NDArray[np.int32]:
+    """Rows in the order of the whole run, epochs included."""
+    batch, count = settings.global_batch_size, len(rows)
+    check_batch(count, "sequences after packing" if settings.packing else "rows to train on", settings)
+    if settings.tokens is not None:
+        return _order_of_tokens(rows, settings.tokens, settings)
+    steps = settings.epochs * count // batch
     if settings.max_steps is not None:
         steps = min(steps, settings.max_steps)
-    epochs = -(-steps * batch // rows)
-    orders = [_random(settings.seed, "epoch", epoch).permutation(rows) for epoch in range(epochs)]
+    return _epochs(rows, -(-steps * batch // count), settings)[: steps * batch]
+
+
+def _order_of_tokens(rows: Sequence[Row], budget: int, settings: Settings) -> NDArray[np.int32]:
+    """The fewest whole batches whose rows hold ``budget`` tokens, padding not counted.
+
+    More tokens are the same order for longer.
+    """
+    lengths = np.array([len(row.tokens) for row in rows])
+    passes = -(-budget // int(lengths.sum()))
+    order = _epochs(rows, passes + 1, settings)  # one more, out of which the last batch is filled
+    needed = int(np.searchsorted(np.cumsum(lengths[order]), budget)) + 1
+    steps = -(-needed // settings.global_batch_size)
+    return order[: steps * settings.global_batch_size]
+
+
+def _epochs(rows: Sequence[Row], epochs: int, settings: Settings) -> NDArray[np.int32]:
+    """So many times all rows, each time in another order."""
+    drawn = (random_stream(settings.seed, "epoch", epoch).permutation(len(rows)) for epoch in range(epochs))
+    orders = [order.astype(np.int32) for order in drawn]
     if settings.longest_first and not settings.packing:
-        orders[0] = longest_first(orders[0], lengths, batch)
-    return np.concatenate(orders)[: steps * batch].astype(np.int32)
-
-
-def _random(seed: int, purpose: str, number: int = 0) -> np.random.Generator:
-    """One stream a purpose, so that a change to one leaves the others as they are."""
-    return np.random.Generator(np.random.PCG64([seed, int.from_bytes(purpose.encode(), "big"), number]))
+        widths = np.array([_width(row, settings) for row in rows])
+        orders[0] = longest_first(orders[0], widths, settings.global_batch_size)
+    return np.concatenate(orders)
 
 
 def _info(
@@ -323,7 +416,6 @@ def _info(
             f"vocab_size {model.vocab_size}.",
             "Tokenizer and weights are of different models.",
         )
-    lengths = np.array([document.full_length for sample in documents.kept for document in sample])
     return PreparedInfo(
         rows=len(rows),
         tokens=sum(len(row.tokens) for row in rows),
@@ -341,10 +433,12 @@ def _info(
         documents=len(documents.kept),
         task=settings.task,
         dropped_rows=documents.dropped,
-        shortest=int(lengths.min()),
-        median=int(np.median(lengths)),
-        p95=int(np.percentile(lengths, 95)),
-        longest=int(lengths.max()),
+        split_rows=documents.split,
+        pieces=documents.pieces,
+        shortest=min(documents.lengths),
+        median=int(np.median(documents.lengths)),
+        p95=int(np.percentile(documents.lengths, 95)),
+        longest=max(documents.lengths),
     )
 
 

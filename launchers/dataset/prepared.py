@@ -50,10 +50,14 @@ class PreparedInfo:
     total_steps: int
     seed: int
     fingerprint: str  # of tokenizer, data and settings: equal means the same training order and tokens
-    documents: int = 0  # conversations, texts or pairs in all rows; equals rows unless packed
+    documents: int = (
+        0  # conversations, texts or their pieces, or pairs in all rows; equals rows unless packed
+    )
     task: str = "sft"
     dropped_rows: int = 0  # left out: nothing that counts in the loss was within seq_len
-    shortest: int = 0  # lengths of the documents in tokens, before truncation
+    split_rows: int = 0  # longer than seq_len and split (task pretrain), not cut
+    pieces: int = 0  # that these became; each is one of `documents`
+    shortest: int = 0  # lengths of the documents in tokens, before they were cut or split
     median: int = 0
     p95: int = 0
     longest: int = 0

@@ -16,6 +16,7 @@ from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenised at a time
 _PROMPT_CHARS = 200  # of a text that the model is asked to go on with
+_REFERENCE_CHARS = 2000  # of how that text goes on, which is shown beside
 
 # For base models, whose tokenizers have no chat template. The names of the parts are Stanford Alpaca's.
 INSTRUCTION_TEMPLATE = (
@@ -167,7 +168,7 @@ def _apply(
 
 
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
-    """What the model is given, special tokens included, and the rest: the last answer, or half of a text."""
+    """What the model is given, special tokens included, and what follows: the last answer, or more text."""
     if conversation.text is None:
         messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
         prompt = _apply(tokenizer, messages[:-1], conversation, prompt=True)
@@ -175,7 +176,8 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
     text = conversation.text
     cut = min(len(text) // 2, _PROMPT_CHARS)
     cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut
-    return (tokenizer.bos_token if _adds_bos(tokenizer) else "") + text[:cut], text[cut:]
+    prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + text[:cut]
+    return prompt, text[cut : cut + _REFERENCE_CHARS]
 
 
 def _melted(conversation: Conversation, before: str, after: str) -> UserError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,6 +24,7 @@ from estimator.errors import UserError
 
 SHOWN_BAD_ROWS = 10
 
+Raw = TypeVar("Raw")
 Parsed = TypeVar("Parsed")
 Role = Literal["system", "user", "assistant"]
 _ROLES: dict[str, Role] = {
@@ -59,6 +60,7 @@ class Conversation:
     messages: tuple[Message, ...] = ()
     text: str | None = None
     line: int = field(default=0, compare=False)  # of the file it came from; 0: none
+    source: int = field(default=0, compare=False)  # which dataset of the run, as mixture.names counts them
 
 
 class BadRow(Exception):  # noqa: N818
@@ -76,23 +78,33 @@ def read_as(path: Path, parse_row: Callable[[Any, int], Parsed]) -> list[Parsed]
     ``parse_row`` takes a decoded row and its line, and raises BadRow. Raises UserError that lists the bad
     rows with their line numbers, or says that the file is empty.
     """
-    parsed: list[Parsed] = []
-    bad: list[tuple[int, str]] = []
     try:
         with Path(path).open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    parsed.append(parse_row(_json(line, number), number))
-                except BadRow as reason:
-                    bad.append((number, str(reason)))
+            lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+            parsed = parse_all(path, lines, lambda line, number: parse_row(_json(line, number), number))
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
-    if bad:
-        raise _error(path, bad, len(bad) + len(parsed))
     if not parsed:
         raise UserError(f"Dataset {path} is empty.", "Give a JSONL file: one JSON object a line.")
+    return parsed
+
+
+def parse_all(
+    path: Path, values: Iterable[tuple[int, Raw]], parse_row: Callable[[Raw, int], Parsed], unit: str = "line"
+) -> list[Parsed]:
+    """All values (with their numbers in the file) as rows; UserError that lists those that are bad.
+
+    ``unit``: what the numbers count.
+    """
+    parsed: list[Parsed] = []
+    bad: list[tuple[int, str]] = []
+    for number, value in values:
+        try:
+            parsed.append(parse_row(value, number))
+        except BadRow as reason:  # noqa: PERF203 - each row may be bad
+            bad.append((number, str(reason)))
+    if bad:
+        raise _error(path, bad, len(bad) + len(parsed), unit)
     return parsed
 
 
@@ -249,7 +261,7 @@ def _meant(wanted: str, row: dict[str, Any]) -> str:
     return f"; `{near[0]}` should be `{wanted}`?" if near else ""
 
 
-def _error(path: Path, bad: list[tuple[int, str]], total: int) -> UserError:
+def _error(path: Path, bad: list[tuple[int, str]], total: int, unit: str) -> UserError:
     advice = "Mend or remove it." if len(bad) == 1 else "Mend or remove them."
     if bad[0] == (1, "a JSON list, not an object; JSONL holds one object a line") or (
         bad[0][1].startswith("not JSON") and path.suffix == ".json"
@@ -257,8 +269,8 @@ def _error(path: Path, bad: list[tuple[int, str]], total: int) -> UserError:
         advice = f"A JSON list becomes JSONL with: jq -c '.[]' {path.name} > {path.stem}.jsonl"
     if len(bad) == 1:
         line, reason = bad[0]
-        return UserError(f"Dataset {path}, line {line}: {reason}.", advice)
-    shown = [f"  line {line}: {reason}" for line, reason in bad[:SHOWN_BAD_ROWS]]
+        return UserError(f"Dataset {path}, {unit} {line}: {reason}.", advice)
+    shown = [f"  {unit} {line}: {reason}" for line, reason in bad[:SHOWN_BAD_ROWS]]
     if len(bad) > SHOWN_BAD_ROWS:
         shown.append(f"  and {len(bad) - SHOWN_BAD_ROWS:,} more")
     problem = f"Dataset {path}: {len(bad):,} of {total:,} rows can't be used."

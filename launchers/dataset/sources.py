@@ -1,4 +1,4 @@
-"""Where a dataset comes from: the built-in one, a local file, S3, the Hugging Face Hub. All end as JSONL."""
+"""Where a dataset comes from: the built-in one, a local file, S3, the Hugging Face Hub. All end as a file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from launchers.dataset import python_docs
 
 BUILT_IN = "python-docs"
 Kind = Literal["built-in", "path", "s3", "hub"]
+SUFFIXES = (".json", ".jsonl", ".txt", ".parquet")  # of names that are paths, there or not
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")  # org/name, or org/name:configuration
 
 
@@ -23,13 +24,14 @@ def kind_of(dataset: str) -> Kind:
     if dataset.startswith("s3://"):
         return "s3"
     path = Path(dataset).expanduser()
-    if path.exists() or path.is_absolute() or dataset.startswith(".") or path.suffix in (".json", ".jsonl"):
+    named = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
+    if named or path.exists():
         return "path"
     return "hub" if _HUB_ID.fullmatch(dataset) else "path"
 
 
 def fetch(dataset: str, folder: Path) -> Path:
-    """The dataset as a local JSONL file: a local one in place, any other in ``folder``.
+    """The dataset as a local file: a local one in place, any other in ``folder``; of the Hub as JSONL.
 
     Raises UserError that says why it can't be had. The rows are not looked at: see rows.read.
     """
@@ -44,7 +46,7 @@ def fetch(dataset: str, folder: Path) -> Path:
 def _local(dataset: str) -> Path:
     path = Path(dataset).expanduser()
     if path.is_dir():
-        raise UserError(f"Dataset {path} is a folder.", "Give one JSONL file.")
+        raise UserError(f"Dataset {path} is a folder.", "Give one file.")
     if not path.exists():
         raise UserError(
             f"There is no dataset {path}.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -126,3 +127,21 @@ def test_a_task_on_pairs_ranks_held_out_pairs_better(
         )
         better, worse = map(float, scored.stdout.split())
         assert better > worse + 0.1
+
+
+@pytest.mark.slow
+def test_plain_text_is_learnt_within_a_budget_of_tokens_and_measured_as_perplexity(
+    flow: Callable[..., FlowRun], tmp_path: Path
+) -> None:
+    sentences = [f"The sum of {a} and {b} is {a + b}." for a in range(30) for b in range(30)]
+    (tmp_path / "book.txt").write_text("\n".join(sentences))
+    (tmp_path / "more.jsonl").write_text(json.dumps({"text": " ".join(sentences[:90])}) + "\n")
+    chosen = ["--task=pretrain", "--dataset=book.txt", "--set", "mixture={more.jsonl: 2}", "--packing=true"]
+    run = flow("run", *chosen, "--tokens=20k", "--set=evaluation.generations=1")
+    assert run.returncode == 0, run.output
+    found = run.artifacts()
+    assert len(found["metrics"]) == 5, "of 16 sequences of 256 tokens each"
+    assert "20,000 tokens are reached with 5 steps" in run.output
+    assert "more.jsonl: weight 2, 2 rows an epoch" in run.output
+    assert "perplexity" in run.output
+    assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss - 0.5

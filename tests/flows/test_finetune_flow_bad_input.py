@@ -8,7 +8,9 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from launchers.models import tiny_llama
 from tests.flows.conftest import FlowRun
@@ -158,6 +160,36 @@ def test_judged_answers_that_are_all_good_are_refused_before_the_run(
     dataset.write_text((json.dumps({"prompt": "1 + 1?", "completion": "2", "label": True}) + "\n") * 9)
     run = flow("run", "--task", "kto", "--method", "lora", "--dataset", str(dataset), timeout=60)
     check_refused(run, "every `label` is true", "bad ones")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "words"),
+    [
+        ("empty.txt", b"\n", [], ["empty.txt", "is empty"]),
+        ("latin.txt", b"caf\xe9", [], ["latin.txt", "not UTF-8"]),
+        ("chats.jsonl", json.dumps(GOOD_ROW).encode(), [], ["line 1", "learns plain text (`text`)"]),
+        ("broken.parquet", b"PAR1", [], ["broken.parquet", "Parquet"]),
+        ("book.txt", b"Once upon a time.", ["--tokens", "5x"], ["tokens = '5x'", "300M"]),
+        ("book.txt", b"Once.", ["--tokens", "1M", "--max-steps", "3"], ["tokens and max_steps"]),
+        ("book.txt", b"Once.", ["--task", "sft"], ["plain text", "--task pretrain"]),
+    ],
+)
+def test_plain_text_that_can_not_be_learnt_is_refused_before_the_run(
+    flow: Callable[..., FlowRun],
+    tmp_path: Path,
+    name: str,
+    content: bytes,
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    check_refused(flow("run", "--task", "pretrain", "--dataset", name, *arguments, timeout=60), *words)
+
+
+def test_a_table_without_text_is_refused_before_the_run(flow: Callable[..., FlowRun], tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "d.parquet")
+    run = flow("run", "--task", "pretrain", "--dataset", "d.parquet", timeout=60)
+    check_refused(run, "d.parquet", "`body`", "`text`")
 
 
 def test_a_model_folder_without_weights_is_refused(flow: Callable[..., FlowRun], tmp_path: Path) -> None:

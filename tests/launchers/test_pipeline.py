@@ -190,6 +190,56 @@ def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
     assert pipeline.count_steps(settings.build({"dataset": "owner/rows"})) is None
 
 
+def test_steps_of_a_budget_are_planned_with_full_sequences() -> None:
+    given = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
+    assert pipeline.count_steps(settings.build(given)) == 5
+    assert pipeline.count_steps(settings.build({**given, "task": "orpo"})) == 3, "a pair is two sequences"
+    assert pipeline.count_steps(settings.build({**given, "tokens": 4096})) == 1
+
+
+def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "plain"}\n' * 10)
+    given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0}}
+    mixed = settings.build({**given, "mixture": {str(other): 2}})
+    assert pipeline.count_steps(mixed) == (60 + 20) // 8
+    samples, _ = pipeline.read_data(mixed, tmp_path / "data")
+    assert [row.source for row in samples] == [0] * 60 + [1] * 10
+    assert pipeline.count_steps(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
+    other.write_text("{broken")
+    with pytest.raises(UserError, match=r"other\.jsonl, line 1"):
+        pipeline.count_steps(mixed)
+
+
+def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("Once upon a time.")
+    chosen = settings.build({"task": "pretrain", "dataset": str(book)})
+    assert pipeline.count_steps(chosen) is None
+    [row] = pipeline.read_samples(chosen, book)
+    assert row.text == "Once upon a time."  # type: ignore[union-attr]
+    for task in ("sft", "dpo"):
+        with pytest.raises(UserError, match=f"plain text, which task {task} does not learn") as refused:
+            pipeline.read_samples(settings.build({"task": task}), book)
+        assert refused.value.advice == "Give --task pretrain, or JSONL."
+    with pytest.raises(UserError, match=r"task pretrain learns plain text \(`text`\)"):
+        pipeline.read_samples(chosen, dataset)
+
+
+def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> None:
+    samples, _ = pipeline.read_data(settings.build({"task": "pretrain"}), tmp_path)
+    assert len(samples) > 1000
+    assert all(row.text for row in samples)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_every_engine_learns_plain_text(engine: str) -> None:
+    chosen = settings.build({"task": "pretrain", "engine": engine, "model": "llama-8b"})
+    assert engines.get(engine).unsupported(chosen, find("llama-8b")) is None
+    job = pipeline.build_job(pipeline.resolve_auto(chosen, find("llama-8b")), find("llama-8b"), None)
+    assert (job.task, job.engine) == ("pretrain", engine)
+
+
 def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset: Path) -> None:
     chosen = settings.build({"dataset": str(dataset), "global_batch_size": 64})
     with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:

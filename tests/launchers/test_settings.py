@@ -43,6 +43,20 @@ def test_an_optimizer_in_the_backward_pass_clips_nothing() -> None:
         settings.build({}, ["optimizer.in_backward=true", "clip_grad_norm=0.5"])
 
 
+@pytest.mark.parametrize("written", ["2.5k", "2500", 2500, 2500.0, "2,500"])
+def test_a_budget_is_a_number_of_tokens_however_it_is_written(written: object) -> None:
+    made = settings.build({"tokens": written})
+    assert made.tokens == 2500
+    assert settings.build(made.model_dump(mode="json")) == made
+    assert settings.build({}, ["tokens=1B"]).tokens == 10**9
+    assert settings.build({}, ["tokens=1e9"]).tokens == 10**9
+
+
+def test_a_budget_as_people_write_it_satisfies_the_shipped_schema() -> None:
+    for values in ({"tokens": "1B"}, {"tokens": 1000}, {"mixture": {"b.jsonl": 0.5}}):
+        jsonschema.validate(values, json.loads(settings.SCHEMA_FILE.read_text()))
+
+
 def test_a_flag_wins_over_the_file() -> None:
     assert settings.build({"seed": 1}, [], {"seed": 2}).seed == 2
 
@@ -68,6 +82,13 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value can't be read", "quotes"),
         ({"resources": {"nodes": 0}}, [], "resources.nodes = 0", ""),
         ({"global_batch_size": 8, "micro_batch_size": 3}, [], "can't be divided", ""),
+        ({}, ["tokens=5x"], "tokens = '5x': should be a number of tokens, such as 20000, 300M or 1B", ""),
+        ({"tokens": True}, [], "tokens = True", ""),
+        ({"tokens": 0.2}, [], "tokens = 0.2", ""),
+        ({"tokens": "1M", "max_steps": 3}, [], "tokens and max_steps both say how long", ""),
+        ({"tokens": "1M", "epochs": 3}, [], "tokens and epochs both say how long", ""),
+        ({"mixture": {"b.jsonl": 0}}, [], "mixture = 0: should be greater than 0", ""),
+        ({"dataset": "a.jsonl", "mixture": {"a.jsonl": 1}}, [], "mixture holds a.jsonl", ""),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(

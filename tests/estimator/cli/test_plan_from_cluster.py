@@ -146,6 +146,12 @@ def test_the_command_says_all_linear_where_the_model_has_other_layers_than_llama
     assert "lora.targets" not in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "all"), "the default"
 
 
+def test_the_command_keeps_the_task(tmp_path: Path) -> None:
+    words = ["--model", "llama-8b", "--method", "full", "--engine", "fsdp2", "--seq-len", "512"]
+    assert "--task pretrain" in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "--task", "pretrain")
+    assert "--task" not in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words)
+
+
 def test_a_plan_that_the_package_can_not_run_says_so_instead(tmp_path: Path) -> None:
     text = shown(
         tmp_path, Api(nodes=[eks_p5(1)]), "--model", "llama-8b", "--method", "full", "--engine", "megatron"

@@ -17,6 +17,7 @@ from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, Message, Role
 from launchers.models import tiny_llama
+from launchers.report.metrics import tokens_of_steps
 from launchers.settings import Settings, build
 
 CHATML = (
@@ -333,6 +334,126 @@ class TestLongestFirst:
     def test_rows_of_one_length_stay_in_their_order(self) -> None:
         drawn = np.random.default_rng(0).permutation(20)
         assert longest_first(drawn, np.full(20, 7), 8).tolist() == drawn.tolist()
+
+
+class TestTokenBudget:
+    """Setting ``tokens``: as many steps as hold that many tokens."""
+
+    def prepared(self, model: Path, folder: Path, tokens: int, **values: Any) -> Prepared:
+        rows = [chat("Say it", "word " * n) for n in range(1, 12)]
+        prepare(rows, model, build({"global_batch_size": 4, "tokens": tokens, **values}), 128, folder)
+        return Prepared(folder)
+
+    @pytest.mark.parametrize("packing", [False, True])
+    @pytest.mark.parametrize("tokens", [1, 90, 1000, 5000])
+    def test_the_last_step_is_the_one_that_reaches_it(
+        self, model: Path, tmp_path: Path, tokens: int, packing: bool
+    ) -> None:
+        values = {"packing": packing, "global_batch_size": 2 if packing else 4}
+        data = self.prepared(model, tmp_path, tokens, **values)
+        counts = tokens_of_steps(data)
+        assert sum(counts) >= tokens > sum(counts[:-1])
+        assert len(data.order) == data.info.total_steps * data.info.global_batch_size
+
+    def test_rows_come_again_only_when_all_have_been_seen(self, model: Path, tmp_path: Path) -> None:
+        data = self.prepared(model, tmp_path, 3000)
+        assert len(data.order) > 2 * len(data)
+        assert sorted(data.order[:11].tolist()) == list(range(11))
+        assert sorted(data.order[11:22].tolist()) == list(range(11))
+
+    def test_a_larger_budget_goes_on_where_a_smaller_one_ends(self, model: Path, tmp_path: Path) -> None:
+        few = self.prepared(model, tmp_path / "few", 500).order.tolist()
+        assert few == self.prepared(model, tmp_path / "many", 3000).order.tolist()[: len(few)]
+
+
+class TestPlainText:
+    """Task pretrain: documents are split, not cut."""
+
+    def test_a_long_document_is_split_and_no_token_is_lost(
+        self, model: Path, tokenizer: Any, tmp_path: Path
+    ) -> None:
+        long, short = (Conversation(text="Once upon a time. " * count) for count in (40, 2))
+        settings = build({"task": "pretrain", "global_batch_size": 1, "longest_first": False})
+        info = prepare([long, short], model, settings, 50, tmp_path)
+        (whole, _), (last, _) = tokenise([long, short], tokenizer)
+        data = Prepared(tmp_path)
+        rows = [data.row(index) for index in range(len(data))]
+        assert np.concatenate([row.tokens for row in rows]).tolist() == [*whole.tolist(), *last.tolist()]
+        pieces = -(-len(whole) // 50)
+        assert [len(row.tokens) for row in rows[: pieces - 1]] == [50] * (pieces - 1)
+        assert (info.rows, info.pieces, info.split_rows) == (pieces + 1, pieces, 1)
+        assert (info.truncated_rows, info.dropped_rows, info.longest) == (0, 0, len(whole))
+        for row in rows:
+            assert row.labels[0] == IGNORE
+            assert row.labels[1:].tolist() == row.tokens[1:].tolist()
+        ends = [row.tokens.tolist().count(tokenizer.eos_token_id) for row in rows]
+        assert ends == [0] * (pieces - 1) + [1, 1]
+        text = summary(info, "book.txt")
+        assert text.startswith("book.txt: 2 documents, ")
+        assert f"split at 50 tokens: 1 documents, into {pieces} pieces" in text
+
+    def test_a_row_of_text_is_cut_as_ever_with_another_task(self, model: Path, tmp_path: Path) -> None:
+        text = Conversation(text="Once upon a time. " * 40)
+        info = prepare([text], model, build({"global_batch_size": 1}), 50, tmp_path)
+        assert (info.rows, info.truncated_rows, info.pieces) == (1, 1, 0)
+
+    def test_packed_pieces_are_documents_of_their_own(self, model: Path, tmp_path: Path) -> None:
+        texts = [Conversation(text="Once upon a time. " * count) for count in (3, 4, 5, 40)]
+        settings = build({"task": "pretrain", "global_batch_size": 1, "packing": True})
+        info = prepare(texts, model, settings, 100, tmp_path)
+        data = Prepared(tmp_path)
+        assert info.rows < info.documents
+        for index in range(len(data)):
+            for document in data.row(index).documents():
+                assert document.labels[0] == IGNORE
+                assert (document.labels[1:] != IGNORE).all()
+
+    def test_of_one_document_the_end_is_held_out_and_measured_in_pieces(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        text = "".join(f"Sentence number {n}. " for n in range(400))
+        settings = build({"task": "pretrain", "global_batch_size": 2, "evaluation": {"fraction": 0.1}})
+        train, held_out = split([Conversation(text=text)], settings)
+        assert (train[0].text or "") + (held_out[0].text or "") == text
+        prepare(train, model, settings, 64, tmp_path, held_out)
+        assert Prepared(tmp_path / "heldout").info.rows > 3
+        [question] = map(json.loads, (tmp_path / "heldout.jsonl").read_text().splitlines())
+        assert question["prompt"].startswith("<|begin_of_text|>")
+
+    def test_of_many_documents_whole_ones_are_held_out(self) -> None:
+        documents = [Conversation(text=f"document {n:02}") for n in range(40)]
+        train, held_out = split(documents, build({"task": "pretrain"}))
+        assert (len(train), len(held_out)) == (38, 2)
+        assert {row.text for row in train + held_out} == {row.text for row in documents}
+        assert split(documents, build({"task": "pretrain"})) == (train, held_out)
+
+    @given(
+        lengths=st.lists(st.integers(1, 400) | st.just(20_000), min_size=1, max_size=60),
+        fraction=st.floats(0.01, 0.5),
+    )
+    @hypothesis_settings(max_examples=50, deadline=None)
+    def test_about_the_share_of_the_text_is_held_out_however_lengths_differ(
+        self, lengths: list[int], fraction: float
+    ) -> None:
+        documents = [Conversation(text=("word " * length)[:length]) for length in lengths]
+        train, held_out = split(documents, build({"task": "pretrain", "evaluation": {"fraction": fraction}}))
+        sizes = [sum(len(row.text or "") for row in rows) for rows in (train, held_out)]
+        assert sum(sizes) == sum(lengths)
+        assert sizes[1] <= fraction * sum(lengths) + 1
+        assert sizes[1] >= 0.4 * fraction * sum(lengths) - 10
+
+    def test_each_dataset_has_its_share_held_out_and_no_more_than_is_measured(self) -> None:
+        book = Conversation(text="word " * 100_000)
+        pages = [Conversation(text="page " * 20, source=1) for _ in range(100)]
+        settings = build({"task": "pretrain", "seq_len": 16, "mixture": {"pages.jsonl": 1}})
+        _, held_out = split([book, *pages], settings)
+        assert [row.source for row in held_out] == [0, *[1] * 5]
+        assert len(held_out[0].text or "") == pytest.approx(256 * 16 * 4, abs=5)
+
+    def test_nothing_is_held_out_where_that_is_set(self) -> None:
+        documents = [Conversation(text="one document. " * 50)]
+        for evaluation in ({"fraction": 0}, {"dataset": "other.txt"}):
+            assert split(documents, build({"task": "pretrain", "evaluation": evaluation})) == (documents, [])
 
 
 class TestPacking:

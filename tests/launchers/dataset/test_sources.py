@@ -24,6 +24,8 @@ ROW = {"text": "hello"}
         ("python-docs", True),
         ("data.jsonl", True),
         ("folder/data.jsonl", True),
+        ("folder/book.txt", True),
+        ("folder/data.Parquet", True),
         ("./org/name", True),
         ("/data/train", True),
         ("org/name", False),

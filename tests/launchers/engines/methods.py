@@ -56,8 +56,6 @@ NODES = (1, 2)
 TASKS = ("dpo", "orpo", "simpo", "kto", "reward")  # beside sft
 TASK_METHODS = ("full", "lora", "qlora nf4-double")
 ROUNDED_REFERENCE = 0.02  # in the loss of DPO and KTO: qlora compares with the rounded base, the export not
-    0.02  # in DPO's and KTO's loss: qlora's reference is the rounded base, the export's is not
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,31 @@
+"""Numbers of tokens as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator.token_counts import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("20000", 20_000),
+        ("20,000", 20_000),
+        ("1_000", 1000),
+        ("2.5k", 2500),
+        ("300M", 3e8),
+        ("1B", 1e9),
+        ("1.5 t", 1.5e12),
+        ("1e9", 1e9),
+        ("5x", None),
+        ("B", None),
+        ("0", None),
+        ("-1M", None),
+        ("nan", None),
+        ("inf", None),
+        ("", None),
+    ],
+)
+def test_a_number_is_read_with_its_unit_and_nothing_else_is(text: str, count: float | None) -> None:
+    assert parse(text) == count

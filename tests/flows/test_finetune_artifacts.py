@@ -1,0 +1,42 @@
+"""What the launching process leaves for tasks elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from decorators.storage import MetaflowStorage
+from estimator import models
+from flows import finetune_artifacts
+from launchers import pipeline, settings
+
+
+def test_every_local_dataset_of_a_run_reaches_its_tasks(
+    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    implementation = SimpleNamespace(TYPE="local", datastore_root=str(tmp_path / "store"))
+    store = MetaflowStorage(implementation, "finetune-cache")
+    monkeypatch.setattr(finetune_artifacts, "datastore", lambda **_: store)
+    more, held_out = tmp_path / "more.jsonl", tmp_path / "held-out.jsonl"
+    for path in (more, held_out):
+        path.write_text(f'{{"text": "{path.stem}"}}\n')
+    chosen = settings.build(
+        {
+            "dataset": str(dataset),
+            "mixture": {str(more): 2, "owner/rows": 1},
+            "evaluation": {"dataset": str(held_out)},
+        }
+    )
+    model = models.resolve("tiny-llama", online=False)
+    _, staged = finetune_artifacts.stage(chosen, model)
+    assert list(staged) == [str(dataset), str(more), str(held_out)]
+    monkeypatch.setenv(finetune_artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
+    finetune_artifacts.carry(model, staged)
+    for path in (dataset, more, held_out):
+        path.unlink()
+    local = chosen.model_copy(update={"mixture": {str(more): 2.0}})
+    samples, kept = pipeline.read_data(local, tmp_path / "work", fetch=finetune_artifacts.fetch_dataset)
+    assert [row.source for row in samples] == [0] * 60 + [1]
+    assert len(kept) == 1

@@ -1,0 +1,55 @@
+"""Several datasets in one run: how often an epoch has the rows of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from launchers.dataset import mixture
+from launchers.dataset.preferences import Pair, Sample
+from launchers.dataset.rows import Conversation
+from launchers.settings import build
+
+
+def rows(name: str, count: int, source: int) -> list[Sample]:
+    return mixture.of_source([Conversation(text=f"{name}{n}") for n in range(count)], source)
+
+
+def test_a_row_knows_its_dataset_whatever_it_is() -> None:
+    one = Conversation(text="a", line=3)
+    [pair] = mixture.of_source([Pair(chosen=one, rejected=one)], 2)
+    [text] = mixture.of_source([one], 1)
+    assert (pair.source, text.source, one.source) == (2, 1, 0)
+    assert (text.line, text) == (3, one)
+
+
+def test_whole_weights_repeat_rows_and_parts_draw_some() -> None:
+    settings = build({"dataset": "a.jsonl", "mixture": {"b.jsonl": 2, "c.jsonl": 0.5, "d.jsonl": 1.25}})
+    train = [*rows("a", 5, 0), *rows("b", 3, 1), *rows("c", 10, 2), *rows("d", 8, 3)]
+    chosen = mixture.weighted(train, settings)
+    times = Counter(row.text for row in chosen if isinstance(row, Conversation))
+    assert all(times[f"a{n}"] == 1 for n in range(5))
+    assert all(times[f"b{n}"] == 2 for n in range(3))
+    assert sorted(times[f"c{n}"] for n in range(10)) == [0] * 5 + [1] * 5
+    assert sorted(times[f"d{n}"] for n in range(8)) == [1] * 6 + [2] * 2
+    assert mixture.summary(chosen, settings).splitlines() == [
+        "a.jsonl: weight 1, 5 rows an epoch",
+        "b.jsonl: weight 2, 6 rows an epoch",
+        "c.jsonl: weight 0.5, 5 rows an epoch",
+        "d.jsonl: weight 1.25, 10 rows an epoch",
+    ]
+
+
+def test_what_is_drawn_depends_on_the_seed_alone() -> None:
+    train = [*rows("a", 2, 0), *rows("b", 40, 1)]
+
+    def drawn(seed: int) -> list[Sample]:
+        return mixture.weighted(train, build({"seed": seed, "mixture": {"b.jsonl": 0.3}}))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_one_dataset_stays_as_it_is() -> None:
+    train = rows("a", 7, 0)
+    assert mixture.weighted(train, build({})) == train
+    assert mixture.names(build({"dataset": "a.jsonl"})) == ("a.jsonl",)

@@ -1,0 +1,156 @@
+"""Plain text for task pretrain: which files are read, what is refused, what is held out, how it is split."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from estimator.errors import UserError
+from launchers.dataset import rows, texts
+from launchers.dataset.rows import Conversation, Message
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+
+
+def jsonl(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def table(path: Path, **columns: list[Any]) -> Path:
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def words(documents: list[Conversation]) -> list[tuple[str | None, int]]:
+    return [(document.text, document.line) for document in documents]
+
+
+class TestRead:
+    def test_the_text_of_a_json_row_is_a_document_and_other_keys_are_ignored(self, tmp_path: Path) -> None:
+        path = jsonl(tmp_path / "d.jsonl", {"text": "one", "id": 1}, {**CHAT, "text": "two"})
+        assert words(texts.read(path)) == [("one", 1), ("two", 2)]
+
+    @pytest.mark.parametrize("name", ["book.txt", "BOOK.TXT"])
+    def test_a_text_file_is_one_document(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).write_bytes("\ufeffÉin Buch\r\n\r\nsecond\n".encode())
+        assert words(texts.read(tmp_path / name)) == [("Éin Buch\r\n\r\nsecond\n", 0)]
+
+    def test_a_column_of_parquet_is_a_document_a_row_batch_after_batch(self, tmp_path: Path) -> None:
+        wanted = [f"document {number}" for number in range(3000)]
+        path = table(tmp_path / "d.parquet", other=list(range(3000)), text=wanted)
+        assert words(texts.read(path)) == [(text, number) for number, text in enumerate(wanted, start=1)]
+
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("d.txt", b"", "is empty"),
+            ("d.txt", b" \n\n", "is empty"),
+            ("d.txt", b"caf\xe9", "is not UTF-8 (byte 4)"),
+            ("d.jsonl", b"", "is empty"),
+            (
+                "d.jsonl",
+                json.dumps(CHAT).encode(),
+                "line 1: `messages`, but task pretrain learns plain text (`text`)",
+            ),
+            ("d.jsonl", b'{"text": 7}', "line 1: `text` is not text but int"),
+            ("d.jsonl", b"{}", "line 1: nothing, but task pretrain"),
+            ("d.parquet", b"no such thing", "can't be read as Parquet"),
+        ],
+    )
+    def test_what_can_not_be_used_is_named_in_a_line(
+        self, tmp_path: Path, name: str, content: bytes, said: str
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError) as refused:
+            texts.read(tmp_path / name)
+        assert said in refused.value.problem
+        assert name in refused.value.problem
+        assert "\n" not in refused.value.problem
+
+    @pytest.mark.parametrize(
+        ("columns", "said"),
+        [
+            ({"body": ["a"]}, "has `body`, but task pretrain learns plain text (`text`)"),
+            ({"text": ["a", None]}, "row 2: `text` is empty"),
+            ({"text": [1]}, "row 1: `text` is not text but int"),
+            ({"text": []}, "is empty"),
+        ],
+    )
+    def test_a_table_without_usable_text_is_named_in_a_line(
+        self, tmp_path: Path, columns: dict[str, list[Any]], said: str
+    ) -> None:
+        with pytest.raises(UserError) as refused:
+            texts.read(table(tmp_path / "d.parquet", **columns))
+        assert said in refused.value.problem
+        assert "\n" not in refused.value.problem
+
+    def test_parquet_without_pyarrow_says_what_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = table(tmp_path / "d.parquet", text=["a"])
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(UserError, match="`pyarrow` package, which is not installed") as refused:
+            texts.read(path)
+        assert refused.value.advice == "pip install pyarrow"
+
+    def test_a_file_that_is_gone_is_a_line(self, tmp_path: Path) -> None:
+        for name in ("gone.txt", "gone.parquet", "gone.jsonl"):
+            with pytest.raises(UserError, match="can't be read"):
+                texts.read(tmp_path / name)
+
+    def test_chats_become_text_turn_below_turn(self) -> None:
+        chat = Conversation(
+            messages=(Message(role="user", content="Hi"), Message(role="assistant", content="Ho"))
+        )
+        assert words(texts.from_conversations([chat, rows.parse({"text": "x"}, 3)])) == [
+            ("Hi\n\nHo", 0),
+            ("x", 3),
+        ]
+
+
+class TestHoldOut:
+    def test_whole_documents_are_held_out_in_the_drawn_order_as_far_as_they_fit(self) -> None:
+        documents = [Conversation(text=text) for text in ("a" * 30, "b" * 900, "c" * 40, "d" * 30)]
+        train, held_out = texts.hold_out(documents, 100, [1, 3, 2, 0], 256)
+        assert held_out == [documents[3], documents[2], documents[0]], "the book is too long"
+        assert train == [documents[1]]
+        assert texts.hold_out(documents, 100, [1, 3, 2, 0], 1) == ([*documents[:3]], [documents[3]])
+
+    def test_where_none_fits_the_end_of_the_longest_is_held_out_at_a_word(self) -> None:
+        documents = [Conversation(text="short"), Conversation(text="word " * 100, line=2)]
+        train, held_out = texts.hold_out(documents, 50, [1, 0], 256)
+        assert held_out[0] == documents[0]
+        assert (train[0].text or "") + (held_out[1].text or "") == documents[1].text
+        assert (train[0].line, held_out[1].line) == (2, 2)
+        assert 40 <= len(held_out[1].text or "") <= 50
+        assert (held_out[1].text or "").startswith("word")
+
+    def test_text_without_white_space_is_cut_in_place_and_never_by_more_than_half(self) -> None:
+        [begin], [end] = texts.hold_out([Conversation(text="a" * 100)], 90, [0], 256)
+        assert (begin.text, end.text) == ("a" * 50, "a" * 50)
+
+    @pytest.mark.parametrize("text", ["a", "a ", "word   "])
+    def test_where_nothing_would_be_left_nothing_is_held_out(self, text: str) -> None:
+        assert texts.hold_out([Conversation(text=text)], 1, [], 256) == ([Conversation(text=text)], [])
+        assert texts.hold_out([Conversation(text=text)], 0, [0], 256) == ([Conversation(text=text)], [])
+
+
+class TestPieces:
+    @given(length=st.integers(1, 500), longest=st.integers(3, 60))
+    def test_pieces_hold_every_token_and_each_has_one_that_is_predicted(
+        self, length: int, longest: int
+    ) -> None:
+        sizes = texts.piece_lengths(length, longest)
+        assert sum(sizes) == length
+        assert max(sizes) <= longest
+        assert length == 1 or min(sizes) >= 2
+        assert len(sizes) == -(-length // longest)
