@@ -670,11 +670,16 @@ def test_yaml_examples_are_settings() -> None:
 
 def test_data_examples_are_datasets(tmp_path: Path) -> None:
     examples = blocks("jsonl")
-    assert len(examples) == 4
+    assert len(examples) == 5
     for block in examples:
         path = tmp_path / "example.jsonl"
         path.write_text(block.text)
-        assert preferences.read(path) if block.where.startswith("docs/tasks.md") else rows.read(path)
+        if not block.where.startswith("docs/tasks.md"):
+            assert rows.read(path)
+        elif '"rejected"' in block.text:
+            assert preferences.read(path)
+        else:
+            assert preferences.read_judged(path)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
