@@ -21,7 +21,7 @@ from typing import Any
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
 from estimator import models, remote
-from estimator.models import ModelRef
+from estimator.models import ModelRef, ModelSource
 from estimator.plan import GIB, Plan
 from launchers import engines, model_card, pipeline
 from launchers.dataset import sources
@@ -68,15 +68,21 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (settings.dataset, settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_file(store, Path(dataset).expanduser())
+                datasets[dataset] = stage_file(store, Path(dataset).expanduser())
         if model.kind == "folder":
-            key = f"staged/{_fingerprint(Path(model.location))}"
-            put_bundle(store, key, pipeline.fetch_weights(model, cache_folder() / slug(model.name)))
-            model = dataclasses.replace(model, kind="stored", location=key)
+            model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
         return model, datasets
 
 
-def _stage_file(store: MetaflowStorage, path: Path) -> str:
+def stage_folder(store: MetaflowStorage, model: ModelSource) -> str:
+    """Put a model of a folder into the datastore; returns the key of its bundle."""
+    key = f"staged/{_fingerprint(Path(model.location))}"
+    put_bundle(store, key, pipeline.fetch_weights(model, cache_folder() / slug(model.name)))
+    return key
+
+
+def stage_file(store: MetaflowStorage, path: Path) -> str:
+    """Put a file into the datastore as a bundle of its own; returns the bundle's key."""
     key = f"staged/{sha256_of(path)[:32]}"
     if not has_bundle(store, key):
         with tempfile.TemporaryDirectory() as temporary:
@@ -100,14 +106,20 @@ def _fingerprint(folder: Path) -> str:
 
 def fetch_dataset(dataset: str, folder: Path) -> Path:
     """The dataset as a JSONL file on this machine, wherever it comes from."""
-    key = _carried().get("datasets", {}).get(dataset)
+    key = staged_key(dataset)
     if key is None:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
     return next(path for path in folder.iterdir() if path.is_file())
 
 
-def fetch_weights_once(model: ModelRef, work: Path) -> str:
+def staged_key(name: str) -> str | None:
+    """The key under which the launching process has put a local file or folder; None: it has put none."""
+    key: str | None = _carried().get("datasets", {}).get(name)
+    return key
+
+
+def fetch_weights_once(model: ModelSource, work: Path) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
     With a datastore on this machine the weights stay where they are (or in this machine's cache). With a
