@@ -29,7 +29,7 @@ from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
 
-AGAIN = "python flows/finetune_flow.py --config settings settings.yaml run"
+AGAIN = "python flows/{flow}_flow.py --config settings settings.yaml run"
 
 
 # What the launching process leaves for the tasks
@@ -174,12 +174,14 @@ def export(
     settings: Settings,
     model: ModelRef,
     facts: Facts,
+    flow: str = "finetune",
 ) -> str:
     """Put the finished model where the user can take it; returns its folder, or its bundle's address.
 
     A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
     adapter alone where it can't be merged. A run
-    elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it.
+    elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it. ``flow``: which one
+    has made it, as its file begins.
     """
     if not storage.is_local:
         return storage.describe(output)
@@ -188,7 +190,7 @@ def export(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     get_bundle(storage, output, temporary)
-    model_card.write_records(temporary, plan, settings, facts, model=model, again=AGAIN)
+    model_card.write_records(temporary, plan, settings, facts, model=model, again=AGAIN.format(flow=flow))
     shutil.rmtree(destination, ignore_errors=True)
     temporary.rename(destination)
     return str(engines.result_of(destination))

@@ -174,6 +174,7 @@ class FinetuneSteps(FlowSpec):
                 settings=self.used_settings,
                 model=self.base_model,
                 facts=self.facts,
+                flow="rejection" if hasattr(self, "selection") else "finetune",
             )
         self.next(self.end)
 

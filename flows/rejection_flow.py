@@ -3,8 +3,8 @@
     python flows/rejection_flow.py run --score my_scores.py:short_answers
     python flows/rejection_flow.py run --score reward/model --answers 8 --model llama-8b --with kubernetes
 
-The steps are those of flows/finetune_flow.py and, between prepare and train, generate, score and select; after
-evaluate comes compare.
+The steps are those of flows/finetune_flow.py with generate, score and select between prepare and train, and
+compare after evaluate.
 What generate and score have finished is kept shard by shard: a retry or `resume` does not do it again.
 """
 
@@ -160,6 +160,12 @@ class RejectionFlow(FinetuneFlow):
         self.comparison = Comparison(prompts=len(prompts), before=mean_of(self.scores, held_out), after=after)
         print(self.comparison.text())
         self.next(self.export)
+
+    @step
+    def end(self) -> None:
+        """Say what training on the best answers has done to the score, and where the model is."""
+        print(self.comparison.text())
+        FinetuneFlow.end(self)
 
     def _score(
         self, name: str, prompts: list[Prompt], drawn: rejection_node.Drawn, work: Path

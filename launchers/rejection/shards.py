@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from estimator.errors import UserError
+from estimator.errors import UserError, spelled_as
 from launchers.cluster.processes import PARENT, die_with_parent, tail
 from launchers.evaluate import started
 from launchers.rejection.answers import shard_name
+from launchers.spelling import SET
 
 POLL_S = 0.2  # between two looks for finished shards
 PROBLEM = "problem.json"  # {"problem", "advice"}: why the process has ended, where the user can mend it
@@ -88,7 +89,8 @@ def serve(work: Callable[[Path], None]) -> None:
         die_with_parent(int(os.environ[PARENT]))
     request = Path(sys.argv[1])
     try:
-        work(request)
+        with spelled_as(SET):
+            work(request)
     except UserError as error:
         said = {"problem": error.problem, "advice": error.advice}
         request.with_name(PROBLEM).write_text(json.dumps(said))
