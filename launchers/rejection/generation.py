@@ -137,8 +137,8 @@ class _Sampler:
         except torch.cuda.OutOfMemoryError:
             if len(prompts) == 1:
                 raise UserError(
-                    f"{self._rejection.answers} answers of {self._rejection.max_new_tokens} tokens to one prompt "
-                    "do not fit into the GPU's memory.",
+                    f"{self._rejection.answers} answers of {self._rejection.max_new_tokens} tokens to one "
+                    "prompt do not fit into the GPU's memory.",
                     (
                         "Use ",
                         Change("rejection.answers"),

@@ -111,7 +111,7 @@ def test_finished_shards_are_kept_and_a_failing_answer_is_named(tmp_path: Path, 
     made: list[int] = []
     asked = request(tmp_path, answered, score="picky", function=f"{functions}:picky")
     with pytest.raises(
-        UserError, match="raised ZeroDivisionError.* for the answer '' to the prompt 'question 2'"
+        UserError, match=r"raised ZeroDivisionError.* for the answer '' to the prompt 'question 2'"
     ):
         scoring.score(asked, lambda shard, _: made.append(shard))
     assert made == [0]
