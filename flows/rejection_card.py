@@ -63,16 +63,12 @@ def draw_selection(scored_by: str, selection: Selection) -> list[Block]:
 
 def histogram(distributions: dict[str, Distribution]) -> dict[str, Any]:
     """Answers over their score, one colour for each named distribution."""
-    values = [
-        {
-            "low": each.low,
-            "high": each.high if each.high > each.low else each.low + 1e-9,
-            "answers": each.answers,
-            "which": name,
-        }
-        for name, distribution in distributions.items()
-        for each in distribution.bins
-    ]
+    values = []
+    for name, distribution in distributions.items():
+        for each in distribution.bins:
+            aside = 0.5 if each.high == each.low else 0.0  # a bar needs a width
+            place = {"low": each.low - aside, "high": each.high + aside}
+            values.append({**place, "answers": each.answers, "which": name})
     return {
         "$schema": SCHEMA,
         "width": "container",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -104,22 +106,33 @@ class Comparison:
         )
 
 
-def distribution(scores: Sequence[float]) -> Distribution:
-    """Mean, range and histogram of at least one score."""
+def distribution(scores: Sequence[float], like: Distribution | None = None) -> Distribution:
+    """Mean, range and histogram of at least one score.
+
+    ``like``: of scores that these are some of, whose bins are taken. Otherwise there are as many bins as the
+    square root of the number of scores, from 5 to ``MOST_BINS``; one where all scores are the same.
+    """
     low, high = min(scores), max(scores)
-    count = 1 if high == low else min(MOST_BINS, max(5, math.ceil(math.sqrt(len(scores)))))
-    width = (high - low) / count
-    counts = [0] * count
+    if like is not None:
+        bins = [(each.low, each.high) for each in like.bins]
+    elif high == low:
+        bins = [(low, high)]
+    else:
+        count = min(MOST_BINS, max(5, math.ceil(math.sqrt(len(scores)))))
+        edges = [low + place * (high - low) / count for place in range(count)] + [high]
+        bins = list(itertools.pairwise(edges))
+    counts = [0] * len(bins)
+    lows = [bottom for bottom, _ in bins]
     for score in scores:
-        counts[min(count - 1, int((score - low) / width)) if width > 0 else 0] += 1
-    bins = tuple(
-        Bin(
-            low=low + place * width, high=high if place == count - 1 else low + (place + 1) * width, answers=n
-        )
-        for place, n in enumerate(counts)
-    )
+        counts[bisect.bisect_right(lows, score) - 1] += 1
     return Distribution(
-        answers=len(scores), mean=math.fsum(scores) / len(scores), low=low, high=high, bins=bins
+        answers=len(scores),
+        mean=math.fsum(scores) / len(scores),
+        low=low,
+        high=high,
+        bins=tuple(
+            Bin(low=bottom, high=top, answers=n) for (bottom, top), n in zip(bins, counts, strict=True)
+        ),
     )
 
 
@@ -162,10 +175,11 @@ def select(
         Kept(index=prompt.index, conversation=prompt.with_answer(answer.text), score=score)
         for score, prompt, answer in taken
     ]
+    seen = overview(prompts, answers, scores)
     return kept, Selection(
         prompts=len(prompts),
-        overview=overview(prompts, answers, scores),
-        kept=distribution([each.score for each in kept]),
+        overview=seen,
+        kept=distribution([each.score for each in kept], seen.drawn),
         empty=sum(not answer.text.strip() for each in answers for answer in each.answers),
         cut=sum(not answer.ended for _, _, answer in taken),
         below=len(best) - len(enough),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pickle
 import re
@@ -118,7 +119,7 @@ class Flow:
         return found
 
     def card(self, step: str) -> str:
-        """The page of a step's own card."""
+        """The content of a step's own card."""
         shown = subprocess.run(
             [sys.executable, str(FLOW), "card", "get", f"{self.run_id}/{step}", "--id", "rejection"],
             cwd=self.home,
@@ -128,7 +129,9 @@ class Flow:
             check=True,
             timeout=120,
         )
-        return shown.stdout
+        data = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', shown.stdout)
+        assert data is not None
+        return base64.b64decode(data[1]).decode()
 
 
 @pytest.fixture

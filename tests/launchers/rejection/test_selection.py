@@ -73,6 +73,9 @@ def test_every_score_is_in_one_bin() -> None:
     assert sum(each.answers for each in found.bins) == 101
     assert found.bins[0].low == found.low == 0
     assert found.bins[-1].high == found.high == values[-1]
+    some = distribution([0.0, 5.0, values[-1]], found)
+    assert [(each.low, each.high) for each in some.bins] == [(each.low, each.high) for each in found.bins]
+    assert (some.bins[0].answers, some.bins[-1].answers, sum(each.answers for each in some.bins)) == (1, 1, 3)
     same = distribution([2.0, 2.0])
     assert [(each.low, each.high, each.answers) for each in same.bins] == [(2.0, 2.0, 2)]
 
