@@ -183,7 +183,7 @@ def score(
     if reward_model is not None:
         model_dir, identity = finetune_artifacts.fetch_model(reward_model, work / "reward"), reward_model
     elif scorer.file is not None:
-        file = _scoring_file(named, scorer.file, work / "function")
+        file = scoring_file(named, scorer.file, work / "function")
         function, identity = f"{file}:{scorer.function}", f"{scorer.function} {sha256_of(file)}"
     else:
         function = named
@@ -205,7 +205,7 @@ def score(
     return Shards(key=keeper.key, count=drawn.shards.count)
 
 
-def _scoring_file(named: str, file: str, folder: Path) -> Path:
+def scoring_file(named: str, file: str, folder: Path) -> Path:
     """The user's file on this machine: put there by the launch, or still where it was."""
     key = finetune_artifacts.staged_key(named)
     if key is None:
