@@ -74,10 +74,11 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         return model, datasets
 
 
-def stage_folder(store: MetaflowStorage, model: ModelSource) -> str:
-    """Put a model of a folder into the datastore; returns the key of its bundle."""
+def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = False) -> str:
+    """Put a model of a folder, or a reward model, into the datastore; returns the key of its bundle."""
     key = f"staged/{_fingerprint(Path(model.location))}"
-    put_bundle(store, key, pipeline.fetch_weights(model, cache_folder() / slug(model.name)))
+    folder = cache_folder() / slug(model.name)
+    put_bundle(store, key, pipeline.fetch_weights(model, folder, rewards=rewards))
     return key
 
 
@@ -119,22 +120,25 @@ def staged_key(name: str) -> str | None:
     return key
 
 
-def fetch_weights_once(model: ModelSource, work: Path) -> str:
+def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
     With a datastore on this machine the weights stay where they are (or in this machine's cache). With a
     shared one they are fetched by this one task and kept there, and every node takes them from there.
+    ``rewards``: it is a reward model.
     """
     if model.kind == "stored":
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        return str(pipeline.fetch_weights(model, cache_folder() / slug(model.name)).resolve())
+        folder = cache_folder() / slug(model.name)
+        return str(pipeline.fetch_weights(model, folder, rewards=rewards).resolve())
     key = f"weights/{slug(model.location or model.name)}"
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    manifest = put_bundle(store, key, pipeline.fetch_weights(model, work / "weights"))
+    fetched = pipeline.fetch_weights(model, work / slug(model.name), rewards=rewards)
+    manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {manifest.total_bytes / GIB:.2f} GiB in {store.describe(key)}")
     return key
 

@@ -118,7 +118,7 @@ def stage_scorer(settings: Settings) -> dict[str, str]:
         return {score: finetune_artifacts.stage_file(store, Path(scorer.file).expanduser())}
     source = models.locate(score) if scorer.function is None else None
     if source is not None and source.kind == "folder":
-        return {score: finetune_artifacts.stage_folder(store, source)}
+        return {score: finetune_artifacts.stage_folder(store, source, rewards=True)}
     return {}
 
 

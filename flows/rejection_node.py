@@ -91,7 +91,7 @@ def fetch_reward_model_once(settings: Settings, work: Path) -> str | None:
         return None
     reference = finetune_artifacts.staged_key(score)
     if reference is None:
-        reference = finetune_artifacts.fetch_weights_once(models.locate(score), work)
+        reference = finetune_artifacts.fetch_weights_once(models.locate(score), work, rewards=True)
     scoring.check_reward_model(finetune_artifacts.fetch_tokenizer(reference, work / "reward"), score)
     return reference
 
