@@ -21,7 +21,7 @@ from typing import Any
 from decorators.gpu_profile import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
 from estimator import models, remote
-from estimator.models import ModelRef
+from estimator.models import ModelRef, ModelSource
 from estimator.plan import GIB, Plan
 from launchers import engines, model_card, pipeline
 from launchers.dataset import mixture, sources
@@ -29,7 +29,7 @@ from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
 
-AGAIN = "python flows/finetune_flow.py --config settings settings.yaml run"
+AGAIN = "python flows/{flow}_flow.py --config settings settings.yaml run"
 
 
 # What the launching process leaves for the tasks
@@ -68,15 +68,22 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_file(store, Path(dataset).expanduser())
+                datasets[dataset] = stage_file(store, Path(dataset).expanduser())
         if model.kind == "folder":
-            key = f"staged/{_fingerprint(Path(model.location))}"
-            put_bundle(store, key, pipeline.fetch_weights(model, cache_folder() / slug(model.name)))
-            model = dataclasses.replace(model, kind="stored", location=key)
+            model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
         return model, datasets
 
 
-def _stage_file(store: MetaflowStorage, path: Path) -> str:
+def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = False) -> str:
+    """Put a model of a folder, or a reward model, into the datastore; returns the key of its bundle."""
+    key = f"staged/{_fingerprint(Path(model.location))}"
+    folder = cache_folder() / slug(model.name)
+    put_bundle(store, key, pipeline.fetch_weights(model, folder, rewards=rewards))
+    return key
+
+
+def stage_file(store: MetaflowStorage, path: Path) -> str:
+    """Put a file into the datastore as a bundle of its own; returns the bundle's key."""
     key = f"staged/{sha256_of(path)[:32]}"
     if not has_bundle(store, key):
         with tempfile.TemporaryDirectory() as temporary:
@@ -100,29 +107,38 @@ def _fingerprint(folder: Path) -> str:
 
 def fetch_dataset(dataset: str, folder: Path) -> Path:
     """The dataset as a file on this machine, wherever it comes from."""
-    key = _carried().get("datasets", {}).get(dataset)
+    key = staged_key(dataset)
     if key is None:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
     return next(path for path in folder.iterdir() if path.is_file())
 
 
-def fetch_weights_once(model: ModelRef, work: Path) -> str:
+def staged_key(name: str) -> str | None:
+    """The key under which the launching process has put a local file or folder; None: it has put none."""
+    key: str | None = _carried().get("datasets", {}).get(name)
+    return key
+
+
+def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
     With a datastore on this machine the weights stay where they are (or in this machine's cache). With a
     shared one they are fetched by this one task and kept there, and every node takes them from there.
+    ``rewards``: it is a reward model.
     """
     if model.kind == "stored":
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        return str(pipeline.fetch_weights(model, cache_folder() / slug(model.name)).resolve())
+        folder = cache_folder() / slug(model.name)
+        return str(pipeline.fetch_weights(model, folder, rewards=rewards).resolve())
     key = f"weights/{slug(model.location or model.name)}"
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    manifest = put_bundle(store, key, pipeline.fetch_weights(model, work / "weights"))
+    fetched = pipeline.fetch_weights(model, work / slug(model.name), rewards=rewards)
+    manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {manifest.total_bytes / GIB:.2f} GiB in {store.describe(key)}")
     return key
 
@@ -162,12 +178,14 @@ def export(
     settings: Settings,
     model: ModelRef,
     facts: Facts,
+    flow: str = "finetune",
 ) -> str:
     """Put the finished model where the user can take it; returns its folder, or its bundle's address.
 
     A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
     adapter alone where it can't be merged. A run
-    elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it.
+    elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it. ``flow``: which one
+    has made it, as its file begins.
     """
     if not storage.is_local:
         return storage.describe(output)
@@ -176,7 +194,7 @@ def export(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     get_bundle(storage, output, temporary)
-    model_card.write_records(temporary, plan, settings, facts, model=model, again=AGAIN)
+    model_card.write_records(temporary, plan, settings, facts, model=model, again=AGAIN.format(flow=flow))
     shutil.rmtree(destination, ignore_errors=True)
     temporary.rename(destination)
     return str(engines.result_of(destination))

@@ -24,7 +24,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
-from flows import finetune_artifacts
+from flows import finetune_artifacts, rejection_launch
 from launchers import pipeline, settings, workdir
 from launchers.settings import Resources, Settings
 from launchers.spelling import SetOptions
@@ -69,6 +69,8 @@ FLAGS = {
     "zone": "resources.zone",
     "pending_timeout": "resources.pending_timeout",
 }
+# Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
+REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
 SWITCHES = ("from_catalogue",)  # flags without a value: where one isn't given, the file's setting holds
 
 
@@ -110,7 +112,7 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
     Raises UserError with one line for each wrong value, named as the user wrote it.
     """
     flags: dict[str, Any] = {}
-    for flag, name in FLAGS.items():
+    for flag, name in (FLAGS | REJECTION_FLAGS).items():
         value = params.get(flag)
         if value in (None, "") or (flag in SWITCHES and not value):
             continue
@@ -131,9 +133,10 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     with spelled_as(FLOW):
         settings = settings_from(params.get("settings") or {}, params)
         machine = local_machine.here() if backend == "local" else None
+        rejection = rejection_launch.check(settings) if "score" in params else None
         try:
             run = pipeline.plan_run(
-                settings,
+                rejection.trained if rejection else settings,
                 Target(kind=backend, machine=machine),
                 calibrated=not params.get("no_calibration"),
                 choose=functools.partial(
@@ -147,16 +150,19 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
         if run.plan.prediction.price_source and run.plan.request.instance_type:
             sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
+        shown = render(run.plan) + (f"\n\n{rejection.text(run.plan)}" if rejection else "")
         if params.get("plan_only"):
-            sys.stdout.write(render(run.plan) + "\n")
+            sys.stdout.write(shown + "\n")
             raise SystemExit(0)
-        sys.stderr.write(render(run.plan) + "\n\n")  # not to standard output: deployments print JSON there
+        sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
         if backend == "local":
             pipeline.check_installed(run.settings.engine, run.settings.method)
             pipeline.check_disks(run.plan, [_work_disk()])
             finetune_artifacts.carry(run.model)
         else:
-            finetune_artifacts.carry(*finetune_artifacts.stage(run.settings, run.model))
+            model, staged = finetune_artifacts.stage(run.settings, run.model)
+            scorer = rejection_launch.stage_scorer(settings) if rejection else {}
+            finetune_artifacts.carry(model, staged | scorer)
         return run.plan
 
 
@@ -270,4 +276,6 @@ def _work_disk() -> tuple[str, int]:
 
 def flags_of(flow: Any) -> dict[str, Any]:
     """A running flow's parameters, as :func:`settings_from` takes them."""
-    return {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
+    flags = {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
+    own = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"asked_{flag}")]
+    return flags | {flag: getattr(flow, f"asked_{flag}") for flag in own}

@@ -158,23 +158,7 @@ class FinetuneSteps(FlowSpec):
     @step
     def evaluate(self) -> None:
         """Held-out loss before and after, and a few answers of the finished model."""
-        self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
-        with task_folder("evaluate") as work:
-            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
-            self.evaluation = pipeline.evaluate_model(
-                self.used_settings,
-                self.plan,
-                base_dir=as_trained(
-                    finetune_artifacts.fetch_model(self.model_reference, work / "base"),
-                    self.used_settings,
-                    work,
-                ),
-                model_dir=engines.result_of(work / "finished"),
-                data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
-                work=work / "evaluation",
-            )
-        current_profile().evaluated(self.evaluation)
-        print(self.evaluation.text())
+        self._evaluate()
         self.next(self.export)
 
     @step
@@ -191,6 +175,7 @@ class FinetuneSteps(FlowSpec):
                 settings=self.used_settings,
                 model=self.base_model,
                 facts=self.facts,
+                flow="rejection" if hasattr(self, "selection") else "finetune",
             )
         self.next(self.end)
 
@@ -213,6 +198,26 @@ class FinetuneSteps(FlowSpec):
             if not has_bundle(datastore(), self.data_key):
                 put_bundle(datastore(), self.data_key, work / "data")
         self.used_settings = pipeline.resolve_auto(self.used_settings, self.base_model.spec, info.total_steps)
+
+    def _evaluate(self) -> None:
+        """Measure base and finished model on what was held out."""
+        self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
+        with task_folder("evaluate") as work:
+            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+            self.evaluation = pipeline.evaluate_model(
+                self.used_settings,
+                self.plan,
+                base_dir=as_trained(
+                    finetune_artifacts.fetch_model(self.model_reference, work / "base"),
+                    self.used_settings,
+                    work,
+                ),
+                model_dir=engines.result_of(work / "finished"),
+                data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
+                work=work / "evaluation",
+            )
+        current_profile().evaluated(self.evaluation)
+        print(self.evaluation.text())
 
     def _train(
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret

@@ -383,14 +383,15 @@ def _made_samples(settings: Settings, path: Path) -> Sequence[Sample]:
     return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
 
-def fetch_weights(model: ModelSource, folder: Path) -> Path:
+def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False) -> Path:
     """The model's files on this machine, whole (:func:`launchers.models.weights.fetch`), of one model.
 
     That they fit their config.json is looked at where transformers is installed, as where runs train.
+    ``rewards``: it is a reward model.
     """
     path = weights.fetch(model, folder)
     if model.kind != "made" and importlib.util.find_spec("transformers") is not None:
-        check_fits(path)
+        check_fits(path, rewards=rewards)
     if isinstance(model, ModelRef) and untried.is_untried(model.spec.family):
         held = sum(map(math.prod, tensor_shapes(path).values()))
         print(

@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     ValidationError,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
@@ -181,6 +182,34 @@ class Preference(_Section):
         return 2.0 if task == "simpo" else 0.1
 
 
+class Rejection(_Section):
+    score: str | None = None
+    """What gives an answer its score: a function of your own, `path/file.py:function` or
+    `package.module:function`, called with the prompt and the answer as texts; or a reward model, in any of
+    the forms of `model`."""
+    answers: int = Field(default=4, json_schema_extra={"minimum": 2})
+    """Answers to each prompt, of which the best is kept."""
+    prompts: Positive | None = None
+    """The first so many rows of the dataset give prompts. Empty: all of them."""
+    temperature: PositiveFloat = 1.0
+    """Temperature that the answers are drawn at."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw each token from the likeliest ones that together have this probability."""
+    max_new_tokens: Positive = 256
+    """Longest answer in tokens; longer ones are cut there."""
+    min_score: float | None = None
+    """The best answer to a prompt is kept only with this score or a higher one."""
+    top_share: float = Field(default=1.0, gt=0, le=1)
+    """Of the best answers to all prompts, this share with the highest scores is kept."""
+
+    @field_validator("answers")
+    @classmethod
+    def _check_answers(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("2 or more: one answer leaves nothing to choose from")
+        return value
+
+
 class Evaluation(_Section):
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
@@ -311,6 +340,8 @@ class Settings(_Section):
     """DeepSpeed's sharding."""
     fsdp: Fsdp = Fsdp()
     """FSDP2's sharding."""
+    rejection: Rejection = Rejection()
+    """Answers of the model itself to train on, for flows/rejection_flow.py."""
     evaluation: Evaluation = Evaluation()
     """Held-out data and sample answers."""
     resources: Resources = Resources()

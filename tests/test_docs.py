@@ -592,6 +592,17 @@ def test_every_command_of_the_checklist_flow_has_its_options() -> None:
             assert re.search(rf"{option}\b", known), f"{line}: there is no {option}"
 
 
+def test_every_command_of_the_rejection_flow_has_its_options() -> None:
+    flow = FLOW.with_name("rejection_flow.py")
+    lines = [line for _, line in shell_lines() if "flows/rejection_flow.py" in line]
+    assert len(lines) > 2
+    for line in lines:
+        plain, options = parse(shlex.split(line)[2:])
+        known = help_text(*plain[:1], flow=flow) + help_text(flow=flow)
+        for option in options:
+            assert re.search(rf"{option}\b", known), f"{line}: there is no {option}"
+
+
 def test_the_checklist_commands_of_the_readme_are_those_that_other_tests_run() -> None:
     """tests/flows/test_checklist_flow.py runs the first as it is, tests/checklist/test_main.py the second."""
     lines = [line for where, line in shell_lines() if where.startswith("README") and "checklist" in line]

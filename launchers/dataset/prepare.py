@@ -119,17 +119,22 @@ def split(samples: Sequence[Sample], settings: Settings) -> tuple[list[Sample], 
     ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or if there is a
     held-out dataset of its own. Of plain text (task pretrain), the same share of each dataset's characters.
     """
-    rows, fraction = list(samples), settings.evaluation.fraction
-    if fraction == 0 or settings.evaluation.dataset is not None:
-        return rows, []
-    if settings.task == "pretrain":
+    rows = list(samples)
+    none = settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None
+    if settings.task == "pretrain" and not none:
         return _split_text(rows, settings)
-    if len(rows) < 2:
-        return rows, []
-    count = min(max(1, round(fraction * len(rows))), MAX_HELD_OUT, len(rows) - 1)
-    held_out = random_stream(settings.seed, "split").permutation(len(rows))[:count].tolist()
+    held_out = held_out_rows(len(rows), settings)
     chosen = set(held_out)
     return [row for index, row in enumerate(rows) if index not in chosen], [rows[i] for i in held_out]
+
+
+def held_out_rows(count: int, settings: Settings) -> list[int]:
+    """Which of so many rows :func:`split` holds out, plain text apart."""
+    if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None or count < 2:
+        return []
+    wanted = min(max(1, round(settings.evaluation.fraction * count)), MAX_HELD_OUT, count - 1)
+    drawn: list[int] = random_stream(settings.seed, "split").permutation(count)[:wanted].tolist()
+    return drawn
 
 
 def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[list[Sample], list[Sample]]:

@@ -17,15 +17,16 @@ _NAMED = 3  # tensors that a message names
 _ADVICE = "Weights and config.json are of different models, or not all of one: fetch or export both anew."
 
 
-def check_fits(folder: Path) -> None:
+def check_fits(folder: Path, *, rewards: bool = False) -> None:
     """Raise UserError where tensors of the model are missing, have another shape, or would not be used.
 
     The model is built without memory (torch's meta device) and loaded with the shapes from the files'
     headers by transformers itself, so its renamed, tied and ignored names are its own. A layer that the files
-    lack would be trained from random numbers, and one that config.json lacks would be left out.
+    lack would be trained from random numbers, and one that config.json lacks would be left out. ``rewards``:
+    it is to have one number for a whole text, and no next token.
     """
     with _quietly():
-        _check(folder, tensor_shapes(folder))
+        _check(folder, tensor_shapes(folder), rewards)
 
 
 @contextmanager
@@ -49,15 +50,16 @@ def _quietly() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    kind = AutoModelForSequenceClassification if rewards else AutoModelForCausalLM
     try:
         config = causal.configuration(folder)
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)
+            empty = kind.from_config(config)
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

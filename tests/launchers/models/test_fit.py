@@ -17,8 +17,10 @@ from estimator import models
 from estimator.errors import UserError
 from estimator.models import locate
 from launchers import pipeline
+from launchers.engines.reward_head import with_reward_head
 from launchers.models import tiny_llama
 from launchers.models.fit import check_fits
+from launchers.settings import Settings
 from tests.launchers.engines.loop import families
 
 SIZES = {
@@ -198,3 +200,11 @@ def test_of_an_untried_family_what_the_files_hold_is_told_beside_what_was_planne
     assert ("for a family that is untried here, counted 0.00 B" in capsys.readouterr().out) == (
         family == "granite"
     )
+
+
+def test_a_reward_model_fits_as_one_and_as_nothing_else(tmp_path: Path) -> None:
+    tiny_llama.make(tmp_path / "base")
+    folder = with_reward_head(tmp_path / "base", Settings(task="reward"), tmp_path / "reward")
+    check_fits(folder, rewards=True)
+    with pytest.raises(UserError, match=r"lm_head\.weight"):
+        check_fits(folder)

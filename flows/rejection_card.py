@@ -1,0 +1,104 @@
+"""The cards of rejection sampling: how the scores are distributed, the best and the worst answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from decorators.card.blocks import Block, Chart, Grid, Text, safe
+from decorators.card.charts import SCHEMA
+from launchers.rejection.answers import Answers, Prompt
+from launchers.rejection.selection import Distribution, Overview, Selection
+
+LONGEST = 300  # characters of an answer or a prompt in a table
+EXAMPLES = 5  # prompts whose answers the card of the generation shows
+_DRAWN, _KEPT = "#bab0ac", "#54a24b"
+
+
+def draw_answers(
+    facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], answers: Sequence[Answers]
+) -> list[Block]:
+    """The card of the generation: what was drawn, and all answers to the first prompts."""
+    shown = {prompt.index: prompt.shown for prompt in prompts}
+    first = sorted(answers, key=lambda each: each.index)[:EXAMPLES]
+    rows = tuple(
+        (cell(shown[each.index]) if not place else "", cell(answer.text), str(answer.tokens))
+        for each in first
+        for place, answer in enumerate(each.answers)
+    )
+    return [
+        Text(markdown="## Answers drawn"),
+        Grid(headers=("", ""), rows=tuple(facts)),
+        Text(markdown="### The first prompts"),
+        Grid(headers=("prompt", "answer", "tokens"), rows=rows),
+    ]
+
+
+def draw_scores(scored_by: str, seen: Overview) -> list[Block]:
+    """The card of the scoring."""
+    heading = f"## Scores of {seen.drawn.answers:,} answers\n\nby {safe(scored_by)}: {seen.drawn.text()}"
+    return [Text(markdown=heading), Chart(spec=histogram({"drawn": seen.drawn})), *_examples(seen)]
+
+
+def draw_selection(scored_by: str, selection: Selection) -> list[Block]:
+    """The card of the selection: all answers beside those that are kept."""
+    kept, drawn = selection.kept, selection.overview.drawn
+    rows = (
+        ("prompts", f"{selection.prompts:,}"),
+        ("answers drawn", f"{drawn.answers:,}; {drawn.text()}"),
+        ("answers kept", f"{kept.answers:,}; {kept.text()}"),
+        ("prompts left out, their best answer below min_score", f"{selection.below:,}"),
+        ("answers without text", f"{selection.empty:,}"),
+        ("kept answers that were cut at the longest length", f"{selection.cut:,}"),
+    )
+    return [
+        Text(
+            markdown=f"## {kept.answers:,} answers kept of {drawn.answers:,}\n\nscored by {safe(scored_by)}"
+        ),
+        Chart(spec=histogram({"drawn": drawn, "kept": kept})),
+        Grid(headers=("", ""), rows=rows),
+        *_examples(selection.overview),
+    ]
+
+
+def histogram(distributions: dict[str, Distribution]) -> dict[str, Any]:
+    """Answers over their score, one colour for each named distribution."""
+    values = []
+    for name, distribution in distributions.items():
+        for each in distribution.bins:
+            aside = 0.5 if each.high == each.low else 0.0  # a bar needs a width
+            place = {"low": each.low - aside, "high": each.high + aside}
+            values.append({**place, "answers": each.answers, "which": name})
+    return {
+        "$schema": SCHEMA,
+        "width": "container",
+        "height": 160,
+        "data": {"values": values},
+        "mark": {"type": "bar", "tooltip": True, "opacity": 0.75, "binSpacing": 1},
+        "encoding": {
+            "x": {"field": "low", "type": "quantitative", "title": "score", "bin": {"binned": True}},
+            "x2": {"field": "high"},
+            "y": {"field": "answers", "type": "quantitative", "title": "answers", "stack": None},
+            "color": {
+                "field": "which",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": ["drawn", "kept"], "range": [_DRAWN, _KEPT]},
+            },
+        },
+    }
+
+
+def cell(text: str) -> str:
+    """A text as a cell of a table: in one line, shortened."""
+    flat = " ".join(text.split()) or "(no text)"
+    return flat if len(flat) <= LONGEST else f"{flat[: LONGEST - 4]} ..."
+
+
+def _examples(seen: Overview) -> list[Block]:
+    blocks: list[Block] = []
+    for title, examples in (("Best answers", seen.best), ("Worst answers", seen.worst)):
+        rows = tuple((f"{each.score:.4g}", cell(each.prompt), cell(each.answer)) for each in examples)
+        grid = Grid(headers=("score", "prompt", "answer"), rows=rows)
+        blocks += [Text(markdown=f"### {title}"), grid]
+    return blocks

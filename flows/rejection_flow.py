@@ -1,0 +1,185 @@
+"""Rejection sampling: draw several answers to each prompt, score them, train on the best.
+
+    python flows/rejection_flow.py run --score my_scores.py:short_answers
+    python flows/rejection_flow.py run --score reward/model --answers 8 --model llama-8b --with kubernetes
+
+The steps are those of flows/finetune_flow.py with generate, score and select between prepare and train, and
+compare after evaluate.
+What generate and score have finished is kept shard by shard: a retry or `resume` does not do it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metaflow import Parameter, card, config_expr, current, retry, step
+
+from decorators.card.writer import write_blocks
+from decorators.gpu_profile import gpu_profile
+from decorators.storage import datastore
+from flows import finetune_artifacts, finetune_launch, rejection_card, rejection_node
+from flows.finetune_flow import FinetuneFlow
+from flows.finetune_steps import task_folder
+from launchers import engines
+from launchers.dataset.prepare import held_out_rows
+from launchers.engines.reward_head import as_trained
+from launchers.rejection.answers import Prompt
+from launchers.rejection.selection import Comparison, mean_of, overview, select
+from launchers.settings import help_of
+from launchers.store.bundles import get_bundle
+
+CARD_ID = "rejection"
+
+
+class RejectionFlow(FinetuneFlow):
+    """Train a language model on the best of its own answers, on this machine or on a cluster."""
+
+    asked_score = Parameter(
+        "score",
+        type=str,
+        default=config_expr("settings.rejection.score"),
+        help=help_of(finetune_launch.REJECTION_FLAGS["score"]),
+    )
+    asked_answers = Parameter(
+        "answers",
+        type=int,
+        default=config_expr("settings.rejection.answers"),
+        help=help_of(finetune_launch.REJECTION_FLAGS["answers"]),
+    )
+
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
+    @step
+    def prepare(self) -> None:
+        """Fetch the weights once for the cluster, those of a reward model too; make prompts of the rows."""
+        with task_folder("prepare") as work:
+            self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
+            self.reward_model = rejection_node.fetch_reward_model_once(self.used_settings, work)
+            self.prompts = rejection_node.prepare_prompts(
+                self.conversations,
+                self.used_settings,
+                finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model"),
+            )
+        self.next(self.generate)
+
+    @card(type="blank", id=CARD_ID)
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @retry(times=2, minutes_between_retries=0)
+    @step
+    def generate(self) -> None:
+        """Draw several answers to each prompt."""
+        with task_folder("generate") as work:
+            base = as_trained(
+                finetune_artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
+            )
+            self.drawn = rejection_node.draw(
+                "drawn",
+                self.prompts,
+                plan=self.plan,
+                settings=self.used_settings,
+                base_dir=base,
+                model_dir=base,
+                model_name=self.model_reference,
+                work=work / "drawn",
+            )
+            answers = self.drawn.shards.answers(work / "drawn" / "answers")
+        for name, value in self.drawn.facts():
+            print(f"{name}: {value}")
+        blocks = rejection_card.draw_answers(self.drawn.facts(), self.prompts, answers)
+        write_blocks(current.card[CARD_ID], blocks)
+        self.next(self.score)
+
+    @card(type="blank", id=CARD_ID)
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @retry(times=2, minutes_between_retries=0)
+    @step
+    def score(self) -> None:
+        """Score all answers."""
+        with task_folder("score") as work:
+            self.scored = self._score("scores", self.prompts, self.drawn, work)
+            seen = overview(
+                self.prompts, self.drawn.shards.answers(work / "a"), self.scored.scores(work / "s")
+            )
+        print(f"scores of {seen.drawn.answers:,} answers: {seen.drawn.text()}")
+        scored_by = self.used_settings.rejection.score
+        write_blocks(current.card[CARD_ID], rejection_card.draw_scores(str(scored_by), seen))
+        self.next(self.select)
+
+    @card(type="blank", id=CARD_ID)
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
+    @step
+    def select(self) -> None:
+        """Keep the best answers, and make the data of them that is trained on."""
+        with task_folder("select") as work:
+            answers = self.drawn.shards.answers(work / "answers")
+            self.scores = self.scored.scores(work / "scores")
+            self.kept, self.selection = select(
+                self.prompts, answers, self.scores, self.used_settings.rejection
+            )
+        self.conversations = [each.conversation for each in self.kept]
+        print(self.selection.text())
+        scored_by = self.used_settings.rejection.score
+        write_blocks(current.card[CARD_ID], rejection_card.draw_selection(str(scored_by), self.selection))
+        self._prepare()
+        self.topology = "many" if self.plan.layout.nodes > 1 else "one"
+        self.next({"one": self.train, "many": self.fan_out}, condition="topology")
+
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @step
+    def evaluate(self) -> None:
+        """Held-out loss before and after, and a few answers of the finished model."""
+        self._evaluate()
+        self.next(self.compare)
+
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @retry(times=2, minutes_between_retries=0)
+    @step
+    def compare(self) -> None:
+        """Draw and score answers of the finished model to held-out prompts, as before training."""
+        held_out = {self.kept[row].index for row in held_out_rows(len(self.kept), self.used_settings)}
+        prompts = [prompt for prompt in self.prompts if prompt.index in held_out]
+        after = None
+        if prompts:
+            with task_folder("compare") as work:
+                get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+                drawn = rejection_node.draw(
+                    "compared",
+                    prompts,
+                    plan=self.plan,
+                    settings=self.used_settings,
+                    base_dir=as_trained(
+                        finetune_artifacts.fetch_model(self.model_reference, work / "base"),
+                        self.used_settings,
+                        work,
+                    ),
+                    model_dir=engines.result_of(work / "finished"),
+                    model_name=self.outcome.finished_model,
+                    work=work / "drawn",
+                )
+                scores = self._score("compared-scores", prompts, drawn, work / "scored").scores(work / "s")
+                after = mean_of(scores, held_out)
+        self.comparison = Comparison(prompts=len(prompts), before=mean_of(self.scores, held_out), after=after)
+        print(self.comparison.text())
+        self.next(self.export)
+
+    @step
+    def end(self) -> None:
+        """Say what training on the best answers has done to the score, and where the model is."""
+        print(self.comparison.text())
+        FinetuneFlow.end(self)
+
+    def _score(
+        self, name: str, prompts: list[Prompt], drawn: rejection_node.Drawn, work: Path
+    ) -> rejection_node.Shards:
+        return rejection_node.score(
+            name,
+            prompts,
+            drawn,
+            plan=self.plan,
+            settings=self.used_settings,
+            reward_model=self.reward_model,
+            work=work / "scored",
+        )
+
+
+if __name__ == "__main__":
+    finetune_launch.run_flow(RejectionFlow)

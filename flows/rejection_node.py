@@ -1,0 +1,249 @@
+"""What the steps of rejection sampling do: answers and scores in shards that the run's datastore keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaflow import current
+
+from decorators.storage import datastore, origin_run_ids
+from estimator import models
+from estimator.errors import UserError
+from estimator.plan import Plan
+from flows import finetune_artifacts
+from launchers.dataset import render
+from launchers.dataset.preferences import Sample
+from launchers.dataset.rows import Conversation
+from launchers.rejection import answers as rows
+from launchers.rejection import generation, scoring
+from launchers.rejection.answers import Answers, Prompt, Scores
+from launchers.settings import Settings
+from launchers.store.bundles import sha256_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """A stage's result: shards of rows in the run's datastore."""
+
+    key: str  # of their folder
+    count: int
+
+    def fetch(self, folder: Path) -> list[Path]:
+        """The shards' files, in their order, in a folder of this machine."""
+        folder.mkdir(parents=True, exist_ok=True)
+        store = datastore()
+        files = [folder / rows.shard_name(shard) for shard in range(self.count)]
+        for file in files:
+            if not file.is_file():
+                store.get_file(f"{self.key}/{file.name}", file)
+        return files
+
+    def answers(self, folder: Path) -> list[Answers]:
+        """The answers that they hold."""
+        return [each for file in self.fetch(folder) for each in rows.read_answers(file)]
+
+    def scores(self, folder: Path) -> list[Scores]:
+        """The scores that they hold."""
+        return [each for file in self.fetch(folder) for each in rows.read_scores(file)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Answers to some prompts."""
+
+    shards: Shards
+    prompts: int
+    answers: int
+    tokens: int
+    cut: int  # answers that end where the longest length was reached
+    earlier: int  # shards that an earlier attempt or the resumed run had left
+    tokens_per_second: float | None  # of this attempt, loading included; None: it had nothing to do
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Rows of (what, value), for people."""
+        speed = "unknown" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}"
+        return [
+            ("prompts", f"{self.prompts:,}"),
+            ("answers", f"{self.answers:,}, {self.cut:,} of them cut at the longest length"),
+            ("tokens generated", f"{self.tokens:,}"),
+            ("tokens/s, loading included", speed),
+            ("shards", f"{self.shards.count}, {self.earlier} of them there before this attempt"),
+        ]
+
+
+def prepare_prompts(samples: Sequence[Sample], settings: Settings, model_dir: Path) -> list[Prompt]:
+    """The prompts of the first rows, as many as the settings say."""
+    tokenizer = render.load_tokenizer(model_dir, settings)
+    conversations = [sample for sample in samples if isinstance(sample, Conversation)]
+    return rows.prompts_of(conversations[: settings.rejection.prompts], tokenizer)
+
+
+def fetch_reward_model_once(settings: Settings, work: Path) -> str | None:
+    """Fetch a reward model once for the cluster: a folder or a bundle's key; None where a function scores.
+
+    Raises UserError where it is no reward model.
+    """
+    score = settings.rejection.score or ""
+    if scoring.scorer_of(score).function is not None:
+        return None
+    reference = finetune_artifacts.staged_key(score)
+    if reference is None:
+        reference = finetune_artifacts.fetch_weights_once(models.locate(score), work, rewards=True)
+    scoring.check_reward_model(finetune_artifacts.fetch_tokenizer(reference, work / "reward"), score)
+    return reference
+
+
+def draw(
+    name: str,
+    prompts: Sequence[Prompt],
+    *,
+    plan: Plan,
+    settings: Settings,
+    base_dir: Path,
+    model_dir: Path,
+    model_name: str,
+    work: Path,
+) -> Drawn:
+    """Generate the answers that no earlier attempt, and no run that this one resumes, has generated.
+
+    Parameters
+    ----------
+    name:
+        Of this stage within the run.
+    model_dir, model_name:
+        The model that answers, or an adapter of the one in ``base_dir``; and what tells it from others.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(work / "prompts.jsonl", prompts)
+    request = generation.GenerationRequest(
+        base_dir=base_dir,
+        model_dir=model_dir,
+        prompts=work / "prompts.jsonl",
+        work_dir=work / "generation",
+        shards_dir=work / "answers",
+        settings=settings,
+        device=plan.layout.device,
+    )
+    sampling = settings.rejection.model_dump(mode="json", include={*_SAMPLING})
+    own = rows.fingerprint(
+        model_name,
+        sampling,
+        settings.seed,
+        plan.layout.device,
+        rows.SHARD_ANSWERS,
+        sha256_of(request.prompts),
+    )
+    count = len(rows.shards_of(prompts, settings.rejection.answers))
+    keeper = _Keeper(f"{name}-{own}", count, request.shards_dir, "answers")
+    began = time.monotonic()
+    generation.generate(request, keeper.keep)
+    seconds = time.monotonic() - began
+    shards = Shards(key=keeper.key, count=count)
+    found = [answer for each in shards.answers(request.shards_dir) for answer in each.answers]
+    made = [
+        answer.tokens
+        for shard in keeper.made
+        for each in rows.read_answers(request.shards_dir / rows.shard_name(shard))
+        for answer in each.answers
+    ]
+    return Drawn(
+        shards=shards,
+        prompts=len(prompts),
+        answers=len(found),
+        tokens=sum(answer.tokens for answer in found),
+        cut=sum(not answer.ended for answer in found),
+        earlier=count - len(keeper.made),
+        tokens_per_second=sum(made) / seconds if made else None,
+    )
+
+
+_SAMPLING = ("answers", "temperature", "top_p", "max_new_tokens")  # settings that decide what is drawn
+
+
+def score(
+    name: str,
+    prompts: Sequence[Prompt],
+    drawn: Drawn,
+    *,
+    plan: Plan,
+    settings: Settings,
+    reward_model: str | None,
+    work: Path,
+) -> Shards:
+    """Score the answers that are not scored yet. ``reward_model``: see :func:`fetch_reward_model_once`."""
+    work.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(work / "prompts.jsonl", prompts)
+    drawn.shards.fetch(work / "answers")
+    named = settings.rejection.score or ""
+    scorer = scoring.scorer_of(named)
+    function, model_dir, identity = None, None, named
+    if reward_model is not None:
+        model_dir, identity = finetune_artifacts.fetch_model(reward_model, work / "reward"), reward_model
+    elif scorer.file is not None:
+        file = scoring_file(named, scorer.file, work / "function")
+        function, identity = f"{file}:{scorer.function}", f"{scorer.function} {sha256_of(file)}"
+    else:
+        function = named
+    request = scoring.ScoringRequest(
+        score=named,
+        function=function,
+        model_dir=model_dir,
+        prompts=work / "prompts.jsonl",
+        answers_dir=work / "answers",
+        shards_dir=work / "scores",
+        shards=drawn.shards.count,
+        work_dir=work / "scoring",
+        settings=settings,
+        device=plan.layout.device,
+    )
+    own = rows.fingerprint(identity, drawn.shards.key)
+    keeper = _Keeper(f"{name}-{own}", drawn.shards.count, request.shards_dir, "scores")
+    scoring.score(request, keeper.keep)
+    return Shards(key=keeper.key, count=drawn.shards.count)
+
+
+def scoring_file(named: str, file: str, folder: Path) -> Path:
+    """The user's file on this machine: put there by the launch, or still where it was."""
+    key = finetune_artifacts.staged_key(named)
+    if key is None:
+        path = Path(file).expanduser().resolve()
+        if not path.is_file():
+            raise UserError(f"Scoring function {named}: there is no file {path} here.")
+        return path
+    finetune_artifacts.fetch_bundle(datastore(shared=True), key, folder)
+    return next(path for path in folder.iterdir() if path.suffix == ".py")
+
+
+class _Keeper:
+    """Keeps each finished shard in the run's datastore, and begins with those that are there."""
+
+    def __init__(self, name: str, count: int, folder: Path, what: str) -> None:
+        self.key = f"rejection/{current.run_id}/{name}"
+        self.made: list[int] = []
+        self._store, self._count, self._what = datastore(), count, what
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sum(self._fetch(name, folder / rows.shard_name(shard)) for shard in range(count))
+        if found:
+            print(f"{what}: {found} of {count} shards are there already", flush=True)
+
+    def _fetch(self, name: str, file: Path) -> bool:
+        """Whether the shard was there: of this run, or of one that it was resumed from."""
+        for run in (current.run_id, *origin_run_ids()):
+            key = f"rejection/{run}/{name}/{file.name}"
+            if self._store.size(key) is not None:
+                temporary = file.with_suffix(".fetched")
+                self._store.get_file(key, temporary)
+                temporary.replace(file)
+                if run != current.run_id:
+                    self._store.put_file(f"{self.key}/{file.name}", file)
+                return True
+        return False
+
+    def keep(self, shard: int, file: Path) -> None:
+        """Put a shard that was just finished into the datastore."""
+        self._store.put_file(f"{self.key}/{file.name}", file)
+        self.made.append(shard)
+        print(f"{self._what}: shard {shard + 1} of {self._count} is finished", flush=True)

@@ -1,0 +1,132 @@
+"""Prompts, answers and scores: what the stages of rejection sampling hand on, as JSON lines.
+
+Rows are kept in shards, files of some prompts each. Shard ``k`` of the answers and shard ``k`` of the scores
+are about the same prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchers.dataset import render
+from launchers.dataset.rows import Conversation, Message
+
+SHARD_ANSWERS = 64  # answers in a shard, about: what is lost with a process that is killed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One prompt: what a row of the dataset has before its last answer."""
+
+    index: int  # its place among the prompts of the run
+    text: str  # as the model sees it, special tokens included
+    shown: str  # as a scoring function and a person see it: the turns' contents, without roles or tokens
+    messages: tuple[Message, ...] = ()  # of a chat, without the last answer
+    prefix: str | None = None  # of plain text: the part that the model goes on with
+
+    def with_answer(self, answer: str) -> Conversation:
+        """The prompt with an answer, as a row to train on."""
+        if self.prefix is not None:
+            return Conversation(text=self.prefix + answer)
+        return Conversation(messages=(*self.messages, Message(role="assistant", content=answer)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One drawn answer."""
+
+    text: str
+    tokens: int  # that were generated, the one that ends the answer included
+    ended: bool  # False: cut at the longest length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """All answers to one prompt."""
+
+    index: int  # the prompt's
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """The scores of all answers to one prompt, in the order of the answers."""
+
+    index: int  # the prompt's
+    scores: tuple[float, ...]
+
+
+def prompts_of(conversations: Sequence[Conversation], tokenizer: Any) -> list[Prompt]:
+    """The prompts of the rows, in their order: a chat up to its last answer, a plain text's beginning."""
+    prompts = []
+    for index, conversation in enumerate(conversations):
+        text, rest = render.prompt_of(conversation, tokenizer)
+        if conversation.text is not None:
+            prefix = conversation.text[: len(conversation.text) - len(rest)]
+            prompts.append(Prompt(index=index, text=text, shown=prefix, prefix=prefix))
+        else:
+            before = conversation.messages[:-1]
+            shown = "\n\n".join(message.content for message in before)
+            prompts.append(Prompt(index=index, text=text, shown=shown, messages=before))
+    return prompts
+
+
+def shards_of(prompts: Sequence[Prompt], answers_each: int) -> list[list[Prompt]]:
+    """The prompts in shards of about ``SHARD_ANSWERS`` answers, the longest prompts (in characters) first.
+
+    Prompts of similar length are generated for together, and memory is used most at the beginning.
+    """
+    size = max(1, SHARD_ANSWERS // answers_each)
+    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.text), prompt.index))
+    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
+
+
+def shard_name(shard: int) -> str:
+    """The name of a shard's file."""
+    return f"shard-{shard:05d}.jsonl"
+
+
+def fingerprint(*values: object) -> str:
+    """A short name for these values; other values have another one. They need to be JSON's own types."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_rows(path: Path, rows: Iterable[Prompt | Answers | Scores]) -> None:
+    """Write a file of rows, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(dataclasses.asdict(row)) + "\n")
+    temporary.replace(path)
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file that :func:`write_rows` has made."""
+    return [
+        Prompt(**{**row, "messages": tuple(Message(**message) for message in row["messages"])})
+        for row in _rows(path)
+    ]
+
+
+def read_answers(path: Path) -> list[Answers]:
+    """The answers of a shard."""
+    return [
+        Answers(index=row["index"], answers=tuple(Answer(**answer) for answer in row["answers"]))
+        for row in _rows(path)
+    ]
+
+
+def read_scores(path: Path) -> list[Scores]:
+    """The scores of a shard."""
+    return [Scores(index=row["index"], scores=tuple(row["scores"])) for row in _rows(path)]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]

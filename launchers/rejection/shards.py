@@ -1,0 +1,97 @@
+"""A process that makes shards, and its parent that takes each as soon as it is there.
+
+``python -m MODULE request.json`` in a process of its own: its memory is given back when it ends, and code of
+the user's in it can harm nothing else. What the process has finished before it is killed stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from estimator.errors import UserError, spelled_as
+from launchers.cluster.processes import PARENT, die_with_parent, tail
+from launchers.evaluate import started
+from launchers.rejection.answers import shard_name
+from launchers.spelling import SET
+
+POLL_S = 0.2  # between two looks for finished shards
+PROBLEM = "problem.json"  # {"problem", "advice"}: why the process has ended, where the user can mend it
+
+
+def make_shards(
+    module: str,
+    request: Path,
+    folder: Path,
+    total: int,
+    *,
+    device: str,
+    limit_s: float,
+    on_shard: Callable[[int, Path], None],
+) -> None:
+    """Run ``module`` until shards 0 to ``total - 1`` are in ``folder``; those that are there are kept.
+
+    Parameters
+    ----------
+    request:
+        What the process is told; its log and its problem lie beside this file.
+    device:
+        "cpu": the process is to see no GPU.
+    limit_s:
+        Seconds after which a process that has finished no shard counts as hung.
+    on_shard:
+        Called with the number and the file of each shard that was not there before.
+
+    Raises
+    ------
+    UserError
+        Where the process has said what the user can mend, or hangs.
+    RuntimeError
+        Where it has ended otherwise: the same call goes on with the shards that are missing.
+    """
+    missing = [shard for shard in range(total) if not (folder / shard_name(shard)).is_file()]
+    if not missing:
+        return
+    log, problem = request.with_suffix(".log"), request.with_name(PROBLEM)
+    problem.unlink(missing_ok=True)
+    status, heard = None, time.monotonic()
+    with started(module, request, log, on_cpu=device == "cpu") as process:
+        while status is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=POLL_S)
+            for shard in [shard for shard in missing if (folder / shard_name(shard)).is_file()]:
+                on_shard(shard, folder / shard_name(shard))
+                missing.remove(shard)
+                heard = time.monotonic()
+            if status is None and time.monotonic() - heard > limit_s:
+                raise UserError(
+                    f"{module} has finished no shard for {limit_s:g} s; {len(missing)} of {total} are left.",
+                    "Raise resources.hang_timeout_s if it is that slow here.",
+                )
+    if status == 0 and not missing:
+        return
+    if problem.is_file():
+        raise UserError(**json.loads(problem.read_text()))
+    how = f"was ended by {signal.Signals(-status).name} ({-status})" if status < 0 else "has failed"
+    raise RuntimeError(f"{module} {how}, {len(missing)} of {total} shards are missing. {tail(log, 30)}")
+
+
+def serve(work: Callable[[Path], None]) -> None:
+    """What such a process does: ``work`` on the request; a UserError in it is left for the parent."""
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    request = Path(sys.argv[1])
+    try:
+        with spelled_as(SET):
+            work(request)
+    except UserError as error:
+        said = {"problem": error.problem, "advice": error.advice}
+        request.with_name(PROBLEM).write_text(json.dumps(said))
+        raise SystemExit(1) from None

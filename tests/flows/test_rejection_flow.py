@@ -1,0 +1,211 @@
+"""The rejection flow as a user runs it: the mean score rises, and what was finished is not done again."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import write_sums
+from tests.flows.conftest import READ_ARTIFACTS, environment, left_behind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+FLOW = Path(__file__).parents[2] / "flows" / "rejection_flow.py"
+FUNCTIONS = """
+import time
+
+def share_of_e(prompt, answer):
+    letters = [letter for letter in answer.lower() if letter.isalpha()]
+    return letters.count("e") / len(letters) if letters else 0.0
+
+def slow(prompt, answer):
+    with open("calls", "a") as file:
+        file.write("x")
+    time.sleep(0.03)
+    return len(answer)
+
+def nan(prompt, answer):
+    return float("nan")
+"""
+SHARDS = 4  # of sixty prompts with four answers to each
+SHORT = (
+    "--max-steps=2",
+    "--global-batch-size=4",
+    "--set=rejection.max_new_tokens=64",
+    "--set=evaluation.generations=0",
+    "--set=evaluation.fraction=0.05",
+)
+
+
+class Flow:
+    """Runs of the flow in one folder, one after the other, with one datastore."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        (home / "functions.py").write_text(FUNCTIONS)
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, *arguments: str) -> None:
+        command = [sys.executable, str(FLOW), *arguments, "--run-id-file", str(self.home / "run_id")]
+        with (self.home / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.home,
+                env=environment(self.home),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def run(self, *arguments: str, timeout: float = 400) -> int:
+        """Run to the end; the exit status."""
+        self.start(*arguments)
+        return self.end(timeout)
+
+    def end(self, timeout: float = 400) -> int:
+        assert self.process is not None
+        status = self.process.wait(timeout)
+        assert left_behind(self.home) == []
+        return status
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text(errors="replace")
+
+    @property
+    def run_id(self) -> str:
+        return (self.home / "run_id").read_text()
+
+    def wait_for(self, what: Callable[[], Any], within: float = 240) -> Any:
+        assert self.process is not None
+        deadline = time.monotonic() + within
+        while not (found := what()):
+            assert self.process.poll() is None, f"the run ended first:\n{self.log}"
+            assert time.monotonic() < deadline, f"not within {within:g} s:\n{self.log}"
+            time.sleep(0.02)
+        return found
+
+    def pid_of(self, module: str) -> int | None:
+        found = [process.pid for process in left_behind(self.home, wait_s=0) if module in process.cmdline()]
+        return found[0] if found else None
+
+    def finished(self, what: str) -> list[str]:
+        """The shards of answers or scores that this run has finished, as it says so."""
+        return re.findall(rf"(?<!compared-){what}: shard (\d+) of {SHARDS} is finished", self.log)
+
+    def artifacts(self) -> dict[str, Any]:
+        read = subprocess.run(
+            [sys.executable, "-c", READ_ARTIFACTS, f"RejectionFlow/{self.run_id}"],
+            cwd=self.home,
+            env=environment(self.home),
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=120,
+        )
+        found: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
+        return found
+
+    def card(self, step: str) -> str:
+        """The content of a step's own card."""
+        shown = subprocess.run(
+            [sys.executable, str(FLOW), "card", "get", f"{self.run_id}/{step}", "--id", "rejection"],
+            cwd=self.home,
+            env=environment(self.home),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        data = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', shown.stdout)
+        assert data is not None
+        return base64.b64decode(data[1]).decode()
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> Iterator[Flow]:
+    started = Flow(tmp_path)
+    yield started
+    for process in left_behind(tmp_path, wait_s=0):
+        process.kill()
+
+
+def test_the_mean_score_rises(flow: Flow) -> None:
+    status = flow.run(
+        "run",
+        "--score=functions.py:share_of_e",
+        "--epochs=3",
+        "--set=rejection.prompts=200",
+        "--set=rejection.max_new_tokens=16",
+        "--set=evaluation.fraction=0.2",
+        "--set=evaluation.generations=1",
+    )
+    assert status == 0, flow.log
+    assert "at most 12,800 tokens are generated, 800 answers are scored" in flow.log
+    found = flow.artifacts()
+    selection, comparison = found["selection"], found["comparison"]
+    assert selection.overview.drawn.answers == 800
+    assert selection.kept.answers == 200
+    assert selection.kept.mean > selection.overview.drawn.mean + 0.02
+    assert comparison.prompts == 40
+    assert comparison.after > comparison.before + 0.01
+    assert comparison.text() in flow.log
+    assert "Answers drawn" in flow.card("generate")
+    for step in ("score", "select"):
+        page = flow.card(step)
+        assert "Best answers" in page
+        assert "Worst answers" in page
+    page = (flow.home / "finetuned" / flow.run_id / "model" / "README.md").read_text()
+    assert "flows/rejection_flow.py" in page
+
+
+def test_what_was_finished_before_kill_9_is_not_done_again(flow: Flow) -> None:
+    data = write_sums(flow.home / "sums.jsonl")
+    flow.start("run", "--score=functions.py:slow", f"--dataset={data}", *SHORT)
+    flow.wait_for(lambda: flow.finished("answers"))
+    os.kill(flow.wait_for(lambda: flow.pid_of("launchers.rejection.generation")), signal.SIGKILL)
+    flow.wait_for(lambda: "/score/" in flow.log)
+    assert "was ended by SIGKILL (9)" in flow.log
+    assert re.search(rf"answers: \d of {SHARDS} shards are there already", flow.log)
+    assert sorted(flow.finished("answers")) == [str(shard) for shard in range(1, SHARDS + 1)]
+
+    flow.wait_for(lambda: len(flow.finished("scores")) >= 2)
+    assert flow.process is not None
+    doomed = left_behind(flow.home, wait_s=0)
+    os.kill(flow.process.pid, signal.SIGKILL)
+    psutil.wait_procs(doomed, timeout=30)
+    earlier = flow.finished("scores")
+    assert len(earlier) < SHARDS
+
+    assert flow.run("resume", "--origin-run-id", flow.run_id) == 0, flow.log
+    assert flow.finished("answers") == [], "nothing is generated again"
+    assert f"scores: {len(earlier)} of {SHARDS} shards are there already" in flow.log
+    assert sorted([*earlier, *flow.finished("scores")]) == [str(shard) for shard in range(1, SHARDS + 1)]
+    assert flow.artifacts()["selection"].overview.drawn.answers == 240
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--score=functions.py:nan"], "Scoring function functions.py:nan returned nan"),
+        (["--score=functions.py:slow", "--answers=1"], "one answer leaves nothing to choose from"),
+        ([], "Nothing says how answers are scored."),
+    ],
+)
+def test_a_mistake_is_named_before_the_run(flow: Flow, arguments: list[str], words: str) -> None:
+    assert flow.run("run", *arguments, timeout=60) != 0
+    assert words in " ".join(flow.log.split())
+    assert "Traceback" not in flow.log
+    assert "Workflow starting" not in flow.log

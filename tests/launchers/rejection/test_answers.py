@@ -1,0 +1,71 @@
+"""Prompts of rows, shards of prompts, and files of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launchers.dataset import render
+from launchers.dataset.rows import Conversation, Message
+from launchers.models import tiny_llama
+from launchers.rejection import answers as rows
+from launchers.rejection.answers import Answer, Answers, Prompt, Scores
+from launchers.settings import Settings
+
+CHAT = Conversation(
+    messages=(
+        Message(role="system", content="Be short."),
+        Message(role="user", content="What is 1 + 1?"),
+        Message(role="assistant", content="2"),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> list[Prompt]:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_llama.make(folder)
+    tokenizer = render.load_tokenizer(folder, Settings())
+    return rows.prompts_of([CHAT, Conversation(text="one two three four")], tokenizer)
+
+
+def test_a_chat_is_a_prompt_up_to_its_last_answer(prompts: list[Prompt]) -> None:
+    chat = prompts[0]
+    assert chat.text.endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+    assert "What is 1 + 1?" in chat.text
+    assert chat.shown == "Be short.\n\nWhat is 1 + 1?"
+    answered = chat.with_answer("two")
+    assert answered.messages == (*CHAT.messages[:2], Message(role="assistant", content="two"))
+
+
+def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> None:
+    text = prompts[1]
+    assert text.prefix == "one two"
+    assert text.with_answer(" and so on").text == "one two and so on"
+
+
+def test_shards_hold_every_prompt_once_and_the_longest_first() -> None:
+    prompts = [Prompt(index=index, text="x" * (index % 7), shown="") for index in range(50)]
+    shards = rows.shards_of(prompts, 4)
+    assert [len(shard) for shard in shards] == [16, 16, 16, 2]
+    found = [prompt for shard in shards for prompt in shard]
+    assert sorted(prompt.index for prompt in found) == list(range(50))
+    assert [len(prompt.text) for prompt in found] == sorted((index % 7 for index in range(50)), reverse=True)
+    assert [len(shard) for shard in rows.shards_of(prompts[:2], 500)] == [1, 1]
+
+
+def test_rows_come_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) -> None:
+    answers = [Answers(index=3, answers=(Answer(text="a\nb", tokens=2, ended=True),))]
+    scores = [Scores(index=3, scores=(0.5, -1.0))]
+    for name, values in (("p", prompts), ("a", answers), ("s", scores)):
+        rows.write_rows(tmp_path / name, values)
+    assert rows.read_prompts(tmp_path / "p") == prompts
+    assert rows.read_answers(tmp_path / "a") == answers
+    assert rows.read_scores(tmp_path / "s") == scores
+    assert {path.name for path in tmp_path.iterdir()} == {"p", "a", "s"}, "no half-written file is left"
+
+
+def test_other_values_have_another_fingerprint() -> None:
+    assert rows.fingerprint("a", {"b": 1}) == rows.fingerprint("a", {"b": 1})
+    assert rows.fingerprint("a", {"b": 1}) != rows.fingerprint("a", {"b": 2})

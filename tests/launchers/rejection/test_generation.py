@@ -1,0 +1,84 @@
+"""Answers drawn in shards: the same again for the same seed, and none twice."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launchers.dataset import render
+from launchers.dataset.rows import Conversation, Message
+from launchers.models import tiny_llama
+from launchers.rejection import answers as rows
+from launchers.rejection.generation import GenerationRequest, generate
+from launchers.settings import Rejection, Settings
+
+CHATS = [
+    Conversation(
+        messages=(
+            Message(role="user", content=" ".join(["word"] * (1 + index % 5)) + f" {index}"),
+            Message(role="assistant", content="x"),
+        )
+    )
+    for index in range(40)
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_llama.make(folder)
+    return folder
+
+
+def request(model: Path, folder: Path, *, new_tokens: int = 5) -> GenerationRequest:
+    folder.mkdir(exist_ok=True)
+    settings = Settings(rejection=Rejection(answers=4, max_new_tokens=new_tokens))
+    rows.write_rows(folder / "prompts.jsonl", rows.prompts_of(CHATS, render.load_tokenizer(model, settings)))
+    return GenerationRequest(
+        base_dir=model,
+        model_dir=model,
+        prompts=folder / "prompts.jsonl",
+        work_dir=folder / "work",
+        shards_dir=folder / "shards",
+        settings=settings,
+        device="cpu",
+    )
+
+
+def test_a_shard_that_is_missing_is_made_again_as_it_was_and_no_other(model: Path, tmp_path: Path) -> None:
+    made: list[int] = []
+    asked = request(model, tmp_path / "run")
+    assert generate(asked, lambda shard, _: made.append(shard)) == 3
+    assert made == [0, 1, 2]
+    before = {path.name: path.read_text() for path in asked.shards_dir.iterdir()}
+    (asked.shards_dir / rows.shard_name(1)).unlink()
+    generate(asked, lambda shard, _: made.append(shard))
+    assert made == [0, 1, 2, 1]
+    assert {path.name: path.read_text() for path in asked.shards_dir.iterdir()} == before
+    found = [each for path in sorted(asked.shards_dir.iterdir()) for each in rows.read_answers(path)]
+    assert sorted(each.index for each in found) == list(range(40))
+    assert all(len(each.answers) == 4 for each in found)
+    assert all(1 <= answer.tokens <= 5 for each in found for answer in each.answers)
+    assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are drawn"
+
+
+def test_a_killed_process_leaves_what_it_has_finished(model: Path, tmp_path: Path) -> None:
+    asked = request(model, tmp_path / "run", new_tokens=60)
+    made: list[int] = []
+
+    def kill(shard: int, file: Path) -> None:
+        made.append(shard)
+        for child in psutil.Process().children():
+            if "launchers.rejection.generation" in child.cmdline():
+                child.send_signal(signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match=r"was ended by SIGKILL \(9\), [12] of 3 shards are missing"):
+        generate(asked, kill)
+    finished = list(made)
+    assert finished
+    generate(asked, lambda shard, _: made.append(shard))
+    assert sorted(made) == [0, 1, 2]
+    assert made[: len(finished)] == finished

@@ -1,0 +1,181 @@
+"""Scoring functions that work and that don't; a reward model's scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset.rows import Message
+from launchers.engines.reward_head import with_reward_head
+from launchers.models import tiny_llama
+from launchers.rejection import answers as rows
+from launchers.rejection import scoring
+from launchers.rejection.answers import Answer, Answers, Prompt
+from launchers.rejection.scoring import ScoringRequest
+from launchers.settings import Settings
+
+FUNCTIONS = """
+import sys
+import numpy
+def length(prompt, answer): return len(answer)
+def array(prompt, answer): return numpy.float32(0.5)
+def nan(prompt, answer): return float("nan")
+def raising(prompt, answer): raise KeyError("no such\\nthing")
+def words(prompt, answer): return "good"
+def one(answer): return 1.0
+def ending(prompt, answer): sys.exit(3)
+def picky(prompt, answer): return 1.0 / len(answer)
+constant = 3
+"""
+PROMPTS = [
+    Prompt(
+        index=index, text="", shown=f"question {index}", messages=(Message(role="user", content="q" * index),)
+    )
+    for index in range(1, 4)
+]
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Path:
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+@pytest.mark.parametrize("name", ["length", "array"])
+def test_a_function_with_a_number_is_taken(functions: Path, name: str) -> None:
+    scoring.check_function(f"{functions}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nan", "returned nan"),
+        ("raising", "raised KeyError: 'no such\\nthing'"),
+        ("words", "returned 'good', which is no number"),
+        ("one", "raised TypeError"),
+        ("ending", "has ended its process"),
+        ("constant", "there is no function constant"),
+        ("missing", "there is no function missing"),
+    ],
+)
+def test_any_other_function_is_refused_in_a_line(functions: Path, name: str, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        scoring.check_function(f"{functions}:{name}")
+    assert words in raised.value.problem
+    assert "\n" not in raised.value.problem
+
+
+def test_files_and_modules_that_are_not_there_are_named() -> None:
+    with pytest.raises(UserError, match=r"there is no file nothing\.py"):
+        scoring.load_function("nothing.py:f", "nothing.py:f")
+    with pytest.raises(UserError, match="can't be imported: ModuleNotFoundError"):
+        scoring.load_function("no_such_module:f", "no_such_module:f")
+
+
+def test_a_function_is_told_from_a_model_by_its_form() -> None:
+    assert scoring.scorer_of("a/b.py:f").file == "a/b.py"
+    assert scoring.scorer_of("package.module:f").module == "package.module"
+    for model in ("org/name", "s3://bucket/model", "./folder", "/folder/model", "llama-8b"):
+        assert scoring.scorer_of(model).function is None, model
+
+
+def request(tmp_path: Path, answered: list[Answers], **more: Any) -> ScoringRequest:
+    (tmp_path / "answers").mkdir()
+    rows.write_rows(tmp_path / "prompts.jsonl", PROMPTS)
+    for shard, each in enumerate(answered):
+        rows.write_rows(tmp_path / "answers" / rows.shard_name(shard), [each])
+    return ScoringRequest(
+        prompts=tmp_path / "prompts.jsonl",
+        answers_dir=tmp_path / "answers",
+        shards_dir=tmp_path / "scores",
+        shards=len(answered),
+        work_dir=tmp_path / "work",
+        settings=Settings(),
+        device="cpu",
+        **more,
+    )
+
+
+def answers_of(index: int, *texts: str) -> Answers:
+    return Answers(index=index, answers=tuple(Answer(text=text, tokens=1, ended=True) for text in texts))
+
+
+def test_finished_shards_are_kept_and_a_failing_answer_is_named(tmp_path: Path, functions: Path) -> None:
+    answered = [answers_of(1, "ab", "a"), answers_of(2, "abcd", "")]
+    made: list[int] = []
+    asked = request(tmp_path, answered, score="picky", function=f"{functions}:picky")
+    with pytest.raises(
+        UserError, match=r"raised ZeroDivisionError.* for the answer '' to the prompt 'question 2'"
+    ):
+        scoring.score(asked, lambda shard, _: made.append(shard))
+    assert made == [0]
+    functions.write_text(FUNCTIONS.replace("1.0 / len(answer)", "-1.0"))
+    scoring.score(asked, lambda shard, _: made.append(shard))
+    assert made == [0, 1]
+    found = [rows.read_scores(asked.shards_dir / rows.shard_name(shard)) for shard in (0, 1)]
+    assert [each.scores for shard in found for each in shard] == [(0.5, 1.0), (-1.0, -1.0)]
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny-llama with a head whose numbers differ."""
+    from safetensors.numpy import load_file, save_file
+
+    base = tmp_path_factory.mktemp("base")
+    tiny_llama.make(base)
+    folder = with_reward_head(base, Settings(task="reward"), tmp_path_factory.mktemp("reward") / "model")
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        if "score.weight" in weights:
+            weights["score.weight"] = np.random.default_rng(0).normal(size=weights["score.weight"].shape)
+            weights["score.weight"] = weights["score.weight"].astype(np.float32)
+            path.unlink()
+            save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_model: Path) -> None:
+    import torch
+
+    from launchers.dataset import render
+    from launchers.models import causal
+
+    answered = [
+        answers_of(1, "yes", "a far longer answer than that, of many words"),
+        answers_of(3, "no", "yes"),
+    ]
+    asked = request(tmp_path, answered, score="model", model_dir=reward_model)
+    scoring.score(asked, lambda *_: None)
+    found = [
+        score
+        for shard in (0, 1)
+        for each in rows.read_scores(asked.shards_dir / rows.shard_name(shard))
+        for score in each.scores
+    ]
+    tokenizer, model = render.load_tokenizer(reward_model, Settings()), causal.load(reward_model).eval()
+    prompts = {prompt.index: prompt for prompt in PROMPTS}
+    expected = []
+    for each in answered:
+        for answer in each.answers:
+            conversation = prompts[each.index].with_answer(answer.text)
+            ((tokens, _),) = render.tokenise([conversation], tokenizer)
+            with torch.inference_mode():
+                expected.append(model(torch.from_numpy(tokens).long()[None]).logits.item())
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert len(set(found)) == 4
+
+
+def test_a_model_that_is_no_reward_model_is_refused(tmp_path: Path, reward_model: Path) -> None:
+    scoring.check_reward_model(reward_model, "it")
+    config = json.loads((reward_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(UserError, match=r"is no reward model: its config\.json says LlamaForCausalLM"):
+        scoring.check_reward_model(tmp_path, "it")
+    with pytest.raises(UserError, match="neither a function nor a model folder"):
+        scoring.check_reward_model(tmp_path / "nowhere", "it")

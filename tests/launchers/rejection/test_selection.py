@@ -1,0 +1,86 @@
+"""Which answers are kept, and how scores are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset.rows import Message
+from launchers.rejection.answers import Answer, Answers, Prompt, Scores
+from launchers.rejection.selection import Comparison, distribution, mean_of, overview, select
+from launchers.settings import Rejection
+
+PROMPTS = [
+    Prompt(
+        index=index,
+        text=f"<{index}>",
+        shown=f"question {index}",
+        messages=(Message(role="user", content="q"),),
+    )
+    for index in range(4)
+]
+TEXTS = {0: ("a", "b"), 1: ("c", "  "), 2: ("d", "e"), 3: (" ", "")}
+SCORES = [
+    Scores(index=0, scores=(1.0, 3.0)),
+    Scores(index=1, scores=(2.0, 9.0)),
+    Scores(index=2, scores=(5.0, 5.0)),
+    Scores(index=3, scores=(7.0, 7.0)),
+]
+ANSWERS = [
+    Answers(index=index, answers=tuple(Answer(text=text, tokens=1, ended=text != "d") for text in texts))
+    for index, texts in TEXTS.items()
+]
+
+
+def kept(**values: float) -> list[tuple[int, str, float]]:
+    found, _ = select(PROMPTS, ANSWERS, SCORES, Rejection(**values))
+    return [(each.index, each.conversation.messages[-1].content, each.score) for each in found]
+
+
+def test_the_best_answer_of_each_prompt_is_kept_but_none_without_text() -> None:
+    assert kept() == [(0, "b", 3.0), (1, "c", 2.0), (2, "d", 5.0)]
+
+
+def test_min_score_and_top_share_leave_prompts_out() -> None:
+    assert kept(min_score=3) == [(0, "b", 3.0), (2, "d", 5.0)]
+    assert kept(top_share=0.3) == [(2, "d", 5.0)]
+    assert kept(min_score=2.5, top_share=0.5) == [(2, "d", 5.0)]
+
+
+def test_a_selection_counts_what_was_left_out() -> None:
+    _, selection = select(PROMPTS, ANSWERS, SCORES, Rejection(min_score=3))
+    assert (selection.prompts, selection.empty, selection.cut, selection.below) == (4, 3, 1, 1)
+    assert selection.overview.drawn.answers == 8
+    assert selection.kept.mean == 4.0
+    assert "answers kept:  2" in selection.text()
+
+
+def test_where_nothing_is_left_it_is_said_what_the_best_has() -> None:
+    with pytest.raises(UserError, match="the best of all has 5") as raised:
+        select(PROMPTS, ANSWERS, SCORES, Rejection(min_score=6))
+    assert "min-score" in raised.value.advice
+
+
+def test_an_overview_begins_with_the_best_and_with_the_worst() -> None:
+    seen = overview(PROMPTS, ANSWERS, SCORES)
+    assert [each.score for each in seen.best] == [9.0, 7.0, 7.0, 5.0, 5.0]
+    assert [each.score for each in seen.worst] == [1.0, 2.0, 3.0, 5.0, 5.0]
+
+
+def test_every_score_is_in_one_bin() -> None:
+    values = [0.1 * step for step in range(101)]
+    found = distribution(values)
+    assert sum(each.answers for each in found.bins) == 101
+    assert found.bins[0].low == found.low == 0
+    assert found.bins[-1].high == found.high == values[-1]
+    some = distribution([0.0, 5.0, values[-1]], found)
+    assert [(each.low, each.high) for each in some.bins] == [(each.low, each.high) for each in found.bins]
+    assert (some.bins[0].answers, some.bins[-1].answers, sum(each.answers for each in some.bins)) == (1, 1, 3)
+    same = distribution([2.0, 2.0])
+    assert [(each.low, each.high, each.answers) for each in same.bins] == [(2.0, 2.0, 2)]
+
+
+def test_means_are_over_the_answers_to_the_prompts_that_are_asked_for() -> None:
+    assert mean_of(SCORES, {0, 1}) == 15 / 4
+    assert mean_of(SCORES, set()) is None
+    assert "not compared" in Comparison(prompts=0, before=None, after=None).text()
