@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -25,8 +26,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow
 import pytest
 import typer
+from pyarrow import parquet
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script
@@ -39,9 +42,10 @@ from checklist.measurements import PHASES  # noqa: E402
 from checklist.options import Options, build  # noqa: E402
 from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
+from estimator.job import Target  # noqa: E402
 from estimator.models import untried  # noqa: E402
 from flows import finetune_launch  # noqa: E402
-from launchers import engines, settings  # noqa: E402
+from launchers import engines, pipeline, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
 from tests.conftest import write_pairs  # noqa: E402
@@ -677,6 +681,41 @@ def test_yaml_examples_are_settings() -> None:
     assert yaml_examples()
     for text in yaml_examples():
         settings.parse_yaml(text)
+
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_planned_and_listed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With datasets of the names and shapes that it says."""
+    pair = {"prompt": "1 and 1", "chosen": "2", "rejected": "3"}
+    answer = {"prompt": "1 and 1", "completion": "2"}
+    files = {
+        "pairs.jsonl": [pair] * 300,
+        "judged.jsonl": [answer | {"label": True}, answer | {"label": False}] * 150,
+        "prompts.jsonl": [answer] * 300,
+        "handbook.jsonl": [{"text": "Once upon a time. " * 1000}] * 300,
+    }
+    for name, held in files.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in held))
+    texts = pyarrow.table({"text": ["Once upon a time. " * 1000] * 300})
+    parquet.write_table(texts, tmp_path / "papers.parquet")
+    monkeypatch.chdir(tmp_path)
+    chosen = settings.build(settings.parse_yaml(path.read_text()))
+    run = pipeline.plan_run(chosen, Target(kind="catalogue"), calibrated=False)
+    assert run.plan.planned_only is None
+    assert run.plan.prediction.memory.fits
+    assert (run.plan.task, run.plan.method) == (chosen.task, chosen.method)
+    assert f"({path.name})" in (path.parent / "README.md").read_text()
+
+
+def test_the_example_of_a_score_prefers_few_words() -> None:
+    module = runpy.run_path(str(ROOT / "examples" / "short_answers.py"))
+    score = module["short_answers"]
+    assert score("q?", "two words") > score("q?", "now three words") > score("q?", "q?") == score("q?", " ")
 
 
 def test_data_examples_are_datasets(tmp_path: Path) -> None:

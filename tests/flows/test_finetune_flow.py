@@ -98,9 +98,7 @@ for answer in ("The sum is 3.", "THE SUM IS 3."):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "method", "nodes"), [("dpo", "full", 2), ("orpo", "lora", 1), ("reward", "lora", 1)]
-)
+@pytest.mark.parametrize(("task", "method", "nodes"), [("dpo", "full", 2), ("reward", "lora", 1)])
 def test_a_task_on_pairs_ranks_held_out_pairs_better(
     flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str, nodes: int
 ) -> None:
