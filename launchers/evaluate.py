@@ -10,30 +10,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from estimator.errors import UserError
 from estimator.setup import PAIR_TASKS
 from launchers.cluster.processes import PARENT, child_environment, die_with_parent, tail
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
+from launchers.held_out import CalibrationBin, Score, scorer_of
 from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.settings import Settings
-
-if TYPE_CHECKING:
-    from launchers.dataset.prepared import Prepared
-    from launchers.engines.loop.preference_losses import Answers
-
-# Tokens, padding included, that go through a model at once: at a vocabulary of 128k, 2 GiB of bf16 logits.
-MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,20 +66,6 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
-    """A model on the held-out rows."""
-
-    loss: float  # mean cross entropy over all labels that count; of preferences the task's mean over pairs
-    labels: int
-    rows: int
-    metrics: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What both models say to a held-out prompt, greedily."""
 
@@ -94,15 +73,6 @@ class Answer:
     reference: str
     base: str
     finetuned: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationBin:
-    """Held-out pairs of whose order a reward model is about equally sure."""
-
-    sure: float  # mean of the larger of sigmoid(margin) and sigmoid(-margin), 0.5 to 1
-    right: float  # share of them that it ranks right; a tie is half right
-    pairs: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,19 +199,12 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     prompts = _prompts(request.data_dir / "heldout.jsonl", answered)
     texts = [prompt["prompt"] for prompt in prompts]
     outcomes: list[tuple[Score | None, list[str]]] = []
-    pairs = _HeldOutPairs(data, request) if data is not None and request.settings.trains_on_pairs else None
-    judged = _HeldOutJudged(data, request) if data is not None and request.settings.task == "kto" else None
+    scorer = None if data is None else scorer_of(request.settings, data, request.max_rows)
     for folder in (request.base_dir, request.model_dir):
         model = load_model(folder, request.base_dir, device, precision)
         # the finished model's tokenizer for both: the base may have come without one of its own
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
-        if judged is not None:
-            score: Score | None = judged.score(model)
-        elif pairs is not None:
-            score = pairs.score(model)
-        else:
-            score = None if data is None else _score(model, data, request.max_rows)
-        outcomes.append((score, answers))
+        outcomes.append((None if scorer is None else scorer.score(model), answers))
         del model
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -254,7 +217,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
             Answer(prompt=prompt["prompt"], reference=prompt["reference"], base=before, finetuned=after)
             for prompt, before, after in zip(prompts, base_answers, finetuned_answers, strict=True)
         ),
-        calibration=() if pairs is None else pairs.calibration,
+        calibration=() if scorer is None else scorer.calibration,
         device=device,
         precision=precision,
     )
@@ -286,153 +249,6 @@ def load_model(folder: Path, base: Path, device: str, precision: str) -> Any:
 
         return PeftModel.from_pretrained(causal.load(base, **options), str(folder)).eval()
     return causal.load(folder, **options).eval()
-
-
-def _score(model: Any, data: Prepared, max_rows: int) -> Score:
-    import torch
-
-    from launchers.dataset.batches import collate, summed_cross_entropy
-
-    total, labels = 0.0, 0
-    with torch.inference_mode():
-        held_out = range(min(max_rows, len(data)))
-        for indices in batches_by_length(data, held_out, MAX_BATCH_TOKENS[model.device.type]):
-            batch = collate([data.row(index) for index in indices], data.info.pad_id).to(model.device)
-            logits = model(**batch.inputs, use_cache=False).logits
-            total += summed_cross_entropy(logits, batch.labels.to(logits.device)).item()
-            labels += int((batch.labels >= 0).sum())
-    return Score(loss=total / max(1, labels), labels=labels, rows=min(max_rows, len(data)))
-
-
-class _HeldOutPairs:
-    """The task's own measure on held-out pairs; the first model that is scored is the reference."""
-
-    def __init__(self, data: Prepared, request: EvaluationRequest) -> None:
-        self._data, self._settings, self._max_rows = data, request.settings, request.max_rows
-        self._reference: Answers | None = None
-        self.calibration: tuple[CalibrationBin, ...] = ()  # of the reward model that was scored last
-
-    def score(self, model: Any) -> Score:
-        """A model's mean loss over the pairs, and its figures."""
-        import torch
-
-        from launchers.dataset.batches import collate_pairs
-        from launchers.engines.loop.preference_losses import Answers, Rewards, sigmoid_loss
-        from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy, rewards_of
-
-        scored: list[Rewards] = []
-        found, cross_entropy, tokens, labels = [], 0.0, 0, 0
-        with torch.inference_mode():
-            room = MAX_BATCH_TOKENS[model.device.type]
-            held_out = range(min(self._max_rows, len(self._data)))
-            for indices in batches_by_length(self._data, held_out, room):
-                rows = [self._data.row(index) for index in indices]
-                batch = collate_pairs(rows, self._data.info.pad_id).to(model.device)
-                logits = model(**batch.inputs, use_cache=False).logits
-                labels += int((batch.labels >= 0).sum())
-                if self._settings.task == "reward":
-                    scored.append(rewards_of(logits.cpu()))
-                    continue
-                found.append(answers_of(logits, batch).on_cpu())
-                cross_entropy += chosen_cross_entropy(logits, batch).item()
-                tokens += sum(int(row.lengths[0]) - 1 for row in rows)
-        if self._settings.task == "reward":
-            rewards = Rewards(
-                chosen=torch.cat([each.chosen for each in scored]),
-                rejected=torch.cat([each.rejected for each in scored]),
-            )
-            losses = sigmoid_loss(rewards)
-            self.calibration = _calibration((rewards.chosen - rewards.rejected).tolist())
-        else:
-            policy = Answers.joined(found)
-            self._reference = self._reference or policy
-            losses, rewards = Preferences(self._settings).losses(policy, self._reference)
-        count = len(losses)
-        beside = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
-        return Score(
-            loss=losses.mean().item() + beside,
-            labels=labels,
-            rows=count,
-            metrics={name: value.item() / count for name, value in rewards.sums().items()},
-        )
-
-
-class _HeldOutJudged:
-    """KTO's measure on held-out answers; the first model that is scored is the reference.
-
-    The loss is that of a divergence of 0: how far the model has moved is no part of how well it tells good
-    answers from bad ones.
-    """
-
-    def __init__(self, data: Prepared, request: EvaluationRequest) -> None:
-        self._data, self._settings, self._max_rows = data, request.settings, request.max_rows
-        self._reference: dict[int, float] = {}
-
-    def score(self, model: Any) -> Score:
-        """A model's mean loss over the answers, and its figures."""
-        import torch
-
-        from launchers.dataset.batches import collate, summed_log_probabilities
-        from launchers.engines.loop.preference_losses import kto_loss
-
-        found, labels = dict[int, float](), 0
-        held_out = range(min(self._max_rows, len(self._data)))
-        with torch.inference_mode():
-            for indices in batches_by_length(self._data, held_out, MAX_BATCH_TOKENS[model.device.type]):
-                batch = collate([self._data.row(index) for index in indices], self._data.info.pad_id)
-                batch = batch.to(model.device)
-                logits = model(**batch.inputs, use_cache=False).logits
-                sums = summed_log_probabilities(logits, batch.labels)
-                found |= dict(zip(indices, sums.tolist(), strict=True))
-                labels += int((batch.labels >= 0).sum())
-        self._reference = self._reference or found
-        beta = self._settings.preference.beta_of("kto")
-        ratios = torch.tensor([found[index] - self._reference[index] for index in held_out])
-        good = torch.tensor([self._data.row(index).desirable for index in held_out])
-        rewards = beta * ratios
-        right = torch.where(good, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
-        metrics = {"accuracy": right.mean().item()}
-        for name, kind in (("reward_good", good), ("reward_bad", ~good)):
-            if kind.any():
-                metrics[name] = rewards[kind].mean().item()
-        losses = kto_loss(ratios, good, torch.zeros(()), beta)
-        return Score(loss=losses.mean().item(), labels=labels, rows=len(held_out), metrics=metrics)
-
-
-def _calibration(margins: list[float]) -> tuple[CalibrationBin, ...]:
-    """Pairs by how sure of their order the model is, in bins of a tenth; empty ones are left out."""
-    bins: dict[int, list[tuple[float, float]]] = {}
-    for margin in margins:
-        sure = 1 / (1 + math.exp(-min(abs(margin), 700.0)))
-        right = 0.5 if margin == 0 else float(margin > 0)
-        bins.setdefault(min(int(sure * 10), 9), []).append((sure, right))
-    return tuple(
-        CalibrationBin(
-            sure=sum(sure for sure, _ in found) / len(found),
-            right=sum(right for _, right in found) / len(found),
-            pairs=len(found),
-        )
-        for _, found in sorted(bins.items())
-    )
-
-
-def batches_by_length(data: Prepared, rows: Iterable[int], max_tokens: int) -> Iterator[list[int]]:
-    """Rows of similar length together, at least one at a time; the longest first."""
-    lengths = {index: _padded_tokens(data, index) for index in rows}
-    batch: list[int] = []
-    for index in sorted(lengths, key=lambda index: -lengths[index]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def _padded_tokens(data: Prepared, index: int) -> int:
-    """Tokens of a row in a batch with shorter ones; a pair is two sequences."""
-    row = data.row(index)
-    return len(row.lengths) * int(row.lengths.max())
 
 
 def _prompts(path: Path, count: int) -> list[dict[str, str]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
-from launchers.evaluate import CalibrationBin, EvaluationResult, Score
+from launchers.evaluate import EvaluationResult
+from launchers.held_out import CalibrationBin, Score
 
 _NAMES = {"accuracy": "pairs ranked right"}
 _SHOWN_CHARS = 400  # of a prompt or an answer

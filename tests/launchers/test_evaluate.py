@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from estimator.errors import UserError
-from launchers import evaluate as evaluation
 from launchers.dataset import prepared
-from launchers.evaluate import Answer, EvaluationRequest, EvaluationResult, Score, evaluate
+from launchers.evaluate import Answer, EvaluationRequest, EvaluationResult, evaluate
+from launchers.held_out import Score
 from launchers.models import tiny_llama
 
 ROOT = Path(__file__).parents[2]
@@ -232,13 +232,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_rows_of_like_length_go_together_and_none_is_left_out(tmp_path: Path) -> None:
-    data = prepared.Prepared(hold_out(tmp_path) / "heldout")
-    batches = list(evaluation.batches_by_length(data, range(6), 32))
-    assert batches == [[0], [4], [2, 1], [3, 5]]
-    assert list(evaluation.batches_by_length(data, range(3), 10)) == [[0], [2], [1]]
 
 
 def test_request_and_result_go_through_json(tmp_path: Path) -> None:

@@ -57,6 +57,18 @@ class Rewards:
         """The same without gradients."""
         return Rewards(chosen=self.chosen.detach(), rejected=self.rejected.detach())
 
+    @classmethod
+    def joined(cls, parts: Sequence[Rewards]) -> Rewards:
+        """Those of several batches, one after the other."""
+        return cls(
+            chosen=torch.cat([part.chosen for part in parts]),
+            rejected=torch.cat([part.rejected for part in parts]),
+        )
+
+    def means(self) -> dict[str, float]:
+        """:meth:`sums` over the number of pairs."""
+        return {name: value.item() / len(self.chosen) for name, value in self.sums().items()}
+
     def sums(self) -> dict[str, torch.Tensor]:
         """Over the pairs: rewards, their margin, and how many pairs are ranked right; a tie is half right."""
         margins = self.chosen - self.rejected
@@ -105,6 +117,11 @@ def kto_loss(log_ratios: torch.Tensor, good: torch.Tensor, kl: torch.Tensor, bet
     """
     ahead = log_ratios - kl
     return 1 - torch.sigmoid(beta * torch.where(good, ahead, -ahead))
+
+
+def told_right(rewards: torch.Tensor, good: torch.Tensor) -> torch.Tensor:
+    """[answers]: 1 where a good answer's reward is above 0 or a bad one's below, 0 else; 0 is half right."""
+    return torch.where(good, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
 
 
 def odds_ratio_loss(policy: Answers) -> torch.Tensor:

@@ -223,14 +223,13 @@ class Kto:
         # a mean over each kind, as parts of a mean over all
         of_good = (rewards * good).sum() * counts.divisor / max(1, counts.good)
         of_bad = (rewards * bad).sum() * counts.divisor / max(1, counts.divisor - counts.good)
-        right = torch.where(good, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
         return Outcome(
             loss=losses.sum(),
             metrics={
                 "reward_good": of_good,
                 "reward_bad": of_bad,
                 "reward_margin": of_good - of_bad,
-                "accuracy": right.sum(),
+                "accuracy": preference_losses.told_right(rewards, good).sum(),
                 "kl": self._kl * len(rewards),
             },
         )

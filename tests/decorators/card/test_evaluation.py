@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from decorators.card.blocks import Chart, Grid
 from decorators.card.evaluation import evaluation_blocks
-from launchers.evaluate import Answer, CalibrationBin, EvaluationResult, Score, _calibration
+from launchers.evaluate import Answer, EvaluationResult
+from launchers.held_out import CalibrationBin, Score, calibrate
 
 
 def grids(result: EvaluationResult) -> list[Grid]:
@@ -46,11 +47,7 @@ def test_nothing_held_out_is_said_to_be_unknown() -> None:
 
 
 def test_a_reward_models_calibration_is_drawn() -> None:
-    bins = _calibration([4.0, 4.2, -4.1, 0.0, 0.1])
-    assert bins[0].pairs == 2
-    assert bins[0].right == 0.75  # a tie and a right one
-    assert bins[1].sure > 0.95
-    assert bins[1].right == 2 / 3
+    bins = calibrate([4.0, 4.2, -4.1, 0.0, 0.1])
     result = EvaluationResult(
         task="reward", base=None, finetuned=Score(loss=0.5, labels=5, rows=5), calibration=bins
     )
