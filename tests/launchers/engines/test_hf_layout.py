@@ -84,3 +84,13 @@ def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "owner/model"
     assert config["r"] == 8
+
+
+def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None:
+    """Mistral's repositories hold consolidated.safetensors beside transformers' own files."""
+    for name in ("model-00001-of-00001.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).touch()
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = _hf_layout.weight_files(tmp_path)
+    assert [path.name for path in found] == ["model-00001-of-00001.safetensors"]

@@ -27,17 +27,6 @@ from launchers.engines import _merge
 from launchers.engines.loop import export, model
 from tests.launchers.engines.loop import runs
 
-
-def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None:
-    """Mistral's repositories hold consolidated.safetensors beside transformers' own files."""
-    for name in ("model-00001-of-00001.safetensors", "consolidated.safetensors"):
-        (tmp_path / name).touch()
-    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = export._weight_files(tmp_path)
-    assert [path.name for path in found] == ["model-00001-of-00001.safetensors"]
-
-
 FLAGS = [{}, {"use_rslora": True}, {"use_dora": True}, {"use_dora": True, "use_rslora": True}]
 
 
