@@ -171,6 +171,9 @@ def check_supported(
 ) -> None:
     """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
     trackers.check_installed(settings.tracker)
+    if settings.unused:
+        name = settings.unused[0]
+        raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
     engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = engines.get(engine).unsupported(settings, spec)
     if reason is not None:

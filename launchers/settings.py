@@ -162,6 +162,14 @@ class Recompute(_Section):
     """One block out of so many is recomputed, the others keep their activations (deepspeed, fsdp2)."""
 
 
+WEIGHED = {  # what of Preference the losses of a task have
+    "dpo": ("beta", "label_smoothing"),
+    "orpo": ("beta",),
+    "simpo": ("beta", "margin", "label_smoothing"),
+    "kto": ("beta",),
+}
+
+
 class Preference(_Section):
     beta: PositiveFloat | Auto = "auto"
     """How much a preference weighs: DPO's and SimPO's factor before the sigmoid, ORPO's weight of the odds
@@ -356,6 +364,16 @@ class Settings(_Section):
     """Local runs put the finished model into a folder of the run's id below this one."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Raw values laid over the engine's own configuration (torchtune YAML, DeepSpeed JSON), last."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """What is set, by its dotted name, and has no part in the task."""
+        found = ["train_on_prompt"] if self.train_on_prompt and self.task != "sft" else []
+        weighed = WEIGHED.get(self.task, ())
+        for name, default in Preference():
+            if getattr(self.preference, name) != default and name not in weighed:
+                found.append(f"preference.{name}")
+        return tuple(found)
 
     @property
     def trains_on_pairs(self) -> bool:

@@ -62,6 +62,10 @@ def check_refused(run: FlowRun, *words: str) -> None:
         (["--task", "reward", "--method", "adapter-v1"], ["task reward with method adapter-v1"]),
         (["--task", "reward", "--model", "olmo-2-7b", *ON_AN_A100], ["no sequence classification"]),
         (["--task", "simpo", "--set", "preference.beta=0"], ["preference.beta = 0"]),
+        (
+            ["--task", "dpo", "--method", "lora", "--set", "preference.margin=2"],
+            ["preference.margin", "no part"],
+        ),
         (["--task", "kto", "--method", "full"], ["task kto with method full"]),
     ],
 )

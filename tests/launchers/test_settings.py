@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jsonschema
 import pytest
@@ -146,3 +147,17 @@ def test_a_setting_by_another_name_is_answered_with_ours(old: str, name: str) ->
 def test_other_names_lead_to_settings_that_there_are() -> None:
     assert set(OTHER_NAMES.values()) <= set(settings.dotted_names())
     assert not OTHER_NAMES.keys() & set(settings.dotted_names())
+
+
+@pytest.mark.parametrize(
+    ("values", "unused"),
+    [
+        ({"task": "dpo", "train_on_prompt": True}, ("train_on_prompt",)),
+        ({"preference": {"beta": 0.2}}, ("preference.beta",)),
+        ({"task": "dpo", "preference": {"beta": 0.2, "margin": 2.0}}, ("preference.margin",)),
+        ({"task": "kto", "preference": {"label_smoothing": 0.1}}, ("preference.label_smoothing",)),
+        ({"task": "simpo", "preference": {"beta": 2.5, "margin": 1.4, "label_smoothing": 0.1}}, ()),
+    ],
+)
+def test_what_a_task_would_leave_unused_is_named(values: dict[str, Any], unused: tuple[str, ...]) -> None:
+    assert settings.build(values).unused == unused
