@@ -14,6 +14,7 @@ from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search, gib
 from estimator.planning.support import untried_line
+from estimator.setup import PAIR_TASKS
 
 
 def of_layout(search: Search, candidate: Candidate) -> list[str]:
@@ -27,6 +28,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
         *_varying_lengths(job, candidate),
+        *_task(search, candidate),
         *filter(None, [untried_line(job.model)]),
     ]
 
@@ -40,6 +42,33 @@ def _precision(job: Job, layout: Layout) -> str:
         return "precision bf16, weights and optimizer too, as torchtune's recipes do"
     engine = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "megatron": "Megatron"}.get(job.engine, job.engine)
     return f"precision bf16 with fp32 master weights, as {engine} does"
+
+
+_BESIDE_SFT = {  # what makes a step dearer than one of as many rows
+    "dpo": "two answers a row",
+    "orpo": "two answers a row",
+    "simpo": "two answers a row",
+    "reward": "two answers a row, no output layer",
+    "kto": "the reference's forward pass, and both models' on answers to other prompts",
+}
+
+
+def _task(search: Search, candidate: Candidate) -> list[str]:
+    """What the task costs beside SFT of as many rows on the same machines."""
+    job, layout = search.job, candidate.layout
+    if job.task not in _BESIDE_SFT:
+        return []
+    reason = _BESIDE_SFT[job.task]
+    if job.task == "dpo":
+        passes = {"adapters-off": ", and the reference's forward pass", "copy": ", and the reference's model"}
+        once = ", the reference's forward pass once before training"
+        reason += passes.get(setup_of(job, layout).reference, once)
+    plain = search.speed(layout, candidate.gpu, candidate.place, task="sft").tokens_per_second
+    own = candidate.speed.tokens_per_second
+    if plain is None or own is None:
+        return [f"{job.task}: {reason}; how much slower that is than sft is unknown here"]
+    ratio = (2 if job.task in PAIR_TASKS else 1) * plain / own
+    return [f"{job.task}: {ratio:.1f} times the time and the price of sft on as many rows: {reason}"]
 
 
 _BASES = {

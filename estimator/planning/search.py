@@ -16,7 +16,7 @@ from estimator.planning.ladders import Ladder, Ladders
 from estimator.planning.parallelism import Spread, spreads, unshared
 from estimator.planning.places import Place
 from estimator.planning.start_up import start_up
-from estimator.setup import Setup
+from estimator.setup import Setup, Task
 
 if TYPE_CHECKING:
     from estimator.calibration import Calibration
@@ -312,14 +312,21 @@ class Search:
             self._states[key] = sum(dict(memory.states(setup)).values())
         return self._states[key]
 
-    def speed(self, layout: Layout, gpu: Gpu | None, place: Place | None) -> throughput.Speed:
-        """The speed of a layout; without a place, with an unknown network."""
+    def speed(
+        self, layout: Layout, gpu: Gpu | None, place: Place | None, *, task: Task | None = None
+    ) -> throughput.Speed:
+        """The speed of a layout; without a place, with an unknown network. ``task``: not the job's."""
         network = place.network_gbps if place else None
         rdma = place is not None and place.rdma
-        key = (layout, gpu.name if gpu else None, *((network, rdma) if layout.nodes > 1 else ()))
+        key = (layout, gpu.name if gpu else None, task, *((network, rdma) if layout.nodes > 1 else ()))
         if key not in self._speeds:
+            setup = self.setup(layout)
             self._speeds[key] = throughput.speed(
-                self.setup(layout), gpu, network_gbps=network, rdma=rdma, busbw=self.evidence.bandwidth
+                setup if task is None else replace(setup, task=task),
+                gpu,
+                network_gbps=network,
+                rdma=rdma,
+                busbw=self.evidence.bandwidth,
             )
         return self._speeds[key]
 

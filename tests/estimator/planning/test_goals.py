@@ -258,6 +258,20 @@ def test_a_preference_pair_is_two_sequences() -> None:
     assert made.layout.micro_batch_size < plain.layout.micro_batch_size
 
 
+def test_a_tasks_time_and_price_stand_beside_those_of_sft() -> None:
+    lines = {
+        task: next(
+            line for line in plan(replace(LORA, engine="deepspeed", task=task), ANY).why if "sft" in line
+        )
+        for task in ("dpo", "kto", "orpo", "reward")
+    }
+    times = {task: float(line.split(": ")[1].split()[0]) for task, line in lines.items()}
+    assert times["dpo"] > times["orpo"] >= times["reward"] > 1.3
+    assert times["kto"] > 1.5
+    assert "two answers a row, and the reference's forward pass" in lines["dpo"]
+    assert not any("times the time" in line for line in plan(LORA, ANY).why)
+
+
 def test_a_deadline_holds_on_this_machine_too() -> None:
     card = hardware.gpu("L40S")
     machine = Machine(
