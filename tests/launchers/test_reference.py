@@ -134,9 +134,12 @@ def test_a_model_that_cant_be_read_is_one_line(tmp_path: Path, job: TrainJob) ->
 def test_a_node_that_never_computes_its_part_is_waited_for_no_longer_than_the_limit(
     tmp_path: Path, job: TrainJob
 ) -> None:
+    store = LocalStorage(tmp_path / "store")
+    reference.fetch(job, address(), store, tmp_path / "all")
+    store.delete([key for key in store.keys("reference") if key.endswith("part-00001.npy")])
     resources = job.settings.resources.model_copy(update={"hang_timeout_s": 2})
     hasty = dataclasses.replace(job, settings=job.settings.model_copy(update={"resources": resources}))
     began = time.monotonic()
     with pytest.raises(UserError, match="Another node has not computed its part"):
-        reference.fetch(hasty, address(0, 2), LocalStorage(tmp_path / "store"), tmp_path / "first")
+        reference.fetch(hasty, address(0, 2), store, tmp_path / "first")
     assert time.monotonic() - began < 60
