@@ -13,10 +13,11 @@ from tests.launchers.engines import methods
 from tests.launchers.engines.methods import Cell, Proof
 
 # A cell of two nodes runs that of one node too; benchmarks/support_table.py proves the others of the table.
+METHOD_OF = {"torchtune": "lora", "deepspeed": "full", "fsdp2": "lora"}
 TASK_CELLS = [
     cell
     for cell in methods.TASK_CELLS
-    if cell.nodes == 2 and (not cell.method.startswith("qlora") or cell.task in ("dpo", "reward"))
+    if cell.nodes == 2 and cell.method in (METHOD_OF[cell.engine], "qlora nf4-double" * (cell.task == "dpo"))
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
