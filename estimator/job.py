@@ -51,6 +51,7 @@ class Job:
     recompute_every: int = 1  # of so many blocks one is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
+    lora_experts: bool = False  # adapters on the experts too
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
     quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"  # of qlora's base
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block

@@ -62,6 +62,7 @@ class Setup:
     task: Task = "sft"
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS  # also "lm_head", "embed_tokens": adapters there
+    lora_experts: bool = False  # PEFT's adapters on the tensors that hold a block's experts
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
     adapter_start_layer: int = 2  # the first block that has them
     trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole beside the adapters
@@ -184,6 +185,11 @@ class Setup:
         return self.method in LLAMA_ADAPTERS
 
     @property
+    def copies_experts(self) -> bool:
+        """Whether each forward pass adds adapters to a copy of a block's experts, as PEFT's do."""
+        return self.lora_experts and self.adapters and self.engine in FAMILY_CODE
+
+    @property
     def idle_blocks(self) -> int:
         """The lowest blocks, which keep nothing: below LLaMA-Adapter v1's prompts nothing is trained."""
         return self.adapter_start_layer if self.method == "adapter-v1" else 0
@@ -255,6 +261,8 @@ class Setup:
         total = model.lora_parameters(
             rank, inner, family_code=self.engine in FAMILY_CODE, magnitudes=self.method == "dora"
         )
+        if self.copies_experts:
+            total += parameters.expert_lora(model, rank)
         return total + outer * rank * (model.vocab + model.hidden)
 
     @property

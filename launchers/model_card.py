@@ -11,7 +11,6 @@ import yaml
 
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
-from estimator.setup import LLAMA_ADAPTERS
 from launchers import engines
 from launchers.dataset import mixture
 from launchers.evaluate import EvaluationResult
@@ -84,7 +83,9 @@ def write_records(
 
 def model_page(plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str) -> str:
     """A model card (README.md) in Hugging Face's form."""
-    library = "peft" if plan.method == "adapter-v1" else "transformers"
+    whole = settings.merges(plan.method)
+    loading = "" if whole else _how_to_load(plan.method, model)
+    library = "transformers" if whole or plan.method == "adapter-v2" else "peft"
     head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
         head["base_model"] = model.hub_id
@@ -92,18 +93,22 @@ def model_page(plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef,
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
         f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n{_how_to_load(plan.method, model)}"
+        f"| | |\n|---|---|\n{rows}\n\n{loading}"
         "`settings.yaml` beside this folder repeats the run:\n\n"
         f"    {again}\n"
     )
 
 
 def _how_to_load(method: str, model: ModelRef) -> str:
-    """For a page: how an adapter that can't be merged comes onto its base; nothing for a whole model."""
-    if method not in LLAMA_ADAPTERS:
-        return ""
+    """For a page: how an adapter that isn't merged comes onto its base."""
     base = model.location or model.name
-    if method == "adapter-v1":
+    if method == "adapter-v2":
+        lines = [
+            "from launchers.engines.loop import adapter_v2  # of metaflow-finetune",
+            "",
+            f'model = adapter_v2.load("{base}", "this/folder")',
+        ]
+    else:
         lines = [
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM",
@@ -111,14 +116,8 @@ def _how_to_load(method: str, model: ModelRef) -> str:
             f'base = AutoModelForCausalLM.from_pretrained("{base}")',
             'model = PeftModel.from_pretrained(base, "this/folder")',
         ]
-    else:
-        lines = [
-            "from launchers.engines.loop import adapter_v2  # of metaflow-finetune",
-            "",
-            f'model = adapter_v2.load("{base}", "this/folder")',
-        ]
     code = "\n".join(f"    {line}".rstrip() for line in lines)
-    return f"The adapter can't be merged into its base; this puts it onto it:\n\n{code}\n\n"
+    return f"The adapter is not merged into its base; this puts it onto it:\n\n{code}\n\n"
 
 
 def _number(value: float | None) -> str:

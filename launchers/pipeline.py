@@ -301,6 +301,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         lora_rank=settings.lora.rank,
         lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
         rslora=settings.lora.rslora,
+        lora_experts=settings.lora.experts,
         quantization=settings.lora.quantization,
         trained_modules=settings.trained_modules,
         new_tokens=len(settings.new_tokens),

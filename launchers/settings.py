@@ -23,7 +23,7 @@ from pydantic import (
 from estimator import token_counts
 from estimator.changes import meant_by
 from estimator.errors import UserError
-from estimator.setup import PAIR_TASKS
+from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 from launchers import deepspeed_file
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
@@ -115,6 +115,8 @@ class Lora(_Section):
     targets: tuple[Projection, ...] | Literal["all-linear"] = PROJECTIONS
     """The linear layers that get adapters, by Llama's names; all-linear, or all seven: every linear layer of
     the blocks, whatever the model's family calls it, without routers and experts."""
+    experts: bool = False
+    """Adapters on the experts too, for method lora: fsdp2 trains them, and the adapter isn't merged."""
     quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"
     """How method qlora keeps the base: in 4 bits (NF4) with scales in 8 bits or in 32, or in 8 bits."""
     modules_to_save: tuple[Literal["embed_tokens", "lm_head", "norms"], ...] = ()
@@ -125,6 +127,14 @@ class Lora(_Section):
     def all_linear(self) -> bool:
         """Whether every linear layer is meant. Not every family has all of Llama's seven, or no others."""
         return self.targets == "all-linear" or set(self.targets) == set(PROJECTIONS)
+
+    @model_validator(mode="after")
+    def _check(self) -> Lora:
+        if self.experts and self.dropout:
+            raise ValueError(
+                "lora.experts goes without lora.dropout: PEFT adds these adapters to the weights"
+            )
+        return self
 
 
 class Adapter(_Section):
@@ -379,6 +389,10 @@ class Settings(_Section):
     def trains_on_pairs(self) -> bool:
         """Whether a row of the data is a better and a worse answer to one prompt."""
         return self.task in PAIR_TASKS
+
+    def merges(self, method: str) -> bool:
+        """Whether what ``method`` trains is handed over as a whole model, not as an adapter on its own."""
+        return method not in LLAMA_ADAPTERS and not (method == "lora" and self.lora.experts)
 
     @property
     def trained_modules(self) -> tuple[str, ...]:

@@ -58,6 +58,9 @@ class SetupOptions:
         str | None,
         Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT),
     ] = None
+    lora_experts: Annotated[
+        bool, Option("--lora-experts", help="Adapters on experts too.", rich_help_panel=_WHAT)
+    ] = False
     adapter_prompt_length: Annotated[
         int, Option(help="Of a LLaMA-Adapter: prompt vectors of a block.", rich_help_panel=_WHAT)
     ] = 10

@@ -58,6 +58,9 @@ class JobOptions:
     lora_targets: Annotated[
         str, Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT)
     ] = "all"
+    lora_experts: Annotated[
+        bool, Option("--lora-experts", help="Adapters on experts too.", rich_help_panel=_WHAT)
+    ] = False
     quantization: Annotated[
         str | None,
         Option(help="Of qlora's base: nf4-double, nf4, int8.", rich_help_panel=_WHAT),
@@ -246,6 +249,7 @@ def _job(wanted: JobOptions) -> Job:
         activation_checkpointing=wanted.checkpointing,
         lora_rank=wanted.lora_rank,
         lora_targets=_targets(wanted.lora_targets, model),
+        lora_experts=wanted.lora_experts,
         quantization=_quantization(wanted),  # type: ignore[arg-type]
         trained_modules=_names(wanted.trained_modules),
         adapter_prompt_length=wanted.adapter_prompt_length,

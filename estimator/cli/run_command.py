@@ -103,6 +103,8 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
     if low_rank and targets != set(PROJECTIONS):
         everything = targets in (set(job.model.projections), set(job.model.all_linear))
         yield "lora.targets", "all-linear" if everything else f"[{', '.join(job.lora_targets)}]"
+    if low_rank and job.lora_experts:
+        yield "lora.experts", "true"
     if low_rank and job.trained_modules:
         yield "lora.modules_to_save", f"[{', '.join(job.trained_modules)}]"
     if job.zero_stage is not None:

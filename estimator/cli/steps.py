@@ -33,6 +33,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         task=options.task,  # type: ignore[arg-type]
         lora_rank=_or(options.lora_rank, engine.lora_rank),
         lora_targets=_targets(options, engine, model),
+        lora_experts=options.lora_experts,
         adapter_prompt_length=options.adapter_prompt_length,
         adapter_start_layer=options.adapter_start_layer,
         trained_modules=_names(options.trained_modules or ""),

@@ -135,7 +135,8 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         size = computing(setup)
         experts = _mlp(setup, routed * model.ffn)
         # each expert's input, where its weights need it, and its result before weighting
-        trained = not setup.adapters or (not setup.prompts and bool(_IN_MLP & set(setup.lora_targets)))
+        trained = not setup.adapters or setup.copies_experts
+        trained |= not setup.prompts and bool(_IN_MLP & set(setup.lora_targets))
         experts += (2 if trained else 1) * routed * model.hidden * size
         experts += _mlp(setup, model.shared_ffn) + 8 * model.experts  # router's logits and their softmax
         saved += (1 - dense) * experts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.memory.host import CUDA_CONTEXT_BYTES, GPU_PROCESS_HOST_BYTES
-from estimator.models import ModelSpec
+from estimator.models import ModelSpec, parameters
 
 WEIGHT_BYTES = 2  # bf16, as launchers/evaluate.py loads them on a GPU
 LARGEST_FILE = 5 * 10**9  # of a model in the Hugging Face layout: transformers' default for saving
@@ -13,28 +13,39 @@ LOSS_POSITIONS = 1024  # that the loss has an fp32 copy of: LOSS_CHUNK of launch
 RESERVED_OVER_LIVE = 1.36
 
 
-def inference_bytes(model: ModelSpec, gpus: int, seq_len: int) -> int:
+def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: bool = False) -> int:
     """Memory of the fullest of ``gpus`` GPUs that share one copy of the model layer by layer.
 
     Its part of the weights with a block that can't be cut, and on top, for one batch: the residual stream
     with what one block works on, the logits with the loss's copies, and the keys and values of one answer.
+    ``lora_experts``: PEFT's adapters on experts are not merged, and add their product to one block's experts
+    at a time.
     """
     weights = WEIGHT_BYTES * model.parameters
     block = weights // model.layers if gpus > 1 else 0
     stream = BATCH_TOKENS * WEIGHT_BYTES * (4 * model.hidden + 3 * model.ffn)
     logits = BATCH_TOKENS * model.vocab * WEIGHT_BYTES + LOSS_POSITIONS * model.vocab * 8
     cache = 2 * model.layers * model.kv_dim * seq_len * WEIGHT_BYTES // gpus
+    if lora_experts:
+        stream += 2 * WEIGHT_BYTES * model.experts * parameters.mlp_weights(model, model.ffn)
     live = max(stream, logits) + model.hidden * BATCH_TOKENS * WEIGHT_BYTES + cache
     return weights // gpus + block + int(live * RESERVED_OVER_LIVE) + CUDA_CONTEXT_BYTES
 
 
-def inference_gpus(model: ModelSpec, most: int, capacity_bytes: int, seq_len: int) -> int:
+def inference_gpus(
+    model: ModelSpec, most: int, capacity_bytes: int, seq_len: int, *, lora_experts: bool = False
+) -> int:
     """The fewest GPUs of that memory that hold the model; ``most`` where none do: the rest offloads."""
-    fitting = (n for n in range(1, most) if inference_bytes(model, n, seq_len) <= capacity_bytes)
-    return next(fitting, most)
+
+    def fits(gpus: int) -> bool:
+        return inference_bytes(model, gpus, seq_len, lora_experts=lora_experts) <= capacity_bytes
+
+    return next(filter(fits, range(1, most)), most)
 
 
-def inference_host_bytes(model: ModelSpec, gpus: int, capacity_bytes: int, seq_len: int) -> int:
+def inference_host_bytes(
+    model: ModelSpec, gpus: int, capacity_bytes: int, seq_len: int, *, lora_experts: bool = False
+) -> int:
     """Host memory of the evaluation: its process, a file of weights on its way, what the GPUs can't hold."""
-    over = max(inference_bytes(model, gpus, seq_len) - capacity_bytes, 0) * gpus
+    over = max(inference_bytes(model, gpus, seq_len, lora_experts=lora_experts) - capacity_bytes, 0) * gpus
     return GPU_PROCESS_HOST_BYTES + min(WEIGHT_BYTES * model.parameters, LARGEST_FILE) + over

@@ -267,7 +267,21 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
             recomputed = min(recomputed, BLOCKS_NOT_YET_OFFLOADED)
         saved = tokens * (recomputed * per_block + whole * block_per_token)
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
-    return int(saved * passes) + mask + _cast_weights(setup, part), block, int(tokens * boundary)
+    copies = _copied_experts(setup, part)
+    kept = 0 if checkpointed(setup) else copies * (layers - 1)
+    # of the block that computes: a copy, and its gradient or the product of both adapters
+    block += 2 * copies
+    return int(saved * passes) + mask + _cast_weights(setup, part) + kept, block, int(tokens * boundary)
+
+
+def _copied_experts(setup: Setup, part: Part) -> int:
+    """Bytes of one block's experts with their adapters' products added, which its backward pass needs.
+
+    peft/tuners/lora/layer.py, ParamWrapper: the sum is made at each forward pass.
+    """
+    if not setup.copies_experts:
+        return 0
+    return computing(setup) * part.experts // max(part.layers - setup.model.dense_layers, 1)
 
 
 def _cast_weights(setup: Setup, part: Part) -> int:

@@ -85,7 +85,7 @@ def adapter_parameters(setup: Setup) -> int:
     counts = shape_of(setup.model).adapters
     family_code = setup.engine in FAMILY_CODE
     prompts = (setup.adapter_prompt_length, setup.adapter_start_layer, setup.engine) if setup.prompts else ()
-    key = (setup.lora_rank, setup.lora_targets, setup.method, family_code, prompts)
+    key = (setup.lora_rank, setup.lora_targets, setup.method, setup.lora_experts, family_code, prompts)
     count = counts.get(key)
     if count is None:
         count = counts[key] = setup.adapter_parameters

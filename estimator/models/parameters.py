@@ -193,6 +193,18 @@ def lora(m: ModelShape, rank: int, group: tuple[str, ...], *, experts: bool = Tr
     return sum(count * rank * (out + into) for count, out, into in adapted(m, group, experts=experts))
 
 
+def expert_lora(m: ModelShape, rank: int) -> int:
+    """Parameters of the adapters on the two tensors that hold all experts of a block in transformers 5.
+
+    One is of gate and up together. Each expert of a tensor has two matrices of its own, (rank, in) and
+    (out, rank): peft/tuners/lora/layer.py, ParamWrapper.
+    """
+    if not m.experts:
+        return 0
+    joined = m.ffn * (2 if m.gated_mlp else 1)
+    return (m.layers - m.dense_layers) * m.experts * rank * (m.hidden + joined + m.ffn + m.hidden)
+
+
 def magnitudes(m: ModelShape, group: tuple[str, ...], *, experts: bool = True) -> int:
     """Parameters that DoRA adds to them: one for each output (Liu et al. 2024, arXiv:2402.09353)."""
     return sum(count * out for count, out, _ in adapted(m, group, experts=experts))

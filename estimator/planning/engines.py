@@ -55,6 +55,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         quantization=job.quantization if job.method == "qlora" else "none",
         lora_rank=job.lora_rank,
         lora_targets=job.lora_targets,
+        lora_experts=job.lora_experts and job.low_rank,
         trained_modules=job.trained_modules if job.low_rank else (),
         adapter_prompt_length=job.adapter_prompt_length,
         adapter_start_layer=job.adapter_start_layer,

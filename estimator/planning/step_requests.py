@@ -79,8 +79,9 @@ def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request
     place, capacity = candidate.place, candidate.memory.capacity_bytes
     if place is None or capacity is None:
         return replace(training, nodes=1, disk_mib=disk)
-    gpus = inference_gpus(job.model, training.gpus_per_node, capacity, job.seq_len)
-    host = inference_host_bytes(job.model, gpus, capacity, job.seq_len)
+    copies = job.lora_experts and job.low_rank
+    gpus = inference_gpus(job.model, training.gpus_per_node, capacity, job.seq_len, lora_experts=copies)
+    host = inference_host_bytes(job.model, gpus, capacity, job.seq_len, lora_experts=copies)
     return replace(
         training,
         nodes=1,

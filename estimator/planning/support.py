@@ -61,6 +61,7 @@ class Training:
     packing: bool = False
     lora_targets: tuple[str, ...] = PROJECTIONS
     rslora: bool = False
+    lora_experts: bool = False  # adapters on experts too
     quantization: str = "nf4-double"  # of qlora's base
     processes: int = 1
     trained_modules: tuple[str, ...] = ()  # whole, beside LoRA's adapters
@@ -133,6 +134,7 @@ def _training(job: Job, processes: int) -> Training:
         packing=job.packing,
         lora_targets=job.lora_targets,
         rslora=job.rslora,
+        lora_experts=job.lora_experts,
         quantization=job.quantization,
         trained_modules=job.trained_modules,
         new_tokens=job.new_tokens,
@@ -225,6 +227,8 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         return f"{training.method}: torchtune 0.6.1 has no LLaMA-Adapter"
     if training.trained_modules:
         return "lora.modules_to_save: torchtune 0.6.1's recipes train adapters and nothing beside them"
+    if training.lora_experts:
+        return _no_experts(model) or "lora.experts: torchtune 0.6.1's recipes have no such adapters"
     if training.rslora:
         return "lora.rslora: torchtune 0.6.1 scales its adapters by alpha / rank alone"
     targets = set(training.lora_targets)
@@ -324,8 +328,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
             return f"{what}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
         return trained_parts.llama_adapter(model, training.method)
     if training.trained_modules and training.method != "full":
-        return trained_parts.whole_modules(model) or _experts_alone(model, training)
-    return _experts_alone(model, training)
+        reason = trained_parts.whole_modules(model)
+    return reason or _experts(engine, model, training)
 
 
 def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
@@ -379,12 +383,37 @@ def untried_line(model: ModelSpec) -> str | None:
     )
 
 
+def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
+    """What speaks against adapters on experts, where they are asked for, or against having them nowhere else.
+
+    ZeRO-3 leaves a tensor with no shape that PEFT 0.18 could read, and the plan decides on the stage.
+    """
+    if training.method == "full" or not training.lora_experts:
+        return _experts_alone(model, training)
+    if (reason := _no_experts(model)) is not None:
+        return reason
+    if training.method != "lora":
+        return f"lora.experts with method {training.method}: PEFT's adapters on experts are LoRA's alone"
+    if engine != "fsdp2":
+        return "lora.experts: PEFT can't make them of weights that ZeRO-3 has divided; fsdp2 trains them"
+    if training.compile:
+        return "compile: PEFT puts adapters on experts into the model anew at each forward pass"
+    if training.task == "reward" or training.new_tokens:
+        what = "task reward" if training.task == "reward" else "new_tokens"
+        return f"lora.experts with {what}: its adapter is not merged, and its base would lack the new rows"
+    return _experts_alone(model, training)
+
+
+def _no_experts(model: ModelSpec) -> str | None:
+    return None if model.experts else f"lora.experts: {model.name} has no experts"
+
+
 def _experts_alone(model: ModelSpec, training: Training) -> str | None:
     """transformers 5 keeps all experts of a block in one tensor, which PEFT's LoRA has no layer for."""
     if training.method == "full" or not model.experts or set(training.lora_targets) & set(model.all_linear):
         return None
     return (
-        "lora.targets names experts only, which take no adapters in transformers 5; "
+        "lora.targets names experts only, which are no linear layers in transformers 5; "
         f"{model.name} can have them on {', '.join(model.all_linear)}"
     )
 

@@ -36,6 +36,8 @@ QUANTISED_BYTES = {"nf4": 0.5625, "nf4-double": 0.516, "int8": 1.0}  # a weight 
 # Bytes kept for the backward pass for each token, unit of width and layer: Korthikanti et al. 2022
 # (arXiv:2205.05198), equation 1, without dropout's masks; a checkpoint alone is the layer's input.
 KEPT_BYTES = {"none": 32, "selective": 16, "full": 2}
+# Adapters on experts: their product is written, read with the weights, the sum written, in each forward pass
+COPY_MOVES = 4
 SCALED_BYTES = 8  # of each output that LLaMA-Adapter v2 adds a bias to and scales, each read and written
 ADAPTER_BYTES = (4, 8)  # of each unit of an adapter's input (read, dropout) and output (scaled, added)
 
@@ -125,6 +127,7 @@ def work(setup: Setup) -> Work:
     split = stage / setup.tensor
     weights = weights_of(model)
     dense, experts = weights.dense + _made_again(setup), weights.used_experts
+    copied = weights.one_expert * model.experts if setup.copies_experts else 0.0
     repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
     reference = 1.0 if setup.reference in ("adapters-off", "copy") else 0.0  # its forward pass
     if setup.task == "kto":
@@ -138,21 +141,22 @@ def work(setup: Setup) -> Work:
     head_passes = 1 + head_backward + reference + (setup.loss == "recomputed")
     attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
     rest_passes = 3 + repeat_rest + reference
-    read = (dense + _resident_experts(setup)) * split * (4 if setup.precision == "fp32" else 2)
+    size = 4 if setup.precision == "fp32" else 2
+    read = (dense + _resident_experts(setup)) * split * size
     saved = tokens * model.hidden * stage * model.layers / setup.tensor
     unpacked = 0.0
     if setup.quantization != "none":
         unpacked = weights.linear * split * (QUANTISED_BYTES[setup.quantization] + 2)
     return Work(
         linear=tokens * split * (2 * dense * passes + adapters),
-        expert=tokens * split * 2 * experts * passes,
+        expert=tokens * split * 2 * experts * (passes + (backward if copied else 0.0)),
         head=tokens * 2 * head_weights * head_passes / setup.tensor,
         attention=tokens
         * split
         * attention
         * (1 + reached * (ATTENTION_BACKWARD + repeat_attention) + reference),
         moved=tokens / setup.tensor * (stage * model.layers * _moved(setup) * rest_passes + _logits(setup)),
-        weights=read * passes,
+        weights=read * passes + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
         dequantised=unpacked * passes,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
         offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * saved,

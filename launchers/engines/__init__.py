@@ -80,6 +80,7 @@ def training_of(settings: Settings, spec: ModelSpec) -> Training:
         packing=settings.packing,
         lora_targets=generic_targets(settings),
         rslora=settings.lora.rslora,
+        lora_experts=settings.lora.experts,
         quantization=settings.lora.quantization,
         trained_modules=settings.trained_modules,
         new_tokens=len(settings.new_tokens),

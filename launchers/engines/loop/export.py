@@ -44,7 +44,8 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
 def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
     """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter.
 
-    A LLaMA-Adapter can't be merged, and is alone.
+    A LLaMA-Adapter can't be merged, and is alone; so is an adapter on experts, which the base's files hold
+    one by one and transformers in one tensor.
     """
     state = model.trained_state(job)
     if env.rank != 0:
@@ -62,7 +63,7 @@ def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
         return
     # "auto" would look into the base model's vocabulary, on the hub where it has to
     model.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
-    if job.plan.method == "adapter-v1":
+    if not job.settings.merges(job.plan.method):
         return
     merge(
         job.model_dir, adapter, job.output_dir / "model", quantised.as_trained_on(model.module, model.device)

@@ -22,6 +22,19 @@ def blocks(network: Any) -> list[nn.Module]:
     return next((list(each) for each in lists if len(each) == layers), [])
 
 
+def expert_tensors(network: Any) -> list[str]:
+    """The ends of the names of all tensors that hold a block's experts, such as "experts.down_proj"."""
+    return sorted(
+        {
+            f"experts.{tensor}"
+            for name, module in network.named_modules()
+            if name.endswith(".experts")
+            for tensor, weights in module.named_parameters(recurse=False)
+            if weights.ndim == 3  # of biases there are two dimensions
+        }
+    )
+
+
 def expert_blocks(network: Any) -> set[type[nn.Module]]:
     """The classes of modules that send each token to some of their experts only."""
     return {type(module) for module in network.modules() if hasattr(module, "experts")}

@@ -11,7 +11,7 @@ from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
 from estimator.setup import LLAMA_ADAPTERS
 from launchers.engines.loop import quantised, whole_modules
-from launchers.engines.loop.families import blocks
+from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
 from launchers.gang.job import TrainJob
@@ -80,6 +80,8 @@ def _with_low_rank(model: Any, job: TrainJob) -> Any:
     options = whole_modules.peft_options(model, settings.trained_modules)
     if rewards := causal.gives_rewards(model.config):
         options["modules_to_save"] = [*options.get("modules_to_save", ()), HEAD]
+    if lora.experts:
+        options["target_parameters"] = expert_tensors(model)
     adapted = get_peft_model(
         model,
         LoraConfig(
@@ -101,8 +103,8 @@ def _with_low_rank(model: Any, job: TrainJob) -> Any:
 def adapted_layers(model: Any, settings: Settings) -> list[str]:
     """What ``lora.targets`` is called in this model: families have names of their own, and join matrices.
 
-    Routers, heads and experts are never among them: PEFT's own "all-linear" takes Llama 4's routers too,
-    which then fail, as their class is a linear layer that returns more than its product.
+    Routers, heads and experts, which are no linear layers, are never among them: PEFT's own "all-linear"
+    takes Llama 4's routers too, which then fail, as they are linear layers that return more than a product.
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}

@@ -31,7 +31,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     )
     reporter.phase("load")
     model = sharding.load(job, env, device)
-    if job.plan.method != "full" and env.rank == 0:
+    if job.plan.method != "full" and job.settings.merges(job.plan.method) and env.rank == 0:
         export.check_mergeable(model.module, job)
     data, task = Prepared(job.data_dir), task_of(job.settings)
     task.check(model, data)

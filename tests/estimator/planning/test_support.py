@@ -98,6 +98,38 @@ def test_adapters_on_experts_alone_are_refused() -> None:
     assert unsupported_job(replace(job, lora_targets=("up_proj", "q_proj"))) is None
 
 
+def test_adapters_on_experts_are_fsdp2s_and_not_merged() -> None:
+    job = Job(model=find("mixtral-8x7b"), method="lora", engine="fsdp2", lora_experts=True)
+    assert unsupported_job(job) is None
+    assert with_engine(replace(job, engine="auto")).engine == "fsdp2"
+    refused: dict[str, dict[str, Any]] = {
+        "ZeRO-3": {"engine": "deepspeed"},
+        "torchtune": {"engine": "torchtune", "model": find("llama-8b")},
+        "LoRA's alone": {"method": "dora"},
+        "has no experts": {"model": find("llama-8b")},
+        "compile": {"compile": True},
+        "task reward": {"task": "reward"},
+        "new_tokens": {"new_tokens": 2},
+    }
+    for named, fields in refused.items():
+        assert (named if named != "torchtune" else "no experts") in (
+            unsupported_job(replace(job, **fields)) or ""
+        )
+    assert unsupported_job(replace(job, method="full")) is None, "full training has them anyway"
+
+
+def test_adapters_on_experts_take_a_copy_of_a_block_and_more_time() -> None:
+    job = Job(model=find("mixtral-8x7b"), method="lora", engine="fsdp2", micro_batch_size=1)
+    job = replace(job, activation_checkpointing=True, fsdp_sharding="full", lora_targets=("q_proj", "v_proj"))
+    place = replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=8)
+    without, on_experts = (plan(replace(job, lora_experts=each), place) for each in (False, True))
+    more = on_experts.prediction.memory.needs_bytes - without.prediction.memory.needs_bytes
+    block = 2 * 8 * 3 * 4096 * 14336
+    assert more > block
+    speeds = [each.prediction.tokens_per_second for each in (without, on_experts)]
+    assert speeds[0] > speeds[1]
+
+
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
 @pytest.mark.parametrize(
     ("model", "method", "named"),

@@ -12,7 +12,8 @@ import torch
 
 from launchers import engines
 from launchers.gang.job import TrainJob
-from tests.launchers.engines.loop import runs
+from launchers.models import causal
+from tests.launchers.engines.loop import families, runs
 
 pytestmark = pytest.mark.slow
 STEPS = 6
@@ -209,3 +210,37 @@ def test_experts_and_tied_embeddings_train_as_with_deepspeed(tmp_path: Path, dat
 
     names = load_file(tmp_path / "out" / "model" / "model.safetensors").keys()
     assert ("lm_head.weight" in names) == (kind != "tied")
+
+
+def test_adapters_on_experts_are_trained_alike_go_on_bit_by_bit_and_are_handed_over_alone(
+    tmp_path: Path, data: Path
+) -> None:
+    from peft import PeftModel
+
+    families.network("mixtral").save_pretrained(tmp_path / "model")
+    lora = {"rank": 4, "targets": "all-linear", "experts": True}
+    options: dict[str, Any] = {"settings": {"method": "lora", "lora": lora, "optimizer": {"lr": 2e-2}}}
+    two = fsdp(tmp_path / "two", tmp_path / "model", data, checkpoint_every=3, **options)
+    others = {
+        "recomputed": fsdp(
+            tmp_path / "again", tmp_path / "model", data, activation_checkpointing=True, **options
+        ),
+        "one": fsdp(tmp_path / "one", tmp_path / "model", data, world=1, micro=4, sharding="none", **options),
+        "zero2": runs.make_job(
+            tmp_path / "zero", tmp_path / "model", data, steps=STEPS, sharding="zero2", **options
+        ),
+    }
+    runs.run(two)
+    for name, job in others.items():
+        runs.run(job)
+        assert losses(job) == pytest.approx(losses(two), rel=CLOSE), name
+    assert losses(two)[-1] < losses(two)[0] - 0.3
+    rest = runs.run(runs.resumed(two, tmp_path / "resumed", 3))
+    assert runs.losses(rest) == losses(two)[3:]
+
+    engines.get("fsdp2").collect(two, tmp_path / "out")
+    assert engines.result_of(tmp_path / "out") == tmp_path / "out" / "adapter"
+    base = causal.load(tmp_path / "model", dtype=torch.float32)
+    start = families.loss(base.eval())
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter")).eval()
+    assert families.loss(adapted) < start - 0.3

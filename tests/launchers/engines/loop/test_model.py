@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimator.errors import UserError
-from estimator.models import FAMILIES, PROJECTIONS, find, names
+from estimator.models import FAMILIES, PROJECTIONS, find, hf_config, names
 from estimator.setup import Setup
 from launchers import settings
 from launchers.engines.loop import model
+from launchers.gang.job import TrainJob
+from launchers.models import causal
 from tests.estimator.models.hf_configs import config_of
 from tests.estimator.models.test_parameters import built
+from tests.launchers.engines.loop import families, runs
 
 NO_ADAPTER = {"router", "gate", "shared_expert_gate", "lm_head", "embed_out"}  # heads, and what routes tokens
 ONE_OF_EACH_FAMILY = {
@@ -88,3 +95,82 @@ def test_targets_of_which_the_model_has_none_are_refused_with_what_it_has() -> N
     with pytest.raises(UserError, match="up_proj") as caught:
         model.adapted_layers(tiny("mixtral-8x7b"), targets(["up_proj"]))
     assert "k_proj, lm_head" in (caught.value.advice or "")
+
+
+WITH_EXPERTS = [
+    name
+    for name in families.FAMILIES
+    if name in ONE_OF_EACH_FAMILY and find(ONE_OF_EACH_FAMILY[name]).experts
+]
+
+
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_adapters_on_experts_are_counted_exactly_and_all_of_them_are_trained(
+    tmp_path: Path, family: str
+) -> None:
+    import torch
+    from peft import PeftModel
+
+    tokens = torch.arange(3, 33)[None]
+    families.network(family).save_pretrained(tmp_path / "base")
+    adapted = model.made_trainable(causal.load(tmp_path / "base"), job_on_experts(tmp_path))
+    trained = {name: each for name, each in adapted.named_parameters() if each.requires_grad}
+    spec = hf_config.to_spec(json.loads((tmp_path / "base" / "config.json").read_text()), family)
+    setup = Setup(
+        model=spec,
+        engine="fsdp2",
+        method="lora",
+        lora_rank=4,
+        lora_targets=spec.all_linear,
+        lora_experts=True,
+    )
+    assert sum(each.numel() for each in trained.values()) == setup.adapter_parameters
+    assert setup.adapter_parameters > replace(setup, lora_experts=False).adapter_parameters
+
+    for each in trained.values():
+        torch.nn.init.normal_(each, std=0.05)
+    adapted(tokens).logits.square().sum().backward()
+    assert [name for name, each in trained.items() if each.grad is None or not each.grad.any()] == []
+    adapted.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        logits = adapted.eval()(tokens).logits
+        again = PeftModel.from_pretrained(causal.load(tmp_path / "base"), str(tmp_path / "adapter")).eval()
+        assert torch.equal(again(tokens).logits, logits)
+        merged = adapted.merge_and_unload().eval()(tokens).logits
+    assert torch.allclose(merged, logits, atol=1e-5)
+
+
+def job_on_experts(folder: Path) -> TrainJob:
+    lora = {"rank": 4, "targets": "all-linear", "experts": True}
+    return runs.make_job(folder, folder, folder, steps=1, settings={"method": "lora", "lora": lora})
+
+
+def test_adapters_on_experts_keep_a_copy_of_them_for_the_backward_pass(tmp_path: Path) -> None:
+    """What the estimate adds to each block that is not recomputed."""
+    import torch
+
+    def kept(experts: bool) -> int:
+        network = families.network("mixtral")
+        job = job_on_experts(tmp_path)
+        lora = job.settings.lora.model_copy(update={"experts": experts})
+        settings = job.settings.model_copy(update={"lora": lora})
+        adapted = model.made_trainable(network, dataclasses.replace(job, settings=settings))
+        seen = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            seen[storage.data_ptr()] = (tensor, storage.nbytes())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logits = adapted(torch.arange(3, 7)[None]).logits
+        own = {each.untyped_storage().data_ptr() for each in adapted.parameters()}
+        assert logits.requires_grad
+        return sum(size for pointer, (_, size) in seen.items() if pointer not in own)
+
+    experts = sum(
+        each.numel() * each.element_size()
+        for name, each in families.network("mixtral").named_parameters()
+        if ".experts." in name
+    )
+    assert kept(True) - kept(False) == pytest.approx(experts, rel=0.05)
