@@ -3,8 +3,8 @@
     python -m benchmarks.support_table    # some minutes on 2 cores; writes benchmarks/results/support.csv
 
 A row says "runs" where training, resuming and exporting were seen to work, and else the clause of the engine
-that refuses it, or what went wrong. Rows of a part that is not asked for stay as they are. To add a part, add
-its function to ``PARTS``; ``tests/test_docs.py --write`` makes the documents' tables of the file.
+that refuses it, or what went wrong. Rows of a part or an engine that is not asked for stay. To add a part,
+add its function to ``PARTS``; ``tests/test_docs.py --write`` makes the documents' tables of the file.
 """
 
 from __future__ import annotations
@@ -40,12 +40,19 @@ class Row:
     task: str = "sft"
 
 
-def of_families(chosen: Sequence[str] = tuple(proofs.FAMILIES)) -> list[Row]:
+Chosen = Sequence[str]  # engines
+
+
+def of_families(
+    chosen_engines: Chosen = tuple(engines.ENGINES), chosen: Sequence[str] = tuple(proofs.FAMILIES)
+) -> list[Row]:
     """Each engine of the loop with a tiny model of each family; a row stands for all of its shardings."""
     with tempfile.TemporaryDirectory() as folder:
+        first = (proofs.RESUMED[0],)  # which the others are compared with
+        shardings = [name for name, engine in proofs.SHARDINGS.items() if engine in chosen_engines]
         done = [
             proof
-            for sharding in proofs.SHARDINGS
+            for sharding in dict.fromkeys((*first, *shardings))
             for proof in proofs.prove(Path(folder) / sharding, sharding, chosen)
         ]
         beside = {(p.family, p.method): p for p in done if p.sharding == proofs.RESUMED[0]}
@@ -58,29 +65,33 @@ def of_families(chosen: Sequence[str] = tuple(proofs.FAMILIES)) -> list[Row]:
         rows = [
             Row(part="families", engine=engine, method=method, family=family, nodes=1, result=_said(wrong))
             for (engine, method, family), wrong in found.items()
+            if engine in chosen_engines
         ]
         models = {family: Path(folder) / "models" / family for family in chosen}
         asked = [(engine, family) for engine in dict.fromkeys(proofs.SHARDINGS.values()) for family in chosen]
+        asked = [(engine, family) for engine, family in asked if engine in chosen_engines]
         return rows + [_packing(engine, family, models[family]) for engine, family in asked]
 
 
-def of_methods() -> list[Row]:
+def of_methods(chosen_engines: Chosen = tuple(engines.ENGINES)) -> list[Row]:
     """Each engine by each method with tiny-llama, on one node and on two."""
-    return _of_cells("methods", methods.CELLS)
+    return _of_cells("methods", methods.CELLS, chosen_engines)
 
 
-def of_tasks() -> list[Row]:
+def of_tasks(chosen_engines: Chosen = tuple(engines.ENGINES)) -> list[Row]:
     """Each engine by each task and some methods with tiny-llama, on one node and on two."""
-    return _of_cells("tasks", methods.TASK_CELLS)
+    return _of_cells("tasks", methods.TASK_CELLS, chosen_engines)
 
 
-def _of_cells(part: str, cells: Iterable[methods.Cell]) -> list[Row]:
+def _of_cells(part: str, cells: Iterable[methods.Cell], chosen_engines: Chosen) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         methods.make(folder)
         prove = cache(lambda cell: methods.prove(folder, cell))
         for cell in cells:
+            if cell.engine not in chosen_engines:
+                continue
             result = methods.refusal(folder, cell)
             if result is None:
                 one = dataclasses.replace(cell, nodes=1)
@@ -102,7 +113,7 @@ def _packing(engine: str, family: str, folder: Path) -> Row:
     return Row(part="families", engine=engine, method="packing", family=family, nodes=1, result=result)
 
 
-PARTS: dict[str, Callable[[], list[Row]]] = {
+PARTS: dict[str, Callable[[Chosen], list[Row]]] = {
     "families": of_families,
     "methods": of_methods,
     "tasks": of_tasks,
@@ -115,9 +126,10 @@ def read() -> list[Row]:
         return [Row(**{**row, "nodes": int(row["nodes"])}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
 
 
-def write(rows: Iterable[Row], *, part: str) -> None:
-    """Put ``rows`` in the place of those that the table has of ``part``."""
-    others = [row for row in read() if row.part != part] if TABLE.is_file() else []
+def write(rows: Iterable[Row], *, part: str, chosen_engines: Chosen = tuple(engines.ENGINES)) -> None:
+    """Put ``rows`` in the place of those that the table has of ``part`` and these engines."""
+    kept = read() if TABLE.is_file() else []
+    others = [row for row in kept if row.part != part or row.engine not in chosen_engines]
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
@@ -129,8 +141,11 @@ def write(rows: Iterable[Row], *, part: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--part", action="append", choices=list(PARTS), help="all of them by default")
-    for part in parser.parse_args().part or PARTS:
-        write(PARTS[part](), part=part)
+    parser.add_argument("--engine", action="append", choices=list(engines.ENGINES), help="all by default")
+    asked = parser.parse_args()
+    chosen = tuple(asked.engine or engines.ENGINES)
+    for part in asked.part or PARTS:
+        write(PARTS[part](chosen), part=part, chosen_engines=chosen)
 
 
 if __name__ == "__main__":

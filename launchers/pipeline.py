@@ -23,6 +23,7 @@ from estimator.job import Job, Target
 from estimator.models import ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import GIB, MIB, Plan
 from estimator.planning import planner
+from estimator.planning.support import engine_order
 from estimator.setup import FAMILY_CODE
 from launchers import engines
 from launchers.dataset import mixture, preferences, rows, sources, texts
@@ -159,8 +160,9 @@ def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) 
 
 def able_engine(settings: Settings, spec: ModelSpec) -> str:
     """The first engine that can train the model as these settings say; the first of all where none can."""
-    able = (name for name in engines.ENGINES if engines.get(name).unsupported(settings, spec) is None)
-    return next(able, next(iter(engines.ENGINES)))
+    order = engine_order(settings.task)
+    able = (name for name in order if engines.get(name).unsupported(settings, spec) is None)
+    return next(able, order[0])
 
 
 def check_supported(

@@ -6,6 +6,7 @@ so that a plan and the run of it agree. Engines that are planned only have no re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from estimator.errors import Change, UserError
@@ -114,10 +115,17 @@ def with_engine(job: Job) -> Job:
     if job.engine != "auto":
         return job
     training = _training(job, 1)
-    able = (name for name in LAUNCHED_ENGINES if unsupported(name, job.model, training) is None)
+    able = (name for name in engine_order(job.task) if unsupported(name, job.model, training) is None)
     # ZeRO's options belong to DeepSpeed, whatever else is asked for
     first = "deepspeed" if training.zero else "fsdp2" if training.fsdp else LAUNCHED_ENGINES[0]
     return replace(job, engine=next(able, first))  # type: ignore[arg-type]
+
+
+def engine_order(task: str) -> Sequence[str]:
+    """Engines in the order that ``auto`` tries them: torchtune takes DPO's log-probabilities in the model's
+    type, the loop in fp32.
+    """
+    return sorted(LAUNCHED_ENGINES, key="torchtune".__eq__) if task == "dpo" else LAUNCHED_ENGINES
 
 
 def _training(job: Job, processes: int) -> Training:
@@ -198,8 +206,12 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 
 
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
-    if training.task not in ("sft", "pretrain"):
-        return f"task {training.task}: the torchtune recipes here learn no preferences"
+    if training.task == "dpo" and training.method not in ("lora", "qlora"):
+        return "task dpo: torchtune 0.6.1's recipe for whole models keeps a second one in memory"
+    if training.task not in ("sft", "pretrain", "dpo"):
+        return f"task {training.task}: of preferences the torchtune recipes learn DPO's alone"
+    if training.task == "dpo" and training.packing:
+        return _pairs_apart(training)
     if training.new_tokens:
         return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
     if training.zero:
@@ -337,8 +349,7 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     if training.task not in (*PAIR_TASKS, "kto"):
         return None
     if training.packing:
-        what = "an answer that is judged" if training.task == "kto" else "a pair of answers"
-        return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
+        return _pairs_apart(training)
     if training.task == "kto" and training.method not in ("lora", "qlora", "dora"):
         return (
             f"task kto with method {training.method}: its reference is the model with LoRA's adapters "
@@ -353,6 +364,11 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     if "lm_head" in training.trained_modules:
         return "lora.modules_to_save: a reward model has no lm_head"
     return None
+
+
+def _pairs_apart(training: Training) -> str:
+    what = "an answer that is judged" if training.task == "kto" else "a pair of answers"
+    return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
 
 
 def _loop_model(engine: str, model: ModelSpec) -> str | None:

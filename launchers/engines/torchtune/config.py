@@ -28,7 +28,8 @@ _CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune.qwen2.Qwen2Checkpointer"
 def recipe_name(job: TrainJob) -> str:
     method = "full" if job.settings.method == "full" else "lora"
     where = "distributed" if job.plan.layout.world_size > 1 else "single_device"
-    return f"{method}_finetune_{where}"
+    kind = "dpo" if job.settings.task == "dpo" else "finetune"
+    return f"{method}_{kind}_{where}"
 
 
 def recipe_config(job: TrainJob) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
             "pad_id": data.info.pad_id if 0 <= data.info.pad_id < spec.vocab else 0,
         },
         "dataset": {
-            "_component_": f"{_PARTS}.PreparedDataset",
+            "_component_": f"{_PARTS}.{'PreparedPairs' if settings.trains_on_pairs else 'PreparedDataset'}",
             "folder": str(job.data_dir),
             "start_step": job.start_step,
             "total_steps": job.total_steps,
@@ -82,7 +83,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "compile": settings.compile,
         "optimizer": _optimizer(settings, layout),
         "lr_scheduler": _schedule(settings),
-        "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+        "loss": _loss(settings),
         "enable_activation_checkpointing": layout.activation_checkpointing,
         "enable_activation_offloading": False,
         "metric_logger": {"_component_": f"{_PARTS}.NoLogger"},
@@ -180,6 +181,16 @@ def _optimizer(settings: Settings, layout: Layout) -> dict[str, Any]:
     if chosen.name in BITSANDBYTES:
         return {"_component_": f"bitsandbytes.optim.{BITSANDBYTES[chosen.name]}", **common}
     return {"_component_": "torch.optim.AdamW", **common, "fused": layout.device == "cuda"}
+
+
+def _loss(settings: Settings) -> dict[str, Any]:
+    if not settings.trains_on_pairs:
+        return {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}
+    return {
+        "_component_": "launchers.engines.torchtune.pair_loss.PairLoss",
+        "beta": settings.preference.beta_of(settings.task),
+        "label_smoothing": settings.preference.label_smoothing,
+    }
 
 
 def _schedule(settings: Settings) -> dict[str, Any]:

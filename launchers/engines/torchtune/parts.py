@@ -77,6 +77,20 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return counts
 
 
+class PreparedPairs(PreparedDataset):
+    """The same of pairs, by the names that the recipes of DPO know them by."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._data.row(int(self._rows[index]))
+        self._samples += 1
+        self._tokens += len(row.tokens)
+        pair: dict[str, Any] = {}
+        for name, answer in zip(("chosen", "rejected"), row.documents(), strict=True):
+            pair[f"{name}_input_ids"] = answer.tokens.astype(np.int64)
+            pair[f"{name}_labels"] = answer.labels.astype(np.int64)
+        return pair
+
+
 def schedule(
     optimizer: torch.optim.Optimizer,
     *,

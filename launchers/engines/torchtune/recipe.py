@@ -13,6 +13,7 @@ little as gives a run what it needs:
 ``train``                phases; the clock starts
 ``_loss_step``           gradients of an optimizer in the backward pass are of the mean loss
 ``save_checkpoint``      adapters are merged shard by shard (``export``)
+``_setup_data``          the recipes of DPO have no profiler: the data loader says when a step is over
 ``cleanup``              the process group ends also where the recipe has none of its own
 
 The training loop, the model, the loss, the data loader and the final save of a whole model are the recipe's.
@@ -26,7 +27,8 @@ import importlib.util
 import math
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -53,7 +55,10 @@ RECIPES = {
     "full_finetune_distributed": "FullFinetuneRecipeDistributed",
     "lora_finetune_single_device": "LoRAFinetuneRecipeSingleDevice",
     "lora_finetune_distributed": "LoRAFinetuneRecipeDistributed",
+    "lora_dpo_single_device": "LoRADPORecipeSingleDevice",
+    "lora_dpo_distributed": "LoRADPORecipeDistributed",
 }
+_WITHOUT_GROUP = ("lora_finetune_distributed", "lora_dpo_distributed")  # whose class begins no process group
 
 if TYPE_CHECKING:
 
@@ -81,6 +86,7 @@ if TYPE_CHECKING:
         def setup(self, cfg: Any) -> None: ...
         def _setup_lr_scheduler(self, **arguments: Any) -> Any: ...
         def _setup_profiler(self, cfg_profiler: Any = None) -> Any: ...
+        def _setup_data(self, *arguments: Any, **options: Any) -> Any: ...
         def _loss_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor: ...
         def train(self) -> None: ...
         def save_checkpoint(self, epoch: int) -> None: ...
@@ -88,6 +94,15 @@ if TYPE_CHECKING:
 
 else:
     _Recipe = object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Figures:
+    """What a step gives on this rank; the loss and the task's metrics are rank 0's to report."""
+
+    loss: float | None
+    grad_norm: float | None
+    metrics: dict[str, float] | None = None
 
 
 class Steps(_Recipe):
@@ -169,19 +184,24 @@ class Steps(_Recipe):
 
     def _report(self, step: int) -> None:
         samples, tokens = self._dataloader.dataset.take_counts()
-        metrics = self._latest.of(step)
+        figures = self._figures(step)
         times = self._clock.read()
         self._reporter.step(
             step=step,
-            loss=metrics.get("loss"),
+            loss=figures.loss,
+            metrics=figures.metrics,
             lr=self._clock.lr,
-            grad_norm=metrics.get("grad_norm"),
+            grad_norm=figures.grad_norm,
             samples=samples,
             tokens=tokens,
             dt=times.step,
             dtf=times.forward,
             dtb=times.backward,
         )
+
+    def _figures(self, step: int) -> _Figures:
+        logged = self._latest.of(step)
+        return _Figures(loss=logged.get("loss"), grad_norm=logged.get("grad_norm"))
 
     def _checkpoint(self, step: int) -> None:
         self._reporter.phase("checkpoint", step)
@@ -245,6 +265,52 @@ def draw_adapters(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(values)
 
 
+class PairSteps(Steps):
+    """The same over the recipes of DPO, which neither clip gradients nor call a profiler."""
+
+    def setup(self, cfg: Any) -> None:
+        self._grad_norm: float | None = None
+        super().setup(cfg)
+        self._optimizer.register_step_pre_hook(self._clip)
+
+    def _setup_data(self, *arguments: Any, **options: Any) -> Any:
+        sampler, loader = super()._setup_data(*arguments, **options)
+        return sampler, _WatchedLoader(loader, self._after_batch)
+
+    def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        limit = self._job.settings.clip_grad_norm or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        self._grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _figures(self, step: int) -> _Figures:  # noqa: ARG002
+        """The means over the pairs of all ranks; 0.6.1 logs the sum of the ranks' losses."""
+        sums = self._loss_fn.take_sums().cpu()
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        _, loss, *metrics = (sums / sums[0]).tolist()
+        if self._env.rank != 0:
+            return _Figures(loss=None, grad_norm=self._grad_norm)
+        names = self._loss_fn.metrics
+        return _Figures(loss=loss, grad_norm=self._grad_norm, metrics=dict(zip(names, metrics, strict=True)))
+
+
+class _WatchedLoader:
+    """A data loader that calls back when a batch has been used."""
+
+    def __init__(self, loader: Any, after_batch: Callable[[], None]) -> None:
+        self._loader, self._after_batch = loader, after_batch
+        self.dataset = loader.dataset
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            yield batch
+            self._after_batch()
+
+
 class _SteppedProfiler:
     """A recipe's profiler whose ``step`` calls back afterwards."""
 
@@ -291,9 +357,10 @@ def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: 
     """Train with recipe ``name`` under configuration ``values``."""
     on_cpu = values["device"] == "cpu"
     recipe_class = getattr(_load(name), RECIPES[name])
-    steps: Any = type("Stepped" + RECIPES[name], (Steps, recipe_class), {})
+    over = PairSteps if job.settings.trains_on_pairs else Steps
+    steps: Any = type("Stepped" + RECIPES[name], (over, recipe_class), {})
     with _cpu_shims() if on_cpu else contextlib.nullcontext():
-        if name == "lora_finetune_distributed":  # the others begin the group themselves, or have none
+        if name in _WITHOUT_GROUP:  # the others begin the group themselves, or have none
             if not on_cpu:
                 torch.cuda.set_device(env.local_rank)
             dist.init_process_group("gloo" if on_cpu else "cuda:nccl,cpu:gloo")

@@ -1,0 +1,38 @@
+"""DPO's loss as torchtune has it, with the figures that people look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from launchers.engines.torchtune.deferred import deferred_datasets
+
+with deferred_datasets():
+    from torchtune.rlhf.loss import DPOLoss
+
+
+class PairLoss:
+    """Sums what it has given since it was last asked.
+
+    The recipe for one device logs the figures of a step's last micro batch alone.
+    """
+
+    metrics = ("reward_chosen", "reward_rejected", "reward_margin", "accuracy")
+
+    def __init__(self, beta: float, label_smoothing: float) -> None:
+        self._loss: Any = DPOLoss(beta=beta, label_smoothing=label_smoothing)
+        self._sums = torch.zeros(2 + len(self.metrics))
+
+    def __call__(self, *log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As torchtune's: losses and both answers' rewards, [pairs] each."""
+        losses, chosen, rejected = self._loss(*log_probabilities)
+        right = (chosen > rejected).to(losses.dtype)
+        figures = (torch.ones_like(losses), losses.detach(), chosen, rejected, chosen - rejected, right)
+        self._sums = self._sums.to(losses.device) + torch.stack(figures).float().sum(1)
+        return losses, chosen, rejected
+
+    def take_sums(self) -> torch.Tensor:
+        """[2 + metrics]: pairs, their losses and metrics, since the last call."""
+        sums, self._sums = self._sums, torch.zeros_like(self._sums)
+        return sums
