@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from launchers.engines.loop.preference_losses import Rewards
 from launchers.engines.torchtune.deferred import deferred_datasets
 
 with deferred_datasets():
@@ -27,9 +28,10 @@ class PairLoss:
     def __call__(self, *log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As torchtune's: losses and both answers' rewards, [pairs] each."""
         losses, chosen, rejected = self._loss(*log_probabilities)
-        right = (chosen > rejected).to(losses.dtype)
-        figures = (torch.ones_like(losses), losses.detach(), chosen, rejected, chosen - rejected, right)
-        self._sums = self._sums.to(losses.device) + torch.stack(figures).float().sum(1)
+        found = Rewards(chosen=chosen.float(), rejected=rejected.float()).sums()
+        summed = [losses.detach().float().sum(), *(found[name] for name in self.metrics)]
+        self._sums = self._sums.to(losses.device)
+        self._sums += torch.stack([torch.full_like(summed[0], len(losses)), *summed])
         return losses, chosen, rejected
 
     def take_sums(self) -> torch.Tensor:
