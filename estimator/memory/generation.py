@@ -23,11 +23,12 @@ WEIGHTS, CACHE, ACTIVATIONS, LOGITS, RUNTIME = (
 )
 WEIGHT_BYTES: dict[Device, int] = {"cuda": GPU_WEIGHT_BYTES, "cpu": 4}  # launchers/evaluate.py, precision_on
 
-# A DynamicCache is a new tensor in each step, a token longer than the last (transformers 5.4, cache_utils.py,
-# torch.cat), and no freed block is large enough for the next one, so PyTorch's allocator holds about twice
-# the cache. Qwen-7B, 1,024 new tokens on an A100 80GB: 31.7 GB at batch 16, 48.7 GB at 32, out of memory at
-# 64, where one copy of the cache is 34.4 GB beside 15.4 GB of weights (QwenLM/Qwen @2df8e8a, README.md,
-# "Quantization of KV cache").
+# Copies of the cache that a batch gets room for. A DynamicCache is a new tensor in each step, a token longer
+# than the last (transformers 5.4, cache_utils.py, torch.cat), so that freed blocks are too small for the next.
+# PyTorch's allocator reserves what there is (84 GB where 26 GB were allocated, in the rows of
+# huggingface/optimum-benchmark of data/generation.csv) and gives blocks back when memory is short. With room
+# for a second copy it has to once for many steps, and not for each layer. transformers before DynamicCache
+# had both copies alive.
 CACHE_HELD = 2
 # Bytes for each logit of the last position: fp32 copy, scores over the temperature, probabilities
 # (transformers 5.4, generation/utils.py, _sample), beside the model's own
@@ -72,15 +73,18 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
     return sequences * cached * (model.kv_dim + model.v_dim) * bytes_each
 
 
-def live_bytes(model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0) -> dict[str, int]:
+def live_bytes(
+    model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0, padded: bool = True
+) -> dict[str, int]:
     """Tensors beside the weights that are alive at the peak, by category; the allocator holds more.
 
     The largest of three moments: the prompts' forward pass, with the keys and values of all their tokens
     (blocks with a window let go of them a step later) and what one block works on under its mask; attention
-    in the last step, with the whole cache; the drawing of the last token.
+    in the last step, with the whole cache; the drawing of the last token. Prompts of one length
+    (``padded=False``) have no mask.
     """
     prompts = batch.sequences * batch.prompt_tokens
-    mask = prompts * batch.prompt_tokens  # a byte for each pair of tokens
+    mask = prompts * batch.prompt_tokens * padded  # a byte for each pair of tokens
     cache = kv_cache_bytes(model, batch.sequences, batch.tokens, bytes_each=bytes_each)
     each_logit = bytes_each + SAMPLING_BYTES + (TOP_P_BYTES if top_p < 1 else 0)
     moments = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from estimator.exact.tracker import StepTracker
 from estimator.memory.generation import (
     CACHE,
+    WEIGHT_BYTES,
     Batch,
     generation_bytes,
     kv_cache_bytes,
@@ -21,6 +21,7 @@ from estimator.memory.generation import (
 )
 from estimator.models import ModelSpec, find, resolve
 from estimator.plan import GIB
+from estimator.published.generation import PublishedGeneration, runs
 from tests.launchers.engines.loop import families
 
 PROMPT, NEW = 20, 12  # together longer than the families' windows
@@ -84,16 +85,15 @@ def test_the_peak_is_that_of_a_real_run(
     assert predicted == pytest.approx(real, rel=0.1)
 
 
-@pytest.mark.parametrize(("sequences", "published_gb"), [(16, 31.7), (32, 48.7), (64, None)])
-def test_what_the_allocator_holds_is_what_was_published(sequences: int, published_gb: float | None) -> None:
-    # QwenLM/Qwen @2df8e8a, README.md, "Quantization of KV cache": Qwen-7B has Llama 2's shape, other tokens
-    qwen = replace(find("llama-2-7b"), vocab=151_936, published_parameters=None)
-    batch = Batch(sequences=sequences, prompt_tokens=1, new_tokens=1024)
-    predicted = sum(generation_bytes(qwen, batch).values())
-    if published_gb is None:
-        assert predicted > A100_BYTES, "it ran out of memory"
-    else:
-        assert predicted == pytest.approx(published_gb * 1e9, rel=0.1)
+with_peaks = [run for run in runs() if run.peak_gib is not None]
+
+
+@pytest.mark.parametrize("run", with_peaks, ids=lambda run: run.name)
+def test_the_peak_is_that_of_published_runs(run: PublishedGeneration) -> None:
+    live = live_bytes(run.model, run.batch, padded=False)
+    held = live[CACHE] * run.cache_copies + sum(live.values()) - live[CACHE]
+    predicted = WEIGHT_BYTES["cuda"] * run.model.parameters + held
+    assert predicted / GIB == pytest.approx(run.peak_gib, rel=0.08)
 
 
 @pytest.mark.parametrize("name", ["llama-8b", "gemma-2-9b", "mixtral-8x7b"])
