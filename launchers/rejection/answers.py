@@ -17,7 +17,19 @@ from typing import Any
 from launchers.dataset import render
 from launchers.dataset.rows import Conversation, Message
 
-SHARD_ANSWERS = 64  # answers in a shard, about: what is lost with a process that is killed
+SHARD_ANSWERS = 64  # answers in a shard, about, or one batch where that is more: what a kill loses
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimit:
+    """What the model is given at once, at most. One prompt's answers are always drawn together."""
+
+    sequences: int  # answers
+    tokens: int  # of all answers together, padding and new tokens included
+
+    def prompts(self, longest: int, answers_each: int) -> int:
+        """How many prompts' answers that is, one's at least; ``longest``: tokens of prompt and answer."""
+        return max(1, min(self.sequences, self.tokens // longest) // answers_each)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +39,7 @@ class Prompt:
     index: int  # its place among the prompts of the run
     text: str  # as the model sees it, special tokens included
     shown: str  # as a scoring function and a person see it: the turns' contents, without roles or tokens
+    tokens: int  # of the text
     messages: tuple[Message, ...] = ()  # of a chat, without the last answer
     prefix: str | None = None  # of plain text: the part that the model goes on with
 
@@ -67,24 +80,33 @@ def prompts_of(conversations: Sequence[Conversation], tokenizer: Any) -> list[Pr
     prompts = []
     for index, conversation in enumerate(conversations):
         text, rest = render.prompt_of(conversation, tokenizer)
+        tokens = len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
         if conversation.text is not None:
             prefix = conversation.text[: len(conversation.text) - len(rest)]
-            prompts.append(Prompt(index=index, text=text, shown=prefix, prefix=prefix))
+            prompts.append(Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix))
         else:
             before = conversation.messages[:-1]
             shown = "\n\n".join(message.content for message in before)
-            prompts.append(Prompt(index=index, text=text, shown=shown, messages=before))
+            prompts.append(Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=before))
     return prompts
 
 
-def shards_of(prompts: Sequence[Prompt], answers_each: int) -> list[list[Prompt]]:
-    """The prompts in shards of about ``SHARD_ANSWERS`` answers, the longest prompts (in characters) first.
+def shards_of(
+    prompts: Sequence[Prompt], answers_each: int, *, limit: BatchLimit, new_tokens: int
+) -> list[list[Prompt]]:
+    """The prompts in shards, the longest prompts first: each a batch, or about ``SHARD_ANSWERS`` answers.
 
     Prompts of similar length are generated for together, and memory is used most at the beginning.
+    ``new_tokens``: of the longest answer.
     """
-    size = max(1, SHARD_ANSWERS // answers_each)
-    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.text), prompt.index))
-    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
+    left = sorted(prompts, key=lambda prompt: (-prompt.tokens, prompt.index))
+    shards = []
+    while left:
+        batch = limit.prompts(left[0].tokens + new_tokens, answers_each)
+        size = max(batch, SHARD_ANSWERS // answers_each)
+        shards.append(left[:size])
+        left = left[size:]
+    return shards
 
 
 def shard_name(shard: int) -> str:

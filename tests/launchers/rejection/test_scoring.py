@@ -34,7 +34,11 @@ constant = 3
 """
 PROMPTS = [
     Prompt(
-        index=index, text="", shown=f"question {index}", messages=(Message(role="user", content="q" * index),)
+        index=index,
+        text="",
+        shown=f"question {index}",
+        tokens=1,
+        messages=(Message(role="user", content="q" * index),),
     )
     for index in range(1, 4)
 ]
