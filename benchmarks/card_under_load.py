@@ -1,6 +1,6 @@
 """Runs a step with a live card on one core that others want too: how old its page gets, how soon it ends.
 
-    python -m benchmarks.card_under_load              # two minutes; writes benchmarks/results/card_under_load.*
+    python -m benchmarks.card_under_load    # three minutes; writes benchmarks/results/card_under_load.*
     python -m benchmarks.card_under_load --seconds 20 --others 1
 
 The flow, its scheduler and the other processes, which compute without end, are all held to one core. "The
@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.machine import describe
@@ -78,26 +79,25 @@ def measure(folder: Path, *, seconds: float, others: int) -> Measurement:
         finally:
             flow.kill()
             flow.wait()
-    began, work_ended = (float(_said(home, "/train/", words).split()[-1]) for words in ("began", "work ended"))
+    began, work_ended = (
+        float(_said(home, "/train/", words).split()[-1]) for words in ("began", "work ended")
+    )
     live = [at for at in pages if at <= work_ended]
     moments = [began, *live, work_ended]
     return Measurement(
         others=others,
         work_seconds=seconds,
         pages=len(live),
-        longest_without_page_seconds=max(b - a for a, b in zip(moments, moments[1:], strict=False)),
+        longest_without_page_seconds=max(b - a for a, b in pairwise(moments)),
         ended_after_seconds=ended - work_ended,
     )
 
 
 def _pages(folder: Path) -> list[float]:
-    found = []
-    for page in (folder / ".metaflow" / "mf.cards").rglob("blank-finetune-*.html"):
-        try:
-            found.append(page.stat().st_mtime)
-        except FileNotFoundError:  # replaced this very moment
-            continue
-    return found
+    pages = [*(folder / ".metaflow" / "mf.cards").rglob("blank-finetune-*.html")]
+    with suppress(FileNotFoundError):  # replaced this very moment
+        return [page.stat().st_mtime for page in pages]
+    return []
 
 
 def _log(home: Home) -> str:
@@ -119,7 +119,7 @@ def text(result: dict[str, object], rows: list[Measurement]) -> str:
 
 `{result["command"]}`, {describe()["text"]}; all processes on one core.
 
-| others that compute | seconds of work | pages meanwhile | longest without a new page, s | ended after its work, s |
+| others that compute | seconds of work | pages | longest without a new page, s | ended after its work, s |
 |---|---|---|---|---|
 {table}
 """

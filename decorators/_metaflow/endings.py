@@ -13,6 +13,7 @@ from metaflow.system_context import ExecutionPhase, system_context
 from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.users import ensure_user
 from estimator.errors import UserError
+from launchers.cluster.hangup import outlive_shell
 
 
 class FinetuneError(MetaflowException):  # type: ignore[misc]
@@ -77,13 +78,16 @@ def after_last_words(do: Callable[[], None]) -> None:
 def main(flow: type[Any]) -> None:
     """Run a flow's command line, as ``flow()`` does.
 
-    Gives Metaflow a user's name where the machine has none, and ends a task that met a UserError with the
-    exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself always ends with 1).
+    Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, and ends a task
+    that met a UserError with the exit status that tells Metaflow's local scheduler not to retry it (Metaflow
+    itself always ends with 1).
     """
     global _in_main
     _in_main = True
     ensure_user()
     MetaflowInternalError.headline = "The run has failed"
+    if {"run", "resume"} & set(sys.argv[1:]):
+        outlive_shell()
     try:
         limit_datastore()
     except UserError as error:
