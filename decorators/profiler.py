@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
@@ -23,7 +22,10 @@ from launchers.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # between two pages of the card, at least
-CARD_TIME_SHARE = 0.04  # of the wall time that making pages may take; they are made at the lowest priority
+MOST_CARD_SECONDS = 20.0  # and at most, however long a run or dear a page
+CARD_AGE_SHARE = 0.02  # of a run's age: one of hours needs no page every five seconds
+CARD_CPU_SHARE = 0.02  # of one core that making pages may take
+LAST_CARD_SECONDS = 10.0  # that a step's end waits for a page that is on its way to the datastore
 
 
 class Profile:
@@ -72,8 +74,11 @@ class Profile:
         self._ending.set()
         if self._card is None:
             return
-        self._drawer.join(60)
-        self._draw(publish=failed is not None)  # Metaflow itself publishes a finished step's card
+        self._drawer.join(LAST_CARD_SECONDS)
+        if failed is None:
+            self._draw(publish=False)  # Metaflow itself publishes a finished step's card
+        else:
+            _metaflow.after_last_words(lambda: self._draw(publish=True))
 
     def replan(self, plan: Plan) -> None:
         """Say that this attempt goes by another plan than the run was launched with."""
@@ -188,16 +193,15 @@ class Profile:
         )
 
     def _draw_in_turn(self) -> None:
-        """The card's thread: a page as often as making it stays cheap."""
-        with contextlib.suppress(OSError):
-            # Threads have priorities of their own on Linux, and the pages' processes inherit this one's.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        """The card's thread: a page as often as making it stays cheap, by the processor time that it took."""
         pause = FIRST_CARD_SECONDS
         while not self._ending.wait(pause):
-            before = time.monotonic()
+            before = time.thread_time()
             self._draw(publish=True)
             self._card_seconds = time.thread_time()
-            pause = max(CARD_SECONDS, (time.monotonic() - before) / CARD_TIME_SHARE)
+            cost = self._card_seconds - before
+            pause = max(cost / CARD_CPU_SHARE, (time.time() - self._started) * CARD_AGE_SHARE, CARD_SECONDS)
+            pause = min(pause, MOST_CARD_SECONDS)
 
     def _draw(self, *, publish: bool) -> None:
         from decorators.card.writer import write
@@ -205,7 +209,7 @@ class Profile:
         try:
             write(self._card, self.state())
             if publish:
-                _metaflow.push_card(self._card, None if self._ended else self._ending)
+                _metaflow.push_card(self._card)
         except Exception as error:  # noqa: BLE001  # a card never breaks a step
             self._sampler.note(f"The card could not be drawn: {type(error).__name__}: {error}")
 

@@ -21,6 +21,8 @@ import typer
 from estimator.errors import UserError, check_names
 from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
+from launchers.cluster.hangup import outlive_shell
+from launchers.cluster.processes import outlive_parent
 from launchers.gang.failures import GangFailed
 from launchers.scheduler.meeting import ElsewhereError
 from launchers.scheduler.run import SchedulerRun, run
@@ -66,9 +68,12 @@ def launch(
     """
     for number in SIGNALS:
         signal.signal(number, _stop)
+    outlive_shell()
     status = 0
     try:
         place = node_address()
+        if place.scheduler == "none":
+            outlive_parent()
         values = _settings(settings_file, overrides or ())
         request = SchedulerRun(
             settings=values,

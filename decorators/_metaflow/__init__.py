@@ -14,9 +14,10 @@ What is used, and why no public interface serves:
   ``_user_defined_attributes``, ``statically_defined``: what the user gave explicitly, as against defaults;
   and editing in place. ``add_decorator(..., OVERRIDE)`` would mark a decorator as inserted, and Metaflow
   would then not hand a ``--with kubernetes:...`` on to the processes of the step.
-* ``CardComponentManager._card_proc`` and ``CardProcessManager``: the last state of a failed step must reach
-  its card before the task ends (Metaflow finishes the card of a successful step only), and waiting for a
-  page must not cost a core.
+* ``CardComponentManager._card_proc``, ``CardCreator._run_cards_subprocess``, ``CardDecorator.card_creator``,
+  ``BlankCard``, ``update_card``, ``CardDatastore``: a page made by a process of its own costs seconds of a
+  core, holds the end of a step up, and comes never on a loaded machine; and the last state of a failed step
+  must reach its card, too (Metaflow finishes the card of a successful step only).
 * ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``, ``ArgoWorkflows._container_templates``: a pod's
   priority class and the name of its node, neither of which ``@kubernetes`` has an argument for.
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
@@ -38,7 +39,7 @@ What is used, and why no public interface serves:
 """
 
 from decorators._metaflow.attempts import before_retry, outlived
-from decorators._metaflow.cards import card, push_card
+from decorators._metaflow.cards import card, make_in_process, push_card
 from decorators._metaflow.commands import (
     Backend,
     command,
@@ -59,7 +60,16 @@ from decorators._metaflow.datastores import (
     s3_client,
     storage,
 )
-from decorators._metaflow.endings import FinetuneError, NotFit, TrainingFailed, final, main, say, user_errors
+from decorators._metaflow.endings import (
+    FinetuneError,
+    NotFit,
+    TrainingFailed,
+    after_last_words,
+    final,
+    main,
+    say,
+    user_errors,
+)
 from decorators._metaflow.job_errors import put_batch_in_words, put_in_words
 from decorators._metaflow.jobs import (
     WaitedJob,
@@ -79,6 +89,7 @@ __all__ = [
     "StepView",
     "TrainingFailed",
     "WaitedJob",
+    "after_last_words",
     "before_retry",
     "card",
     "command",
@@ -97,6 +108,7 @@ __all__ = [
     "limit_datastore",
     "local_node_command",
     "main",
+    "make_in_process",
     "metadata_kind",
     "on_batch_client",
     "origin_run_id",

@@ -1,12 +1,23 @@
-"""The card of a step while it runs, and when it fails."""
+"""The card of a step while it runs, and when it fails or ends: pages made in the step's own process.
+
+For each page Metaflow starts a process that imports the whole flow anew: seconds of a core, which a loaded
+machine hasn't got, and a step ends only after two of them. A blank card's page is a template filled with
+JSON: a hundredth of a second.
+"""
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-from metaflow.plugins.cards.card_creator import CardProcessManager
+from metaflow.plugins.cards.card_cli import update_card
+from metaflow.plugins.cards.card_creator import CardCreator
+from metaflow.plugins.cards.card_datastore import CardDatastore
+from metaflow.plugins.cards.card_decorator import CardDecorator
+from metaflow.plugins.cards.card_modules.basic import BlankCard
+from metaflow.plugins.cards.metadata import _save_metadata
+from metaflow.system_context import system_context
 
 from decorators._metaflow.datastores import datastore_given_up
 
@@ -20,31 +31,77 @@ def card() -> Any | None:
     return current.card[CARD_ID] or None if "card" in current else None
 
 
-_PAGE_S = 60.0  # for a page; it is done in two or three where the datastore answers
+class _InProcess(CardCreator):  # type: ignore[misc]
+    """Makes the pages of blank cards in this process; all others as Metaflow's own creator does."""
+
+    def __init__(self, metaflows: Any) -> None:
+        super().__init__(metaflows._top_level_options, metaflows._should_save_metadata)
+        storage = system_context.flow_datastore._storage_impl
+        root = CardDatastore.get_storage_root(storage.TYPE) or storage.datastore_root
+        self._datastore = SimpleNamespace(
+            _storage_impl=type(storage)(root), flow_name=system_context.flow_datastore.flow_name
+        )
+        self.final = False  # whether the last page has been made
+
+    def _run_cards_subprocess(
+        self,
+        card_uuid: str,
+        card_id: str | None,
+        mode: str,
+        runspec: str,
+        attributes: dict[str, Any],
+        options: dict[str, Any] | None,
+        components: list[Any],
+        logger: Callable[..., None],
+        data: dict[str, Any] | None = None,
+        **flags: Any,  # final, sync, save_metadata, metadata_dict
+    ) -> None:
+        if attributes["type"] != BlankCard.type:
+            given = (card_uuid, card_id, mode, runspec, attributes, options, components, logger, data)
+            super()._run_cards_subprocess(*given, **flags)
+            return
+        final = flags["final"]
+        if datastore_given_up():
+            return
+        self.final = self.final or final
+        try:
+            pathspec = f"{self._datastore.flow_name}/{runspec}"
+            task = SimpleNamespace(pathspec=pathspec, finished=final)
+            title = (options or {}).get("title", "")
+            page = BlankCard(options={"title": title}, components=components)
+            content = update_card(page, mode, task, data or {}).data
+            cards = CardDatastore(self._datastore, pathspec=pathspec)
+            save = cards.save_data if mode == "refresh" else cards.save_card
+            save(card_uuid, BlankCard.type, content, card_id=card_id)
+            if flags["save_metadata"]:
+                ids = (*runspec.split("/"), system_context.retry_count or 0)
+                _save_metadata(system_context.metadata, *ids, card_uuid, flags["metadata_dict"])
+        except Exception as error:
+            if not final:
+                raise  # whoever pushes the card says it
+            logger(f"The card could not be stored: {type(error).__name__}: {error}", bad=True)
 
 
-def push_card(manager: Any, ending: threading.Event | None = None) -> None:
-    """Publish a card's page as it is now, and return when that is done (or the step is ending).
+def make_in_process(manager: Any) -> None:
+    """From now on the pages of this task's blank cards cost no process, the last one included."""
+    if isinstance(CardDecorator.card_creator, _InProcess):
+        creator = CardDecorator.card_creator
+    else:
+        creator = _InProcess(manager._card_creator)
+        CardDecorator._set_card_creator(creator)
+    manager._card_creator = creator
 
-    Starts a process of the flow's ``card create`` command for the page and, unless it is the first, then
-    one for the token by which an open page knows that it is outdated. A page that isn't made in a minute is
-    given up.
+
+def push_card(manager: Any) -> None:
+    """Publish a card's page as it is now, and return when that is done.
+
+    After the page comes the token by which a page that is open already knows that it is outdated. Does
+    nothing where the datastore has been given up, or the last page has been made.
     """
-    if datastore_given_up():
+    creator = manager._card_creator
+    if datastore_given_up() or getattr(creator, "final", False):
         return
     manager._render_seq += 1
     manager._last_layout_change = manager.components.layout_last_changed_on
     manager._card_proc("render_runtime")
-    card = manager._card_creator_args["card_uuid"]
-    page, _ = CardProcessManager._get_card_process(card)
-    deadline = time.monotonic() + _PAGE_S
-    while page is not None and page.poll() is None:  # Metaflow's own waiting would take a whole core
-        if time.monotonic() > deadline:
-            CardProcessManager._remove_card_process(card)
-            return
-        if ending is None:
-            time.sleep(0.05)
-        elif ending.wait(0.05):
-            return
-    if manager._render_seq > 1:  # before the first page, none can be open; so does Metaflow's own refresh()
-        manager._card_proc("refresh", sync=True)
+    manager._card_proc("refresh")

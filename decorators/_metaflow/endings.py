@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from metaflow.system_context import ExecutionPhase, system_context
 from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.users import ensure_user
 from estimator.errors import UserError
+from launchers.cluster.hangup import outlive_shell
 
 
 class FinetuneError(MetaflowException):  # type: ignore[misc]
@@ -62,14 +63,31 @@ def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> Finetu
     return kind(error.problem, error.advice)
 
 
+_in_main = False
+_after_last_words: list[Callable[[], None]] = []
+
+
+def after_last_words(do: Callable[[], None]) -> None:
+    """Do something once Metaflow has said why the task has failed; at once in a flow without :func:`main`."""
+    if _in_main:
+        _after_last_words.append(do)
+    else:
+        do()
+
+
 def main(flow: type[Any]) -> None:
     """Run a flow's command line, as ``flow()`` does.
 
-    Gives Metaflow a user's name where the machine has none, and ends a task that met a UserError with the
-    exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself always ends with 1).
+    Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, and ends a task
+    that met a UserError with the exit status that tells Metaflow's local scheduler not to retry it (Metaflow
+    itself always ends with 1).
     """
+    global _in_main
+    _in_main = True
     ensure_user()
     MetaflowInternalError.headline = "The run has failed"
+    if {"run", "resume"} & set(sys.argv[1:]):
+        outlive_shell()
     try:
         limit_datastore()
     except UserError as error:
@@ -82,6 +100,10 @@ def main(flow: type[Any]) -> None:
         if ended.code == 1 and _ended_by_user_error and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         raise
+    finally:
+        sys.stderr.flush()
+        for do in _after_last_words:
+            do()
 
 
 def _would_be_retried() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from decorators._metaflow import make_in_process
 from decorators.card.blocks import Block, Chart, Text
 from decorators.card.step import draw
 from decorators.profile.history import CardState
@@ -17,6 +18,7 @@ def write(manager: Any, state: CardState) -> None:
 
 def write_blocks(manager: Any, blocks: Sequence[Block]) -> None:
     """Replace the content of a card by these blocks."""
+    make_in_process(manager)
     manager.clear()
     manager.extend([_component(block) for block in blocks])
 

@@ -26,6 +26,7 @@ PARENT = "FINETUNE_PARENT_PID"  # who a process's parent should be, for die_with
 _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
+_parent_matters = True
 
 
 def marked_pids(marker: str) -> list[int]:
@@ -184,6 +185,17 @@ def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), how)
+
+
+def outlive_parent() -> None:
+    """From now on it means nothing here when the parent ends: it is a shell, and no scheduler's process."""
+    global _parent_matters
+    _parent_matters = False
+
+
+def lost_parent(parent_pid: int) -> bool:
+    """Whether the process that has started this one, and that this one should end with, has ended."""
+    return _parent_matters and os.getppid() != parent_pid
 
 
 @contextlib.contextmanager

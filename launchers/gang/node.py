@@ -199,7 +199,7 @@ class _Node:
                 verdict = self._control.verdict()
                 if verdict is not None:
                     return verdict
-                if os.getppid() != self._parent:
+                if processes.lost_parent(self._parent):
                     raise SystemExit(PARENT_GONE)
                 time.sleep(self._timeouts.poll)
 
@@ -276,9 +276,9 @@ class _Node:
     def _parent_is_gone(self, within: float) -> bool:
         """The signal for a parent's death comes with the end of one of its threads, before it has gone."""
         deadline = time.monotonic() + within
-        while os.getppid() == self._parent and time.monotonic() < deadline:
+        while not processes.lost_parent(self._parent) and time.monotonic() < deadline:
             time.sleep(0.02)
-        return os.getppid() != self._parent
+        return processes.lost_parent(self._parent)
 
     def _with_last_checkpoint(self, failure: Failure) -> Failure:
         if failure.kind != "user" or NO_SPACE not in failure.message or self._store is None:

@@ -27,6 +27,7 @@ from launchers.cluster.channel import Connection, Heartbeat, Unreachable, connec
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.greeting import Message, Refused
 from launchers.cluster.listener import Guest, Listener
+from launchers.cluster.processes import lost_parent
 from launchers.gang.control import Beat, lost, why_lost
 from launchers.gang.failures import Failure, GangFailed
 
@@ -99,7 +100,7 @@ class Peer:
             try:
                 message = self._received.get(timeout=0.5)
             except queue.Empty:
-                if os.getppid() != self._parent:
+                if lost_parent(self._parent):
                     raise SystemExit("the end of the process that had started it") from None
                 if time.monotonic() > deadline:
                     raise lost(
@@ -174,7 +175,7 @@ class SecretFile:
         deadline = time.monotonic() + limit_s
         parent = os.getppid()
         while (secret := self.read()) is None:
-            if os.getppid() != parent:
+            if lost_parent(parent):
                 raise SystemExit("the end of the process that had started it")
             if time.monotonic() > deadline:
                 raise UserError(
@@ -302,7 +303,7 @@ def _take_in(address: NodeAddress, limit_s: float, peers: dict[int, Peer]) -> No
 
     with contextlib.closing(Listener(address.endpoint, Claim, welcome, callers=address.nodes)):
         while len(peers) < address.nodes - 1:
-            if os.getppid() != parent:
+            if lost_parent(parent):
                 raise SystemExit("the end of the process that had started it")
             if time.monotonic() > deadline:
                 raise _missing(address, peers, limit_s)

@@ -47,6 +47,7 @@ class ProfiledFlow(FlowSpec):
     def train(self):
         self.plan = current_plan()
         print("origins:", *origin_run_ids())
+        print("began at", time.time())
         profile = current_profile()
         profile.expect(total_steps=self.of_steps)
         ranks = self.plan.layout.processes_per_node
@@ -56,6 +57,7 @@ class ProfiledFlow(FlowSpec):
         if self.fail == "train":
             raise ValueError("the loss is not a number")
         self.measured = profile.measured()
+        print("work ended at", time.time())
         self.next(self.end)
 
     @step

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from estimator import models
 from estimator.errors import UserError
 from launchers import engines, settings
 from launchers.cluster.allocation import node_address
+from launchers.cluster.processes import is_running
 from launchers.gang.job import TrainJob
 from launchers.scheduler import run
 from launchers.scheduler.hosts import Start
@@ -29,16 +31,19 @@ QUICK = ["--set", "global_batch_size=4", "--set", "seq_len=64", "--no-calibratio
 QUICK += ["--set", "evaluation.fraction=0", "--set", "evaluation.generations=0"]
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def environment(folder: Path) -> dict[str, str]:
     schedulers = ("SLURM_", "PBS_", "OMPI_", "PMI_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(schedulers)}
-    environment |= {"FINETUNE_WORK_DIR": str(folder / "work"), "PYTHONPATH": str(ROOT)}
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(schedulers)}
+    kept |= {"FINETUNE_WORK_DIR": str(folder / "work"), "PYTHONPATH": str(ROOT)}
+    return kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "launchers", "--output", str(folder / "out"), *arguments],
             cwd=folder,
-            env=environment,
+            env=environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -170,6 +175,45 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
 
     assert status(tmp_path, *words) == 2
     assert "holds a finished model already" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_outlives_its_shell_but_its_ranks_not_the_run(tmp_path: Path, dataset: Path) -> None:
+    words = [*QUICK, "--set", f"dataset={dataset}", "--set", "max_steps=100000", "--set", "epochs=100000"]
+    log = tmp_path / "log"
+    log.touch()
+    line = f"{sys.executable} -m launchers --output {tmp_path / 'out'} {' '.join(words)} > log 2>&1 & "
+    shell = subprocess.Popen(
+        ["bash", "-c", line + "echo $!; sleep 600"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert shell.stdout is not None
+    launcher = int(shell.stdout.readline())
+
+    def wait_for(what: Callable[[], object], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while not what():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    try:
+        wait_for(lambda: "step 3/" in log.read_text(), 120)
+        before = log.read_text().count("\nstep ")
+        os.killpg(shell.pid, signal.SIGHUP)
+        assert shell.wait(10) == -signal.SIGHUP
+        wait_for(lambda: log.read_text().count("\nstep ") > before + 20, 60)
+
+        ranks = [json.loads(file.read_text())["pid"] for file in tmp_path.glob("work/**/ranks/rank-*.json")]
+        assert ranks
+        assert all(map(is_running, ranks))
+    finally:
+        os.kill(launcher, signal.SIGKILL)
+        shell.kill()
+    wait_for(lambda: not any(map(is_running, ranks)), 10)
 
 
 def test_a_folder_into_which_another_job_writes_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""A process goes on when its terminal hangs up, and so do those that it has started."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+_COUNTS = """
+import subprocess, sys, time
+from launchers.cluster.hangup import outlive_shell
+outlive_shell()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(4)"])
+for number in range(30):
+    print("line", number)
+    print("problem", number, file=sys.stderr)
+    time.sleep(0.1)
+print("the child ended with", child.wait())
+"""
+
+
+def _hang_up(folder: Path, command: list[str], seen: bytes) -> int:
+    """Run a command in a terminal of its own that hangs up once it has shown this; returns the status."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.environ["PYTHONPATH"] = str(ROOT)
+        os.execv(command[0], command)  # noqa: S606
+    shown = b""
+    while seen not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)  # the kernel sends SIGHUP to the whole group
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("seen", [b"line 3", b"problem 3"])
+def test_a_run_outlives_its_terminal_and_goes_on_in_a_file(tmp_path: Path, seen: bytes) -> None:
+    assert _hang_up(tmp_path, [sys.executable, "-c", _COUNTS], seen) == 0
+    said = (tmp_path / "nohup.out").read_text().splitlines()
+    assert said[-1] == "the child ended with 0"
+    assert {"line 29", "problem 29"} <= set(said)
+
+
+def test_a_pipe_that_nobody_reads_any_more_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "counts.py").write_text(_COUNTS)
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} counts.py 2>&1 | head -1; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "nohup.out").read_text().endswith("the child ended with 0\n")
+
+
+def test_output_to_a_file_stays_where_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", _COUNTS],
+            {**os.environ, "PYTHONPATH": str(ROOT)},
+            file_actions=[(os.POSIX_SPAWN_DUP2, file.fileno(), 1), (os.POSIX_SPAWN_DUP2, file.fileno(), 2)],
+        )
+    deadline = time.monotonic() + 20
+    while b"problem 3" not in log.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGHUP)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert "the child ended with 0" in log.read_text()
