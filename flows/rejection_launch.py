@@ -105,7 +105,8 @@ def _count_prompts(settings: Settings) -> int | None:
     if kind not in ("built-in", "path"):
         return None
     with tempfile.TemporaryDirectory() as folder:
-        count = len(pipeline.read_samples(settings, sources.fetch(settings.dataset, Path(folder))))
+        rows = pipeline.read_samples(settings, sources.fetch(settings.dataset, Path(folder)))
+        count = sum(1 for _ in rows)
     return min(count, settings.rejection.prompts or count)
 
 

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from launchers.dataset.files import BadRow
 from launchers.dataset.rows import (
-    BadRow,
     Conversation,
     Message,
     chat,
@@ -92,18 +92,20 @@ class Judged:
 Sample = Conversation | Pair | Judged  # one row of a dataset, of whatever task
 
 
-def read_judged(path: Path) -> list[Judged]:
-    """Read and check every line of a JSONL file of judged answers (:func:`launchers.dataset.rows.read_as`).
+def read_judged(path: Path) -> Iterator[Judged]:
+    """Read and check a file of judged answers (:func:`launchers.dataset.rows.read_as`).
 
     Raises UserError too where all are good, or all bad.
     """
-    judged = read_as(path, parse_judged)
-    if len({each.desirable for each in judged}) == 1:
-        which = "true" if judged[0].desirable else "false"
+    seen: set[bool] = set()
+    for judged in read_as(path, parse_judged):
+        seen.add(judged.desirable)
+        yield judged
+    if len(seen) == 1:
+        which = "true" if seen.pop() else "false"
         raise UserError(
             f"Dataset {path}: every `label` is {which}.", "KTO learns from good answers and from bad ones."
         )
-    return judged
 
 
 def parse_judged(row: Any, line: int = 0) -> Judged:
@@ -125,8 +127,8 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
     return Judged(conversation=Conversation(messages=messages, line=line), desirable=row[name])
 
 
-def read(path: Path) -> list[Pair]:
-    """Read and check every line of a JSONL file of pairs: see :func:`launchers.dataset.rows.read_as`."""
+def read(path: Path) -> Iterator[Pair]:
+    """Read and check a file of pairs: see :func:`launchers.dataset.rows.read_as`."""
     return read_as(path, parse)
 
 
@@ -150,18 +152,17 @@ def parse(row: Any, line: int = 0) -> Pair:
     )
 
 
-def judged_from(pairs: Sequence[Pair]) -> list[Judged]:
+def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
     """Both answers of each pair on their own."""
-    return [
+    return (
         Judged(conversation=each, desirable=each is pair.chosen)
         for pair in pairs
         for each in (pair.chosen, pair.rejected)
-    ]
+    )
 
 
-def from_conversations(conversations: Sequence[Conversation]) -> list[Pair]:
+def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
     """Pairs out of chats: the worse answer is the better one in capitals."""
-    pairs = []
     for chosen in conversations:
         if not chosen.messages:
             continue
@@ -169,8 +170,7 @@ def from_conversations(conversations: Sequence[Conversation]) -> list[Pair]:
         worse = Message(role="assistant", content=better.content.upper())
         if worse != better:
             rejected = Conversation(messages=(*prompt, worse), line=chosen.line)
-            pairs.append(Pair(chosen=chosen, rejected=rejected))
-    return pairs
+            yield Pair(chosen=chosen, rejected=rejected)
 
 
 def _answers(row: dict[str, Any]) -> tuple[Any, Any]:

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from estimator.errors import UserError
+from launchers.dataset.files import FORMS, BadRow, open_rows
+from launchers.dataset.progress import Progress
 
 SHOWN_BAD_ROWS = 10
 
-Raw = TypeVar("Raw")
 Parsed = TypeVar("Parsed")
 Role = Literal["system", "user", "assistant"]
 _ROLES: dict[str, Role] = {
@@ -62,50 +63,47 @@ class Conversation:
     line: int = field(default=0, compare=False)  # of the file it came from; 0: none
     source: int = field(default=0, compare=False)  # which dataset of the run, as mixture.names counts them
 
+    def of_source(self, source: int) -> Conversation:
+        """The same, of that dataset of the run."""
+        return replace(self, source=source)
 
-class BadRow(Exception):  # noqa: N818
-    """Why a row can't be used."""
 
-
-def read(path: Path) -> list[Conversation]:
-    """The conversations of a JSONL file: see :func:`read_as`."""
+def read(path: Path) -> Iterator[Conversation]:
+    """The conversations of a file: see :func:`read_as`."""
     return read_as(path, parse)
 
 
-def read_as(path: Path, parse_row: Callable[[Any, int], Parsed]) -> list[Parsed]:
-    """Read and check every line of a JSONL file; blank lines are skipped.
+def read_as(
+    path: Path, parse_row: Callable[[Any, int], Parsed], columns: Sequence[str] | None = None
+) -> Iterator[Parsed]:
+    """Read and check a file of rows, one after the other.
 
-    ``parse_row`` takes a decoded row and its line, and raises BadRow. Raises UserError that lists the bad
-    rows with their line numbers, or says that the file is empty.
+    ``parse_row`` takes a decoded row and its number in the file, and raises BadRow. After the last row raises
+    UserError that lists the bad ones with their numbers, or says that the file is empty. ``columns``: those
+    that a row can have at all.
     """
+    rows = open_rows(path, columns)
+    bad: list[tuple[int, str]] = []
+    total = failed = 0
+    progress = Progress(f"reading {path.name}")
     try:
-        with Path(path).open("rb") as file:
-            lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-            parsed = parse_all(path, lines, lambda line, number: parse_row(_json(line, number), number))
+        for number, value in rows:
+            total += 1
+            progress.at(total, rows.share)
+            try:
+                if isinstance(value, BadRow):
+                    raise value
+                yield parse_row(value, number)
+            except BadRow as reason:
+                failed += 1
+                if failed <= SHOWN_BAD_ROWS:
+                    bad.append((number, str(reason)))
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
-    if not parsed:
-        raise UserError(f"Dataset {path} is empty.", "Give a JSONL file: one JSON object a line.")
-    return parsed
-
-
-def parse_all(
-    path: Path, values: Iterable[tuple[int, Raw]], parse_row: Callable[[Raw, int], Parsed], unit: str = "line"
-) -> list[Parsed]:
-    """All values (with their numbers in the file) as rows; UserError that lists those that are bad.
-
-    ``unit``: what the numbers count.
-    """
-    parsed: list[Parsed] = []
-    bad: list[tuple[int, str]] = []
-    for number, value in values:
-        try:
-            parsed.append(parse_row(value, number))
-        except BadRow as reason:  # noqa: PERF203 - each row may be bad
-            bad.append((number, str(reason)))
     if bad:
-        raise _error(path, bad, len(bad) + len(parsed), unit)
-    return parsed
+        raise _error(path, bad, failed, total, rows.unit)
+    if not total:
+        raise UserError(f"Dataset {path} is empty.", f"Give {FORMS}.")
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
@@ -128,7 +126,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
 def object_of(row: Any) -> dict[str, Any]:
     """A decoded row as the object that it has to be; raises BadRow."""
     if isinstance(row, list):
-        raise BadRow("a JSON list, not an object; JSONL holds one object a line")
+        raise BadRow("a JSON list, not an object; each row is an object")
     if not isinstance(row, dict):
         raise BadRow(f"not a JSON object but {json.dumps(row)[:40]}")
     return row
@@ -138,17 +136,6 @@ def keys_of(messages: Any) -> tuple[str, str]:
     """What a list of turns calls role and content: OpenAI's names, or ShareGPT's."""
     first = messages[0] if isinstance(messages, list) and messages else None
     return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
-
-
-def _json(line: bytes, number: int) -> Any:
-    try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip())
-    except json.JSONDecodeError as error:
-        raise BadRow(f"not JSON ({error.msg} at column {error.colno})") from None
-    except UnicodeDecodeError as error:
-        raise BadRow(f"not UTF-8 (byte {error.start + 1})") from None
-    except RecursionError:
-        raise BadRow("JSON that is nested too deeply") from None
 
 
 def chat(
@@ -261,17 +248,12 @@ def _meant(wanted: str, row: dict[str, Any]) -> str:
     return f"; `{near[0]}` should be `{wanted}`?" if near else ""
 
 
-def _error(path: Path, bad: list[tuple[int, str]], total: int, unit: str) -> UserError:
-    advice = "Mend or remove it." if len(bad) == 1 else "Mend or remove them."
-    if bad[0] == (1, "a JSON list, not an object; JSONL holds one object a line") or (
-        bad[0][1].startswith("not JSON") and path.suffix == ".json"
-    ):
-        advice = f"A JSON list becomes JSONL with: jq -c '.[]' {path.name} > {path.stem}.jsonl"
-    if len(bad) == 1:
-        line, reason = bad[0]
-        return UserError(f"Dataset {path}, {unit} {line}: {reason}.", advice)
-    shown = [f"  {unit} {line}: {reason}" for line, reason in bad[:SHOWN_BAD_ROWS]]
-    if len(bad) > SHOWN_BAD_ROWS:
-        shown.append(f"  and {len(bad) - SHOWN_BAD_ROWS:,} more")
-    problem = f"Dataset {path}: {len(bad):,} of {total:,} rows can't be used."
-    return UserError(problem, "\n".join([*shown, advice]))
+def _error(path: Path, bad: list[tuple[int, str]], failed: int, total: int, unit: str) -> UserError:
+    if failed == 1:
+        number, reason = bad[0]
+        return UserError(f"Dataset {path}, {unit} {number}: {reason}.", "Mend or remove it.")
+    shown = [f"  {unit} {number}: {reason}" for number, reason in bad]
+    if failed > len(bad):
+        shown.append(f"  and {failed - len(bad):,} more")
+    problem = f"Dataset {path}: {failed:,} of {total:,} rows can't be used."
+    return UserError(problem, "\n".join([*shown, "Mend or remove them."]))
