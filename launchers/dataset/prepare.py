@@ -249,7 +249,7 @@ def _prepare_held_out(
         for sample in held_out:
             conversation = _asked_of(sample)
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
-            messages = [{"role": m.role, "content": m.content} for m in conversation.messages[:-1]]
+            messages = [message.as_template() for message in conversation.messages[:-1]]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
             file.write(json.dumps(values | {"line": conversation.line}) + "\n")
     one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from launchers.dataset.preferences import Judged, Pair, Sample
-from launchers.dataset.rows import Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 
 if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need the names only
     import numpy as np
@@ -205,14 +206,29 @@ def _values(conversation: Conversation) -> dict[str, Any]:
     if conversation.text is not None:
         value["text"] = conversation.text
     else:
-        value["messages"] = [[message.role, message.content] for message in conversation.messages]
+        value["messages"] = [_turn(message) for message in conversation.messages]
+        if conversation.tools:
+            value["tools"] = conversation.tools
     return value
+
+
+def _turn(message: Message) -> list[Any]:
+    """Role and content, and the rest of a turn that has more."""
+    more: dict[str, Any] = {} if message.trained else {"trained": False}
+    for name in ("tool_calls", "name", "tool_call_id"):
+        if value := getattr(message, name):
+            more[name] = value
+    return [message.role, message.content, more] if more else [message.role, message.content]
 
 
 def _conversation(value: dict[str, Any]) -> Conversation:
     line, source = value["at"]
-    messages = tuple(Message(role=role, content=content) for role, content in value.get("messages", ()))
-    return Conversation(messages=messages, text=value.get("text"), line=line, source=source)
+    messages = tuple(
+        Message(role=role, content=content, **(more[0] if more else {}))
+        for role, content, *more in value.get("messages", ())
+    )
+    tools, text = value.get("tools", ""), value.get("text")
+    return Conversation(messages=messages, tools=tools, text=text, line=line, source=source)
 
 
 def copied(rows: Sequence[Sample], folder: Path) -> StoredRows:

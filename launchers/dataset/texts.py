@@ -16,8 +16,9 @@ from typing import Any
 from estimator.errors import UserError
 from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import Sample
-from launchers.dataset.rows import Conversation, object_of, read_as, text_of
+from launchers.dataset.rows import Conversation, read_as
 from launchers.dataset.stored import Selected, characters_of
+from launchers.dataset.turns import Fields, text_of
 
 COLUMN = "text"
 
@@ -36,7 +37,7 @@ def read(path: Path) -> Iterator[Conversation]:
 
 def parse(row: Any, line: int = 0) -> Conversation:
     """One decoded row of JSONL as a document; raises BadRow."""
-    row = object_of(row)
+    row = Fields.of(row)
     if COLUMN not in row:
         keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
         raise BadRow(f"{keys}, but task pretrain learns plain text (`{COLUMN}`)")

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few the rows are, two processes tokenise them, in chunks of 16."""
     monkeypatch.setattr(documents, "ALONE_BYTES", 0)
     monkeypatch.setattr(documents, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(documents.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
 
 def content(found: Documents) -> list[Any]:

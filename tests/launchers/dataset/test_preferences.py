@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
+from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import (
     from_conversations,
     judged_from,
@@ -12,7 +13,8 @@ from launchers.dataset.preferences import (
     read,
     read_judged,
 )
-from launchers.dataset.rows import BadRow, Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 from tests.launchers.dataset.test_rows import turns, write
 
 USER = {"role": "user", "content": "1+2?"}

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from launchers.dataset.rows import Conversation, Message, parse, read
+from launchers.dataset.rows import Conversation, parse, read
+from launchers.dataset.turns import Message
 
 GOOD = {"instruction": "Add 1 and 2.", "output": "3"}
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -84,7 +85,7 @@ def chat(*roles: str) -> dict[str, Any]:
         (chat("assistant", "user", "assistant"), "roles out of order: turn 1 is assistant, not user"),
         (chat("user", "system", "assistant"), "roles out of order: turn 2 is system"),
         (chat("user", "assistant", "user"), "the last turn must be the assistant's"),
-        (chat("user", "tool"), "messages[1] has the unknown role 'tool'"),
+        (chat("user", "narrator"), "messages[1] has the unknown role 'narrator'"),
         ({"messages": "Hi"}, "`messages` is not a list"),
         ({"messages": ["Hi"]}, "messages[0] is not an object"),
         ({"messages": [{"role": "user", "contents": "Hi"}]}, "`contents` should be `content`?"),

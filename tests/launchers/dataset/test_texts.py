@@ -15,7 +15,8 @@ from pyarrow import parquet
 
 from estimator.errors import UserError
 from launchers.dataset import rows, texts
-from launchers.dataset.rows import Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
