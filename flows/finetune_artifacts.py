@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import zlib
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from estimator.models import ModelRef, ModelSource
 from estimator.plan import GIB, Plan
 from launchers import engines, model_card, pipeline
 from launchers.dataset import mixture, sources
+from launchers.dataset.stored import StoredRows
 from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, sha256_of
@@ -112,6 +114,15 @@ def fetch_dataset(dataset: str, folder: Path) -> Path:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
     return next(path for path in folder.iterdir() if path.is_file())
+
+
+def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
+    """Put checked rows, all of which lie in ``folder``, into the datastore; returns the bundle's key."""
+    names = " ".join(each.fingerprint for each in rows if each is not None)
+    key = f"rows/{hashlib.sha256(names.encode()).hexdigest()[:32]}"
+    if not has_bundle(store, key):
+        put_bundle(store, key, folder)
+    return key
 
 
 def staged_key(name: str) -> str | None:

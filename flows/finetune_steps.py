@@ -6,7 +6,7 @@ the two flows differ, they have a step of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from flows import finetune_artifacts, finetune_launch
 from flows.finetune_node import train_on_node
 from launchers import engines, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.dataset.preferences import Sample
+from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
 from launchers.model_card import closing_facts
 from launchers.report.metrics import summarise
@@ -141,9 +143,8 @@ class FinetuneSteps(FlowSpec):
             settings = pipeline.as_planned(settings, self.plan)
             self.used_settings = pipeline.resolve_auto(settings, self.base_model.spec)
             print(pipeline.summarise_plan(self.plan))
-            self.conversations, self.held_out = pipeline.read_data(
-                self.used_settings, work, fetch=finetune_artifacts.fetch_dataset
-            )
+            rows = pipeline.read_data(self.used_settings, work, fetch=finetune_artifacts.fetch_dataset)
+            self.rows_key = finetune_artifacts.keep_rows(datastore(), rows, work / "rows")
         self.next(self.prepare)
 
     @gpu_profile(plan=finetune_launch.plan_from_parameters)
@@ -186,18 +187,27 @@ class FinetuneSteps(FlowSpec):
             print(f"{name}: {value}")
         print(f"model: {self.model_path}")
 
-    def _prepare(self) -> None:
-        """Fetch the weights once for the cluster; tokenise the data once for all ranks."""
+    def _prepare(self, kept: Sequence[Sample] | None = None) -> None:
+        """Fetch the weights once for the cluster; tokenise the data once for all ranks.
+
+        ``kept``: rows that are trained on instead of those that were read.
+        """
         with task_folder("prepare") as work:
             self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
             model_dir = finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model")
+            rows, held_out = self._rows(work)
             info = pipeline.tokenise(
-                self.conversations, self.held_out, self.used_settings, model_dir, work / "data"
+                rows if kept is None else kept, held_out, self.used_settings, model_dir, work / "data"
             )
             self.data_key = f"data/{info.fingerprint}"
             if not has_bundle(datastore(), self.data_key):
                 put_bundle(datastore(), self.data_key, work / "data")
         self.used_settings = pipeline.resolve_auto(self.used_settings, self.base_model.spec, info.total_steps)
+
+    def _rows(self, work: Path) -> tuple[StoredRows, StoredRows | None]:
+        """The rows that were read, and those of a held-out file of the user's own."""
+        get_bundle(datastore(), self.rows_key, work / "rows")
+        return pipeline.stored_data(work / "rows")
 
     def _evaluate(self) -> None:
         """Measure base and finished model on what was held out."""

@@ -56,7 +56,7 @@ class RejectionFlow(FinetuneFlow):
             self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
             self.reward_model = rejection_node.fetch_reward_model_once(self.used_settings, work)
             self.prompts = rejection_node.prepare_prompts(
-                self.conversations,
+                self._rows(work)[0],
                 self.used_settings,
                 finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model"),
             )
@@ -122,11 +122,10 @@ class RejectionFlow(FinetuneFlow):
             self.kept, self.selection = select(
                 self.prompts, answers, self.scores, self.used_settings.rejection
             )
-        self.conversations = [each.conversation for each in self.kept]
         print(self.selection.text())
         scored_by = self.used_settings.rejection.score
         write_blocks(current.card[CARD_ID], rejection_card.draw_selection(str(scored_by), self.selection))
-        self._prepare()
+        self._prepare([each.conversation for each in self.kept])
         self.topology = "many" if self.plan.layout.nodes > 1 else "one"
         self.next({"one": self.train, "many": self.fan_out}, condition="topology")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 import textwrap
@@ -168,7 +169,8 @@ def _read_prompts(settings: Settings) -> list[Conversation] | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         samples = pipeline.read_samples(settings, sources.fetch(settings.dataset, Path(folder)))
-    return [each for each in samples if isinstance(each, Conversation)][: settings.rejection.prompts]
+        rows = (each for each in samples if isinstance(each, Conversation))
+        return list(itertools.islice(rows, settings.rejection.prompts))
 
 
 def _most_tokens(row: Conversation) -> int:

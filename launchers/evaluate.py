@@ -7,21 +7,18 @@ also proves that the export loads.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
 from estimator.setup import PAIR_TASKS
-from launchers.cluster.processes import PARENT, child_environment, die_with_parent, tail
+from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
 from launchers.held_out import CalibrationBin, Score, scorer_of
 from launchers.imports import collector_paused
@@ -147,30 +144,6 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
         why = tail(log, 1) or f"exit status {status}"
         raise UserError(f"The evaluation of {request.model_dir} failed: {why}", f"Its log: {tail(log, 30)}")
     return EvaluationResult.from_dict(json.loads(result.read_text()))
-
-
-@contextlib.contextmanager
-def started(module: str, request: Path, log: Path, *, on_cpu: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m module request``, which ends with this process, and with the context.
-
-    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it.
-    """
-    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
-    if on_cpu:
-        extra["CUDA_VISIBLE_DEVICES"] = ""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, str(request)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=child_environment(uuid.uuid4().hex, extra),
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +26,10 @@ from estimator.planning import planner
 from estimator.planning.support import engine_order
 from estimator.setup import FAMILY_CODE
 from launchers import engines
-from launchers.dataset import mixture, preferences, rows, sources, texts
+from launchers.dataset import mixture, preferences, rows, sources, stored, texts
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
+from launchers.dataset.stored import StoredRows
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
@@ -201,7 +202,8 @@ def _check_files(settings: Settings, model: ModelRef) -> None:
     if model.kind == "folder":
         check_complete(Path(model.location))
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
-        read_samples(settings, Path(settings.evaluation.dataset).expanduser())
+        for _ in read_samples(settings, Path(settings.evaluation.dataset).expanduser()):
+            pass
 
 
 def _check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
@@ -260,24 +262,27 @@ def count_steps(settings: Settings) -> int | None:
     Of a budget of tokens: as many steps as it would be with full sequences.
     """
     names = mixture.names(settings)
-    at_hand = [
-        mixture.of_source(read_samples(settings, sources.fetch(name, Path())), number)
-        for number, name in enumerate(names)
+    counts = [
+        sum(1 for _ in read_samples(settings, sources.fetch(name, Path())))
+        for name in names
         if sources.kind_of(name) == "path"
     ]
     if settings.tokens is not None:  # as the planner counts a step's tokens: full sequences
         sequences = settings.global_batch_size * (2 if settings.trains_on_pairs else 1)
         return -(-settings.tokens // (sequences * (settings.seq_len or DEFAULT_SEQ_LEN)))
-    if len(at_hand) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
+    if len(counts) < len(names) or settings.task == "pretrain":  # which is rows only when it is tokens
         return settings.max_steps
-    from launchers.dataset import prepare  # with numpy, which the flow's other processes do without
+    import numpy as np  # which the flow's other processes do without
 
-    train, _ = prepare.split([sample for samples in at_hand for sample in samples], settings)
-    train = mixture.weighted(train, settings)
+    from launchers.dataset import prepare
+
+    held_out = prepare.held_out_rows(sum(counts), settings)
+    origins = np.delete(np.repeat(np.arange(len(counts)), counts), held_out)
+    rows = len(mixture.weighted_places(origins, settings))
     prepare.check_batch(
-        len(train), "pairs to train on" if settings.trains_on_pairs else "rows to train on", settings
+        rows, "pairs to train on" if settings.trains_on_pairs else "rows to train on", settings
     )
-    steps = len(train) * settings.epochs // settings.global_batch_size
+    steps = rows * settings.epochs // settings.global_batch_size
     return min(steps, settings.max_steps or steps)
 
 
@@ -349,24 +354,37 @@ def summarise_plan(plan: Plan) -> str:
 
 def read_data(
     settings: Settings, folder: Path, *, fetch: Callable[[str, Path], Path] = sources.fetch
-) -> tuple[list[Sample], list[Sample]]:
-    """The rows to train on, and those of a held-out file of the user's own (none where there isn't one).
+) -> tuple[StoredRows, StoredRows | None]:
+    """The rows to train on, and those of a held-out file of the user's own, checked, in ``folder``/rows.
 
     ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a file in a folder.
     """
-    samples: list[Sample] = []
-    for number, name in enumerate(mixture.names(settings)):
-        path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
-        built_in = sources.kind_of(name) == "built-in"
-        found = _made_samples(settings, path) if built_in else read_samples(settings, path)
-        print(f"{name}: {len(found):,} rows, all of them well-formed", flush=True)
-        samples += mixture.of_source(found, number)
-    held_out = settings.evaluation.dataset
-    return samples, [*read_samples(settings, fetch(held_out, folder / "held_out"))] if held_out else []
+    with stored.Writer(folder / "rows" / "train") as writer:
+        for number, name in enumerate(mixture.names(settings)):
+            path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
+            before = len(writer)
+            for sample in _samples_of(settings, name, path):
+                writer.add(sample.of_source(number) if number else sample)
+            print(f"{name}: {len(writer) - before:,} rows, all of them well-formed", flush=True)
+    if settings.evaluation.dataset:
+        with stored.Writer(folder / "rows" / "held-out") as writer:
+            path = fetch(settings.evaluation.dataset, folder / "held_out")
+            for sample in read_samples(settings, path):
+                writer.add(sample)
+    return stored_data(folder / "rows")
 
 
-def read_samples(settings: Settings, path: Path) -> Sequence[Sample]:
-    """The rows of a file as the task takes them: conversations, pairs, judged answers or plain text."""
+def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
+    """What :func:`read_data` has left in its folder of rows."""
+    held_out = folder / "held-out"
+    return StoredRows(folder / "train"), StoredRows(held_out) if held_out.is_dir() else None
+
+
+def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
+    """The rows of a file as the task takes them: conversations, pairs, judged answers or plain text.
+
+    Raises UserError before the first row or after the last one.
+    """
     if settings.task == "pretrain":
         return texts.read(path)
     if texts.is_text_file(path):
@@ -379,8 +397,10 @@ def read_samples(settings: Settings, path: Path) -> Sequence[Sample]:
     return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
 
 
-def _made_samples(settings: Settings, path: Path) -> Sequence[Sample]:
-    """The rows of the built-in dataset's chats, as the task takes them."""
+def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
+    """The rows of a dataset, of the built-in one made of its chats."""
+    if sources.kind_of(name) != "built-in":
+        return read_samples(settings, path)
     chats = rows.read(path)
     if settings.task == "pretrain":
         return texts.from_conversations(chats)
@@ -409,15 +429,15 @@ def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False) ->
 
 
 def tokenise(
-    samples: list[Sample],
-    held_out: list[Sample],
+    samples: Sequence[Sample],
+    held_out: Sequence[Sample] | None,
     settings: Settings,
     model_dir: Path,
     folder: Path,
 ) -> PreparedInfo:
     """Write the tokenised data into ``folder``, once for all ranks, and show what became of a row.
 
-    ``held_out``: rows of the user's own; where there are none, some of the others are held out.
+    ``held_out``: rows of the user's own; None: some of the others are held out.
     ``model_dir`` needs the configuration and the tokenizer only.
     """
     from launchers.dataset import prepare, render

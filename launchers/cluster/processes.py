@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -111,6 +112,30 @@ def rank_environment(
 
 def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@contextlib.contextmanager
+def started(module: str, request: Path, log: Path, *, on_cpu: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m module request``, which ends with this process, and with the context.
+
+    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it.
+    """
+    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+    if on_cpu:
+        extra["CUDA_VISIBLE_DEVICES"] = ""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(uuid.uuid4().hex, extra),
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def start_agent(

@@ -16,32 +16,25 @@ Single answers that somebody has called good or bad, for KTO: ``label`` or ``kto
 ``prompt`` and ``completion``, beside ``messages`` or ``conversations`` to the answer's end, or beside
 ``instruction`` (and ``input``, ``system``, ``history``) and ``output``.
 
-Other keys (an id, a score) are ignored.
+Other keys (an id, a score) are not used; how many rows have them is said.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.dataset.rows import (
-    BadRow,
-    Conversation,
-    Message,
-    chat,
-    joined_parts,
-    keys_of,
-    object_of,
-    read_as,
-    text_of,
-)
+from launchers.dataset.files import BadRow
+from launchers.dataset.rows import Conversation, decoded_turns, history_of, read_as
+from launchers.dataset.turns import Fields, Message, chat, decoded, joined_parts, system_of, text_of, tools_of
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")  # of the texts of Anthropic's HH-RLHF
+_TRUTHS = {"true": True, "false": False}  # as tables write them
 _ANSWERS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 
 
@@ -92,50 +85,54 @@ class Judged:
 Sample = Conversation | Pair | Judged  # one row of a dataset, of whatever task
 
 
-def read_judged(path: Path) -> list[Judged]:
-    """Read and check every line of a JSONL file of judged answers (:func:`launchers.dataset.rows.read_as`).
+def read_judged(path: Path) -> Iterator[Judged]:
+    """Read and check a file of judged answers (:func:`launchers.dataset.rows.read_as`).
 
     Raises UserError too where all are good, or all bad.
     """
-    judged = read_as(path, parse_judged)
-    if len({each.desirable for each in judged}) == 1:
-        which = "true" if judged[0].desirable else "false"
+    seen: set[bool] = set()
+    for judged in read_as(path, parse_judged):
+        seen.add(judged.desirable)
+        yield judged
+    if len(seen) == 1:
+        which = "true" if seen.pop() else "false"
         raise UserError(
             f"Dataset {path}: every `label` is {which}.", "KTO learns from good answers and from bad ones."
         )
-    return judged
 
 
 def parse_judged(row: Any, line: int = 0) -> Judged:
     """One decoded row as a judged answer; raises BadRow."""
-    row = object_of(row)
+    row = Fields.of(row)
     name = next((key for key in ("label", "kto_tag") if key in row), None)
     if name is None:
         raise BadRow("no `label` (true or false), which says whether the answer is a good one")
-    if not isinstance(row[name], bool):
+    good = _TRUTHS.get(row[name].lower(), row[name]) if isinstance(row[name], str) else row[name]
+    if not isinstance(good, bool):
         raise BadRow(f"`{name}` is {json.dumps(row[name])[:40]}, not true or false")
-    answer = next((key for key in ("completion", "output", "response") if row.get(key) is not None), None)
+    answer = row.first(("completion", "output", "response"))
     if answer is not None:
         messages = (*_prompt(row), _answer(row[answer], answer))
     else:
-        chat_name = next((key for key in ("messages", "conversations") if row.get(key) is not None), None)
+        chat_name = row.first(("messages", "conversations"))
         if chat_name is None:
             raise BadRow(f"`{name}` without an answer: no `completion`, `output` or `messages`")
-        messages = chat(row[chat_name], chat_name, *keys_of(row[chat_name]))
-    return Judged(conversation=Conversation(messages=messages, line=line), desirable=row[name])
+        messages = chat(row[chat_name], chat_name, row)
+    conversation = Conversation(messages=messages, tools=tools_of(row), line=line)
+    return Judged(conversation=conversation, desirable=good)
 
 
-def read(path: Path) -> list[Pair]:
-    """Read and check every line of a JSONL file of pairs: see :func:`launchers.dataset.rows.read_as`."""
+def read(path: Path) -> Iterator[Pair]:
+    """Read and check a file of pairs: see :func:`launchers.dataset.rows.read_as`."""
     return read_as(path, parse)
 
 
 def parse(row: Any, line: int = 0) -> Pair:
     """One decoded row as a Pair; raises BadRow."""
-    row = object_of(row)
-    better, worse = _answers(row)
+    row = Fields.of(row)
+    better, worse = map(decoded_turns, _answers(row))
     if _is_whole_chat(row, better) or _is_whole_chat(row, worse):
-        chosen, rejected = _whole(better, "chosen"), _whole(worse, "rejected")
+        chosen, rejected = _whole(better, "chosen", row), _whole(worse, "rejected", row)
         if chosen[:-1] != rejected[:-1]:
             raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
         _check_repeated(row, chosen[:-1])
@@ -145,23 +142,24 @@ def parse(row: Any, line: int = 0) -> Pair:
         rejected = (*prompt, _answer(worse, "rejected"))
     if chosen == rejected:
         raise BadRow("`chosen` and `rejected` are equal: there is nothing to prefer")
+    tools = tools_of(row)
     return Pair(
-        chosen=Conversation(messages=chosen, line=line), rejected=Conversation(messages=rejected, line=line)
+        chosen=Conversation(messages=chosen, tools=tools, line=line),
+        rejected=Conversation(messages=rejected, tools=tools, line=line),
     )
 
 
-def judged_from(pairs: Sequence[Pair]) -> list[Judged]:
+def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
     """Both answers of each pair on their own."""
-    return [
+    return (
         Judged(conversation=each, desirable=each is pair.chosen)
         for pair in pairs
         for each in (pair.chosen, pair.rejected)
-    ]
+    )
 
 
-def from_conversations(conversations: Sequence[Conversation]) -> list[Pair]:
+def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
     """Pairs out of chats: the worse answer is the better one in capitals."""
-    pairs = []
     for chosen in conversations:
         if not chosen.messages:
             continue
@@ -169,21 +167,21 @@ def from_conversations(conversations: Sequence[Conversation]) -> list[Pair]:
         worse = Message(role="assistant", content=better.content.upper())
         if worse != better:
             rejected = Conversation(messages=(*prompt, worse), line=chosen.line)
-            pairs.append(Pair(chosen=chosen, rejected=rejected))
-    return pairs
+            yield Pair(chosen=chosen, rejected=rejected)
 
 
-def _answers(row: dict[str, Any]) -> tuple[Any, Any]:
+def _answers(row: Fields) -> tuple[Any, Any]:
     """The better and the worse answer as the row has them."""
     for better, worse in _ANSWERS:
         if better in row or worse in row:
-            missing = next((key for key in (better, worse) if row.get(key) in (None, "", [])), None)
+            missing = next((key for key in (better, worse) if row.get(key) in (None, "", "[]", [])), None)
             if missing:
                 raise BadRow(f"no `{missing}` answer: a pair has `{better}` and `{worse}`")
             return row[better], row[worse]
-    if isinstance(row.get("answers"), list):
-        return _by_rank(row["answers"])
-    output = row.get("output")
+    ranked = decoded(row["answers"]) if row.has("answers") else None
+    if isinstance(ranked, list):
+        return _by_rank(ranked)
+    output = decoded(row["output"]) if row.has("output") else None
     if isinstance(output, list):
         if len(output) != 2:
             raise BadRow(f"`output` holds {len(output)} answers, not the better and the worse")
@@ -202,7 +200,7 @@ def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
     return ranked[0]["answer"], ranked[-1]["answer"]
 
 
-def _is_whole_chat(row: dict[str, Any], answer: Any) -> bool:
+def _is_whole_chat(row: Fields, answer: Any) -> bool:
     """Whether an answer has its prompt with it."""
     if isinstance(answer, list):
         return any(_role(message) in ("user", "human") for message in answer)
@@ -213,11 +211,11 @@ def _role(message: Any) -> Any:
     return message.get("role", message.get("from")) if isinstance(message, dict) else None
 
 
-def _has_prompt(row: dict[str, Any]) -> bool:
-    return any(row.get(key) is not None for key in ("prompt", "instruction", "messages", "conversations"))
+def _has_prompt(row: Fields) -> bool:
+    return row.first(("prompt", "instruction", "messages", "conversations")) is not None
 
 
-def _whole(answer: Any, name: str) -> tuple[Message, ...]:
+def _whole(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
     """A chat to its last answer, of a list of messages or of a text with ``Human:`` and ``Assistant:``."""
     if isinstance(answer, str):
         before, *turns = _TURN.split(answer)
@@ -226,10 +224,10 @@ def _whole(answer: Any, name: str) -> tuple[Message, ...]:
         names = {"Human": "user", "Assistant": "assistant"}
         spoken = zip(turns[::2], turns[1::2], strict=True)
         answer = [{"role": names[who], "content": text.strip()} for who, text in spoken]
-    return chat(answer, name, *keys_of(answer))
+    return chat(answer, name, row)
 
 
-def _check_repeated(row: dict[str, Any], before: tuple[Message, ...]) -> None:
+def _check_repeated(row: Fields, before: tuple[Message, ...]) -> None:
     """A prompt beside whole chats has to be the one that they begin with."""
     if not _has_prompt(row):
         return
@@ -238,37 +236,20 @@ def _check_repeated(row: dict[str, Any], before: tuple[Message, ...]) -> None:
         raise BadRow("`prompt` stands beside whole chats which begin with another one")
 
 
-def _prompt(row: dict[str, Any]) -> tuple[Message, ...]:
+def _prompt(row: Fields) -> tuple[Message, ...]:
     """The turns before the answer, the last of them the user's."""
-    for name in ("messages", "conversations", "prompt"):
-        value = row.get(name)
-        if isinstance(value, list):
-            return chat(value, name, *keys_of(value), ends_with="user")
-    if row.get("prompt") is not None:
-        return (*_system(row), Message(role="user", content=text_of(row["prompt"], "`prompt`")))
-    if row.get("instruction") is None:
+    name = row.first(("messages", "conversations", "prompt"))
+    value = decoded_turns(row[name]) if name else None
+    if name and (name != "prompt" or isinstance(value, list)):
+        return chat(value, name, row, ends_with="user")
+    if name:
+        return (*system_of(row), Message(role="user", content=text_of(value, "`prompt`")))
+    if not row.has("instruction"):
         raise BadRow("`chosen` and `rejected` without a prompt: give `prompt`, or whole chats")
     question = text_of(row["instruction"], "`instruction`")
     if row.get("input"):
         question += "\n\n" + text_of(row["input"], "`input`")
-    return (*_system(row), *_history(row), Message(role="user", content=question))
-
-
-def _system(row: dict[str, Any]) -> tuple[Message, ...]:
-    if not row.get("system"):
-        return ()
-    return (Message(role="system", content=text_of(row["system"], "`system`")),)
-
-
-def _history(row: dict[str, Any]) -> tuple[Message, ...]:
-    turns: list[Message] = []
-    for position, exchange in enumerate(row.get("history") or ()):
-        where = f"history[{position}]"
-        if not isinstance(exchange, list) or len(exchange) != 2:
-            raise BadRow(f"{where} is not a question and its answer")
-        turns.append(Message(role="user", content=text_of(exchange[0], where)))
-        turns.append(Message(role="assistant", content=text_of(exchange[1], where)))
-    return tuple(turns)
+    return (*system_of(row), *history_of(row), Message(role="user", content=question))
 
 
 def _answer(answer: Any, name: str) -> Message:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 from estimator.errors import Change, UserError
 from estimator.setup import PAIR_TASKS
 from launchers.dataset import prepared, render, texts
+from launchers.dataset.documents import Documents, Packing, tokenise
 from launchers.dataset.preferences import Judged, Pair, Sample
-from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
+from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
+from launchers.dataset.progress import Progress
 from launchers.dataset.rows import Conversation
 from launchers.dataset.seeding import random_stream
+from launchers.dataset.stored import Selected, characters_of, joined, sources_of
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
@@ -28,104 +32,19 @@ _SHOWN_CHARS = 1500  # of one stretch of a sample
 _CHARACTERS = 4  # a token, in English: help.openai.com, "What are tokens and how to count them?"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Document:
-    tokens: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    desirable: bool = True
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether anything counts."""
-        return not bool((self.labels == IGNORE).all())
-
-    def cut(self, seq_len: int) -> _Document:
-        """Its first ``seq_len`` tokens."""
-        return replace(self, tokens=self.tokens[:seq_len], labels=self.labels[:seq_len])
-
-    def pieces(self, seq_len: int) -> Iterator[_Document]:
-        """All of it, in consecutive pieces of ``seq_len`` tokens; the last may be shorter.
-
-        Only the last has the document's end of sequence. The first token of a piece does not count: what
-        comes before it is in another row.
-        """
-        first = 0
-        for length in texts.piece_lengths(len(self.tokens), seq_len):
-            labels = self.labels[first : first + length].copy()
-            labels[0] = IGNORE
-            yield _Document(tokens=self.tokens[first : first + length], labels=labels)
-            first += length
-
-
-class _Documents:
-    """Samples as tokens: one document each, of a pair the chosen and the rejected one, cut at ``seq_len``.
-
-    Plain text of task pretrain is split there: a document is as many as it has pieces. Those with a document
-    in which nothing counts are left out.
-    """
-
-    def __init__(self, samples: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> None:
-        self.kept: list[tuple[_Document, ...]] = []
-        self.lengths: list[int] = []  # in tokens, before they were cut or split
-        self.truncated = self.dropped = self.split = self.pieces = 0
-        splits = settings.task == "pretrain"
-        for documents in _tokenised(samples, tokenizer, settings):
-            longer = any(len(document.tokens) > seq_len for document in documents)
-            self.truncated += longer and not splits
-            fitting: list[tuple[_Document, ...]]
-            if splits:
-                fitting = [(piece,) for document in documents for piece in document.pieces(seq_len)]
-            else:
-                fitting = [tuple(document.cut(seq_len) for document in documents)]
-            learnt = [some for some in fitting if all(document.has_answer for document in some)]
-            if not learnt:
-                self.dropped += 1
-                continue
-            if longer and splits:
-                self.split += 1
-                self.pieces += len(learnt)
-            self.kept += learnt
-            self.lengths += [len(document.tokens) for document in documents]
-
-
-def _tokenised(
-    samples: Sequence[Sample], tokenizer: Any, settings: Settings
-) -> Iterator[tuple[_Document, ...]]:
-    pairs = settings.trains_on_pairs
-    conversations: list[Conversation] = []
-    for sample in samples:
-        if isinstance(sample, Pair):
-            conversations += (sample.chosen, sample.rejected)
-        else:
-            conversations.append(sample.conversation if isinstance(sample, Judged) else sample)
-    good = [sample.desirable if isinstance(sample, Judged) else True for sample in samples]
-    alone = pairs or settings.task == "kto"  # one answer of each conversation is weighed
-    prompt_counts = settings.train_on_prompt and not alone
-    rows = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=alone)
-    documents = (
-        _Document(
-            tokens=tokens,
-            labels=np.where(counted, tokens, IGNORE).astype(np.int32),
-            desirable=pairs or good[number],
-        )
-        for number, (tokens, counted) in enumerate(rows)
-    )
-    return zip(documents, documents, strict=True) if pairs else ((document,) for document in documents)
-
-
-def split(samples: Sequence[Sample], settings: Settings) -> tuple[list[Sample], list[Sample]]:
+def split(samples: Sequence[Sample], settings: Settings) -> tuple[Sequence[Sample], Sequence[Sample]]:
     """Training rows in the order of the file, and held-out rows in a drawn order; the draw is seeded.
 
     ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or if there is a
     held-out dataset of its own. Of plain text (task pretrain), the same share of each dataset's characters.
     """
-    rows = list(samples)
-    none = settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None
-    if settings.task == "pretrain" and not none:
-        return _split_text(rows, settings)
-    held_out = held_out_rows(len(rows), settings)
-    chosen = set(held_out)
-    return [row for index, row in enumerate(rows) if index not in chosen], [rows[i] for i in held_out]
+    if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None:
+        return samples, []
+    if settings.task == "pretrain":
+        return _split_text(samples, settings)
+    held_out = held_out_rows(len(samples), settings)
+    train = np.delete(np.arange(len(samples)), held_out)
+    return Selected(samples, train), Selected(samples, np.array(held_out, dtype=np.int64))
 
 
 def held_out_rows(count: int, settings: Settings) -> list[int]:
@@ -137,23 +56,24 @@ def held_out_rows(count: int, settings: Settings) -> list[int]:
     return drawn
 
 
-def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[list[Sample], list[Sample]]:
+def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, Selected]:
     """Documents differ in length by far more than chats do: a share of them may be nearly all text, or none.
 
     No more is held out of a dataset than is measured: 256 sequences.
     """
-    train: list[Sample] = []
-    held_out: list[Sample] = []
-    for source in sorted({row.source for row in rows}):
-        documents = [row for row in rows if isinstance(row, Conversation) and row.source == source]
-        wanted = round(settings.evaluation.fraction * sum(len(row.text or "") for row in documents))
+    train: list[Selected] = []
+    held_out: list[Selected] = []
+    sources = sources_of(rows)
+    for source in np.unique(sources).tolist():
+        documents = Selected(rows, np.flatnonzero(sources == source))
+        wanted = round(settings.evaluation.fraction * int(characters_of(documents).sum()))
         if settings.seq_len is not None:
             wanted = min(wanted, MAX_HELD_OUT * settings.seq_len * _CHARACTERS)
         drawn = random_stream(settings.seed, "split", source).permutation(len(documents)).tolist()
         kept, drawn_out = texts.hold_out(documents, wanted, drawn, MAX_HELD_OUT)
-        train += kept
-        held_out += drawn_out
-    return train, held_out
+        train.append(kept)
+        held_out.append(drawn_out)
+    return joined(train), joined(held_out)
 
 
 def check_batch(rows: int, what: str, settings: Settings) -> None:
@@ -182,23 +102,30 @@ def prepare(
     """
     model = _Model(model_dir, settings)
     _clear(folder)
-    documents = _Documents(train, model.tokenizer, settings, seq_len)
-    if not documents.kept:
-        raise UserError(
-            f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the loss "
-            f"within {seq_len:,} tokens.",
-            ("Raise ", Change("seq_len"), ", or give ", Change("train_on_prompt", True), "."),
-        )
-    if settings.packing:
-        rows = _pack([document for sample in documents.kept for document in sample], seq_len, settings.seed)
-    else:
-        rows = [_row(sample) for sample in documents.kept]
-    order = _order(rows, settings)
-    info = _info(documents, rows, order, model, seq_len, settings)
-    if held_out:
-        _prepare_held_out(held_out, model, settings, seq_len, folder)
-    prepared.write(folder, rows, order, info)
-    return info
+    with _tokenised(train, model, settings, seq_len, folder / "documents") as documents:
+        if not len(documents):
+            raise UserError(
+                f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the "
+                f"loss within {seq_len:,} tokens.",
+                ("Raise ", Change("seq_len"), ", or give ", Change("train_on_prompt", True), "."),
+            )
+        packing = _pack(documents, seq_len, settings.seed) if settings.packing else documents.each_alone()
+        order = _order(_Lengths.of(documents, packing), settings)
+        if held_out:
+            _prepare_held_out(held_out, model, settings, seq_len, folder)
+        return _write(documents, packing, order, model, seq_len, settings, folder)
+
+
+@contextlib.contextmanager
+def _tokenised(
+    rows: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
+) -> Iterator[Documents]:
+    """The rows as documents, which are removed afterwards."""
+    documents = tokenise(rows, model.folder, model.tokenizer, settings, seq_len, folder)
+    try:
+        yield documents
+    finally:
+        documents.close()
 
 
 def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
@@ -300,6 +227,7 @@ class _Model:
     """What is needed of the model: its tokenizer, and how many tokens it knows."""
 
     def __init__(self, model_dir: Path, settings: Settings) -> None:
+        self.folder = model_dir
         self.tokenizer = render.load_tokenizer(model_dir, settings)
         self.tokenizer_json = model_dir / "tokenizer.json"
         self.vocab_size = len(self.tokenizer)
@@ -321,20 +249,19 @@ def _prepare_held_out(
         for sample in held_out:
             conversation = _asked_of(sample)
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
-            messages = [{"role": m.role, "content": m.content} for m in conversation.messages[:-1]]
+            messages = [message.as_template() for message in conversation.messages[:-1]]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
             file.write(json.dumps(values | {"line": conversation.line}) + "\n")
-    documents = _Documents(held_out, model.tokenizer, settings, seq_len)
-    if not documents.kept:
-        return
     one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})
-    rows = [_row(sample) for sample in documents.kept]
-    if documents.pieces:  # of which the first few are measured: not those of one document
-        drawn = random_stream(settings.seed, "held-out pieces").permutation(len(rows))
-        rows = [rows[index] for index in drawn]
-    order = np.arange(len(rows), dtype=np.int32)
-    info = _info(documents, rows, order, model, seq_len, one_by_one)
-    prepared.write(folder / "heldout", rows, order, info)
+    with _tokenised(held_out, model, settings, seq_len, folder / "documents-held-out") as documents:
+        if not len(documents):
+            return
+        packing = documents.each_alone()
+        if documents.pieces:  # of which the first few are measured: not those of one document
+            drawn = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
+            packing = packing.in_order(drawn)
+        order = np.arange(len(packing), dtype=np.int32)
+        _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout")
 
 
 def _asked_of(sample: Sample) -> Conversation:
@@ -351,82 +278,97 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(folder / "heldout", ignore_errors=True)
 
 
-def _row(documents: Sequence[_Document]) -> Row:
-    return Row(
-        tokens=np.concatenate([d.tokens for d in documents]),
-        labels=np.concatenate([d.labels for d in documents]),
-        lengths=np.array([len(d.tokens) for d in documents], dtype=np.int32),
-        desirable=all(d.desirable for d in documents),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lengths:
+    """[rows] each."""
+
+    tokens: NDArray[np.int64]
+    widths: NDArray[np.int64]  # of the longest sequence that a row makes: a pair makes two
+
+    @classmethod
+    def of(cls, documents: Documents, packing: Packing) -> _Lengths:
+        lengths = documents.lengths[packing.members].astype(np.int64)
+        tokens = np.add.reduceat(lengths, packing.starts[:-1])
+        widths = np.maximum.reduceat(lengths, packing.starts[:-1]) if documents.per_row > 1 else tokens
+        return cls(tokens=tokens, widths=widths)
 
 
-def _width(row: Row, settings: Settings) -> int:
-    """Tokens of the longest sequence that a row makes; a pair makes two."""
-    return int(row.lengths.max()) if settings.trains_on_pairs else len(row.tokens)
+def _pack(documents: Documents, seq_len: int, seed: int) -> Packing:
+    shuffled = random_stream(seed, "pack").permutation(len(documents.lengths))
+    bins = first_fit(documents.lengths[shuffled].tolist(), seq_len)
+    sizes = np.fromiter((len(members) for members in bins), dtype=np.int64, count=len(bins))
+    members = np.fromiter(chain.from_iterable(bins), dtype=np.int64, count=len(shuffled))
+    return Packing(members=shuffled[members], starts=np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
-    shuffled = [documents[index] for index in random_stream(seed, "pack").permutation(len(documents))]
-    bins = first_fit([len(document.tokens) for document in shuffled], seq_len)
-    return [_row([shuffled[index] for index in members]) for members in bins]
-
-
-def _order(rows: Sequence[Row], settings: Settings) -> NDArray[np.int32]:
+def _order(lengths: _Lengths, settings: Settings) -> NDArray[np.int32]:
     """Rows in the order of the whole run, epochs included."""
-    batch, count = settings.global_batch_size, len(rows)
+    batch, count = settings.global_batch_size, len(lengths.tokens)
     check_batch(count, "sequences after packing" if settings.packing else "rows to train on", settings)
     if settings.tokens is not None:
-        return _order_of_tokens(rows, settings.tokens, settings)
+        return _order_of_tokens(lengths, settings.tokens, settings)
     steps = settings.epochs * count // batch
     if settings.max_steps is not None:
         steps = min(steps, settings.max_steps)
-    return _epochs(rows, -(-steps * batch // count), settings)[: steps * batch]
+    return _epochs(lengths, -(-steps * batch // count), settings)[: steps * batch]
 
 
-def _order_of_tokens(rows: Sequence[Row], budget: int, settings: Settings) -> NDArray[np.int32]:
+def _order_of_tokens(lengths: _Lengths, budget: int, settings: Settings) -> NDArray[np.int32]:
     """The fewest whole batches whose rows hold ``budget`` tokens, padding not counted.
 
     More tokens are the same order for longer.
     """
-    lengths = np.array([len(row.tokens) for row in rows])
-    passes = -(-budget // int(lengths.sum()))
-    order = _epochs(rows, passes + 1, settings)  # one more, out of which the last batch is filled
-    needed = int(np.searchsorted(np.cumsum(lengths[order]), budget)) + 1
+    passes = -(-budget // int(lengths.tokens.sum()))
+    order = _epochs(lengths, passes + 1, settings)  # one more, out of which the last batch is filled
+    needed = int(np.searchsorted(np.cumsum(lengths.tokens[order]), budget)) + 1
     steps = -(-needed // settings.global_batch_size)
     return order[: steps * settings.global_batch_size]
 
 
-def _epochs(rows: Sequence[Row], epochs: int, settings: Settings) -> NDArray[np.int32]:
+def _epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.int32]:
     """So many times all rows, each time in another order."""
-    drawn = (random_stream(settings.seed, "epoch", epoch).permutation(len(rows)) for epoch in range(epochs))
+    count = len(lengths.tokens)
+    drawn = (random_stream(settings.seed, "epoch", epoch).permutation(count) for epoch in range(epochs))
     orders = [order.astype(np.int32) for order in drawn]
     if settings.longest_first and not settings.packing:
-        widths = np.array([_width(row, settings) for row in rows])
-        orders[0] = longest_first(orders[0], widths, settings.global_batch_size)
+        orders[0] = longest_first(orders[0], lengths.widths, settings.global_batch_size)
     return np.concatenate(orders)
 
 
-def _info(
-    documents: _Documents,
-    rows: Sequence[Row],
+def _write(
+    documents: Documents,
+    packing: Packing,
     order: NDArray[np.int32],
     model: _Model,
     seq_len: int,
     settings: Settings,
+    folder: Path,
 ) -> PreparedInfo:
-    largest = max(int(row.tokens.max()) for row in rows)
-    if largest >= model.vocab_size:
+    """Write a prepared folder of these rows."""
+    if documents.largest >= model.vocab_size:
         raise UserError(
-            f"{model.tokenizer_json.parent}: the tokenizer makes token {largest}, but config.json says "
-            f"vocab_size {model.vocab_size}.",
+            f"{model.tokenizer_json.parent}: the tokenizer makes token {documents.largest}, but config.json "
+            f"says vocab_size {model.vocab_size}.",
             "Tokenizer and weights are of different models.",
         )
-    return PreparedInfo(
-        rows=len(rows),
-        tokens=sum(len(row.tokens) for row in rows),
-        label_tokens=sum(int((row.labels != IGNORE).sum()) for row in rows),
+    rows, writer = len(packing), prepared.Writer(folder)
+    good = documents.desirable[packing.members[packing.starts[:-1]] // documents.per_row]
+    digest = _begun_fingerprint(good, model, seq_len, settings)
+    progress = Progress("writing", rows, "sequences")
+    for number in range(rows):
+        row = documents.row(packing.of_row(number))
+        writer.add(row)
+        for array in (row.lengths, row.tokens, row.labels):
+            digest.update(array.tobytes())
+        progress.at(number)
+    digest.update(order.tobytes())
+    lengths = _Lengths.of(documents, packing)
+    info = PreparedInfo(
+        rows=rows,
+        tokens=int(lengths.tokens.sum()),
+        label_tokens=writer.label_tokens,
         truncated_rows=documents.truncated,
-        longest_row=max(_width(row, settings) for row in rows),
+        longest_row=int(lengths.widths.max()),
         seq_len=seq_len,
         packed=settings.packing,
         pad_id=model.pad_id,
@@ -434,39 +376,37 @@ def _info(
         global_batch_size=settings.global_batch_size,
         total_steps=len(order) // settings.global_batch_size,
         seed=settings.seed,
-        fingerprint=_fingerprint(rows, order, model, seq_len, settings),
-        documents=len(documents.kept),
+        fingerprint=digest.hexdigest(),
+        documents=len(documents),
         task=settings.task,
         dropped_rows=documents.dropped,
         split_rows=documents.split,
         pieces=documents.pieces,
-        shortest=min(documents.lengths),
-        median=int(np.median(documents.lengths)),
-        p95=int(np.percentile(documents.lengths, 95)),
-        longest=max(documents.lengths),
+        shortest=int(documents.whole.min()),
+        median=int(np.median(documents.whole)),
+        p95=int(np.percentile(documents.whole, 95)),
+        longest=int(documents.whole.max()),
     )
+    writer.finish(order, info)
+    return info
 
 
-def _fingerprint(
-    rows: Sequence[Row], order: NDArray[np.int32], model: _Model, seq_len: int, settings: Settings
-) -> str:
-    """sha256 over the tokenizer's file, the rows as tokens and labels, their order and the batch."""
+def _begun_fingerprint(
+    desirable: NDArray[np.bool_], model: _Model, seq_len: int, settings: Settings
+) -> hashlib._Hash:
+    """sha256 over the tokenizer's file and the batch; the rows and their order are to follow."""
     digest = hashlib.sha256(
         f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
     )
     if settings.task == "kto":
-        digest.update(bytes(row.desirable for row in rows))
+        digest.update(desirable.tobytes())
     if settings.trains_on_pairs:
         digest.update(b"pairs")
     if settings.new_tokens:
         digest.update(repr(settings.new_tokens).encode())
     if model.tokenizer_json.exists():
         digest.update(model.tokenizer_json.read_bytes())
-    for row in rows:
-        for array in (row.lengths, row.tokens, row.labels):
-            digest.update(array.tobytes())
-    digest.update(order.tobytes())
-    return digest.hexdigest()
+    return digest
 
 
 def _marked(tokens: list[int], masked: list[bool], tokenizer: Any) -> str:

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,25 +155,79 @@ class Prepared:
         )
 
 
-def write(folder: Path, rows: list[Row], order: NDArray[np.int32], info: PreparedInfo) -> None:
-    """Write a prepared folder; info.json comes last, so a folder without it is not complete."""
-    import numpy as np
+class Writer:
+    """Writes a prepared folder row by row; info.json comes last, so a folder without it is not complete."""
 
-    folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("info.json", "desirable.npy"):  # of an earlier run
+            (folder / name).unlink(missing_ok=True)
+        self._folder = folder
+        self._tokens, self._labels, self._lengths = (
+            _GrowingArray(folder / f"{name}.npy") for name in ("tokens", "labels", "lengths")
+        )
+        self._sizes, self._counts, self._desirable = array("i"), array("i"), bytearray()
+        self.label_tokens = 0  # tokens that count in the loss
 
-    def offsets(sizes: list[int]) -> NDArray[np.int64]:
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    def add(self, row: Row) -> None:
+        """Append a row."""
+        self._tokens.append(row.tokens)
+        self._labels.append(row.labels)
+        self._lengths.append(row.lengths)
+        self._sizes.append(len(row.tokens))
+        self._counts.append(len(row.lengths))
+        self._desirable.append(row.desirable)
+        self.label_tokens += int((row.labels != IGNORE).sum())
 
-    arrays: dict[str, NDArray[np.generic]] = {
-        "tokens": np.concatenate([row.tokens for row in rows]).astype(np.int32),
-        "labels": np.concatenate([row.labels for row in rows]).astype(np.int32),
-        "offsets": offsets([len(row.tokens) for row in rows]),
-        "lengths": np.concatenate([row.lengths for row in rows]).astype(np.int32),
-        "length_offsets": offsets([len(row.lengths) for row in rows]),
-        "order": order.astype(np.int32),
-    }
-    if not all(row.desirable for row in rows):
-        arrays["desirable"] = np.array([row.desirable for row in rows])
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    (folder / "info.json").write_text(json.dumps(dataclasses.asdict(info), indent=1))
+    def finish(self, order: NDArray[np.int32], info: PreparedInfo) -> None:
+        """Write what is known only with the last row."""
+        import numpy as np
+
+        def offsets(sizes: array[int]) -> NDArray[np.int64]:
+            return np.concatenate([[0], np.cumsum(np.frombuffer(sizes, dtype=np.int32), dtype=np.int64)])
+
+        for growing in (self._tokens, self._labels, self._lengths):
+            growing.close()
+        np.save(self._folder / "offsets.npy", offsets(self._sizes))
+        np.save(self._folder / "length_offsets.npy", offsets(self._counts))
+        np.save(self._folder / "order.npy", order.astype(np.int32))
+        if not all(self._desirable):
+            np.save(self._folder / "desirable.npy", np.frombuffer(self._desirable, dtype=np.bool_))
+        (self._folder / "info.json").write_text(json.dumps(dataclasses.asdict(info), indent=1))
+
+
+class _GrowingArray:
+    """A .npy file of int32 whose length is known at its end only.
+
+    numpy leaves room in the header for an array that grows along its first axis.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=1 << 20)
+        self._length = 0
+        self._write_header()
+
+    def append(self, values: NDArray[np.int32]) -> None:
+        import numpy as np
+
+        self._file.write(np.ascontiguousarray(values, dtype=np.int32).data)
+        self._length += len(values)
+
+    def close(self) -> None:
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        from numpy.lib import format as npy
+
+        header = {"descr": "<i4", "fortran_order": False, "shape": (self._length,)}
+        npy.write_array_header_1_0(self._file, header)
+
+
+def write(folder: Path, rows: Iterable[Row], order: NDArray[np.int32], info: PreparedInfo) -> None:
+    """Write a prepared folder of rows that are at hand."""
+    writer = Writer(folder)
+    for row in rows:
+        writer.add(row)
+    writer.finish(order, info)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,10 +86,8 @@ def _tokenise(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
     ending = _Ending(tokenizer)
-    rendered = [
-        _render(conversation, tokenizer, not train_on_prompt, last_turn_only)
-        for conversation in conversations
-    ]
+    wanted = [_turns_to_find(each, train_on_prompt, last_turn_only) for each in conversations]
+    rendered = [_render(each, tokenizer, turns) for each, turns in zip(conversations, wanted, strict=True)]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
     chat_ids = iter(_ids(tokenizer, chats, special=False))
@@ -102,15 +102,14 @@ def _tokenise(
                 raise _melted(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
             bounds.append(len(prefix))
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
-        if train_on_prompt or not conversation.messages:
-            counted[:] = True
-        else:
-            for first, last in zip(bounds[::2], [*bounds[1::2], len(ids)], strict=True):
-                counted[first:last] = True
+        everything = train_on_prompt or not conversation.messages
+        counted[:] = everything
+        for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
+            counted[first:last] = not everything
         counted[0] = False
         eos = ending.missing(ids)
         if eos is not None:
-            counted[len(ids)] = True
+            counted[len(ids)] = not conversation.messages or conversation.messages[-1].trained
             ids = [*ids, eos]
         yield np.array(ids, dtype=np.int32), counted[: len(ids)]
 
@@ -124,22 +123,25 @@ def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     return ids
 
 
-def _render(
-    conversation: Conversation, tokenizer: Any, find_answers: bool, last_turn_only: bool
-) -> tuple[str, list[int]]:
-    """The text, and where each assistant turn begins and ends in it (the last one ends with the text)."""
+def _turns_to_find(conversation: Conversation, train_on_prompt: bool, last_turn_only: bool) -> list[int]:
+    """The assistant's turns that count, or those that don't where all else does."""
+    answers = [index for index, message in enumerate(conversation.messages) if message.role == "assistant"]
+    if last_turn_only:
+        return answers[-1:]
+    return [index for index in answers if conversation.messages[index].trained != train_on_prompt]
+
+
+def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tuple[str, list[int]]:
+    """The text, and where each of these turns begins and ends in it (the chat's last ends with the text)."""
     if conversation.text is not None:
         return conversation.text, []
-    messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
+    messages = [message.as_template() for message in conversation.messages]
     whole = _apply(tokenizer, messages, conversation)
-    if not find_answers:
-        return whole, []
-    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    answers = answers[-1:] if last_turn_only else answers
+    _check_tools(conversation, whole)
     cuts = []
-    for index in answers:
+    for index in turns:
         prefixes = [_apply(tokenizer, messages[:index], conversation, prompt=True)]
-        if index != answers[-1]:
+        if index != len(messages) - 1:
             prefixes.append(_apply(tokenizer, messages[: index + 1], conversation))
         for prefix in prefixes:
             if not whole.startswith(prefix):
@@ -152,13 +154,34 @@ def _render(
     return whole, cuts
 
 
+def _check_tools(conversation: Conversation, text: str) -> None:
+    """Raise UserError where a template has left out a tool, or the call of one."""
+    if not conversation.tools and not any(message.tool_calls for message in conversation.messages):
+        return
+    functions = json.loads(conversation.tools or "[]")
+    for message in conversation.messages:
+        functions += json.loads(message.tool_calls or "[]")
+    names = [each["function"]["name"] for each in functions]
+    missing = next((name for name in names if name not in text), None)
+    if missing is not None:
+        raise UserError(
+            f"{_name(conversation)}: the chat template leaves out the tool {missing}.",
+            "Set chat_template to one that renders `tools` and `tool_calls`, or take a model whose own does.",
+        )
+
+
 def _apply(
-    tokenizer: Any, messages: list[dict[str, str]], conversation: Conversation, prompt: bool = False
+    tokenizer: Any, messages: list[dict[str, Any]], conversation: Conversation, prompt: bool = False
 ) -> str:
     from jinja2.exceptions import TemplateError
 
     try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+        text: str = tokenizer.apply_chat_template(
+            messages,
+            tools=json.loads(conversation.tools) if conversation.tools else None,
+            tokenize=False,
+            add_generation_prompt=prompt,
+        )
     except TemplateError as error:
         raise UserError(
             f"{_name(conversation)}: the chat template refuses it: {one_line(error)}.",
@@ -170,7 +193,7 @@ def _apply(
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
     """What the model is given, special tokens included, and what follows: the last answer, or more text."""
     if conversation.text is None:
-        messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
+        messages = [message.as_template() for message in conversation.messages]
         prompt = _apply(tokenizer, messages[:-1], conversation, prompt=True)
         return prompt, conversation.messages[-1].content
     text = conversation.text

@@ -1,41 +1,38 @@
 """Rows of a dataset: which shapes are taken, and what is wrong with those that are not.
 
-Taken, one JSON object a line, mixed as you like:
+Taken, one object a row, mixed as you like:
 
-* ``{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}``,
-  or ``{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}``
-* ``{"instruction": "...", "input": "...", "output": "..."}`` (``input`` may be missing; also ``context`` for
-  ``input`` and ``response`` for ``output``), or ``{"prompt": "...", "completion": "..."}``
+* OpenAI: ``{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}``,
+  with ``tools``, ``tool_calls`` and a turn's ``weight`` (0: not learnt)
+* ShareGPT: ``{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}``, with
+  ``system`` and ``tools``
+* Alpaca: ``{"instruction": "...", "input": "...", "output": "..."}`` (``input`` may be missing; also
+  ``context`` for ``input`` and ``response`` for ``output``), with ``system`` and ``history``
+* ``{"prompt": "...", "completion": "..."}``, each a text or a list of messages
 * ``{"text": "..."}``
 
-Other keys (an id, a source) are ignored.
+Other keys (an id, a source) are not used; how many rows have them is said.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from estimator.errors import UserError
+from launchers.dataset.files import FORMS, BadRow, open_rows
+from launchers.dataset.progress import Progress
+from launchers.dataset.turns import Fields, Message, chat, decoded, system_of, text_of, tools_of
 
 SHOWN_BAD_ROWS = 10
+_SHOWN_KEYS = 12  # that are not used
 
-Raw = TypeVar("Raw")
 Parsed = TypeVar("Parsed")
-Role = Literal["system", "user", "assistant"]
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-}
 # Shape by shape: the question's keys, the keys of what may follow it, the answer's keys.
 _PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("instruction", ("input", "context"), ("output", "response")),
@@ -48,163 +45,87 @@ _KNOWN_KEYS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
-    role: Role
-    content: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
     """One row: a chat (``messages``), or plain text (``text``); never both."""
 
     messages: tuple[Message, ...] = ()
+    tools: str = ""  # that the chat may call: JSON of a list
     text: str | None = None
     line: int = field(default=0, compare=False)  # of the file it came from; 0: none
     source: int = field(default=0, compare=False)  # which dataset of the run, as mixture.names counts them
 
+    def of_source(self, source: int) -> Conversation:
+        """The same, of that dataset of the run."""
+        return replace(self, source=source)
 
-class BadRow(Exception):  # noqa: N818
-    """Why a row can't be used."""
 
-
-def read(path: Path) -> list[Conversation]:
-    """The conversations of a JSONL file: see :func:`read_as`."""
+def read(path: Path) -> Iterator[Conversation]:
+    """The conversations of a file: see :func:`read_as`."""
     return read_as(path, parse)
 
 
-def read_as(path: Path, parse_row: Callable[[Any, int], Parsed]) -> list[Parsed]:
-    """Read and check every line of a JSONL file; blank lines are skipped.
+def read_as(
+    path: Path, parse_row: Callable[[Fields, int], Parsed], columns: Sequence[str] | None = None
+) -> Iterator[Parsed]:
+    """Read and check a file of rows, one after the other.
 
-    ``parse_row`` takes a decoded row and its line, and raises BadRow. Raises UserError that lists the bad
-    rows with their line numbers, or says that the file is empty.
+    ``parse_row`` takes a decoded row and its number in the file, and raises BadRow. After the last row raises
+    UserError that lists the bad ones with their numbers, or says that the file is empty; keys that no row's
+    shape has are named on standard error. ``columns``: those that a row can have at all.
     """
+    rows = open_rows(path, columns)
+    bad: list[tuple[int, str]] = []
+    unused: Counter[str] = Counter()
+    total = failed = 0
+    progress = Progress(f"reading {path.name}")
     try:
-        with Path(path).open("rb") as file:
-            lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-            parsed = parse_all(path, lines, lambda line, number: parse_row(_json(line, number), number))
+        for number, value in rows:
+            total += 1
+            progress.at(total, rows.share)
+            try:
+                if isinstance(value, BadRow):
+                    raise value
+                fields = Fields.of(value)
+                parsed = parse_row(fields, number)
+            except BadRow as reason:
+                failed += 1
+                if failed <= SHOWN_BAD_ROWS:
+                    bad.append((number, str(reason)))
+            else:
+                unused.update(fields.unused)
+                yield parsed
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
-    if not parsed:
-        raise UserError(f"Dataset {path} is empty.", "Give a JSONL file: one JSON object a line.")
-    return parsed
-
-
-def parse_all(
-    path: Path, values: Iterable[tuple[int, Raw]], parse_row: Callable[[Raw, int], Parsed], unit: str = "line"
-) -> list[Parsed]:
-    """All values (with their numbers in the file) as rows; UserError that lists those that are bad.
-
-    ``unit``: what the numbers count.
-    """
-    parsed: list[Parsed] = []
-    bad: list[tuple[int, str]] = []
-    for number, value in values:
-        try:
-            parsed.append(parse_row(value, number))
-        except BadRow as reason:  # noqa: PERF203 - each row may be bad
-            bad.append((number, str(reason)))
     if bad:
-        raise _error(path, bad, len(bad) + len(parsed), unit)
-    return parsed
+        raise _error(path, bad, failed, total, rows.unit)
+    if not total:
+        raise UserError(f"Dataset {path} is empty.", f"Give {FORMS}.")
+    if unused:
+        print(_unused(path, unused), file=sys.stderr, flush=True)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
     """One decoded row as a Conversation; raises BadRow."""
-    row = object_of(row)
-    if row.get("messages") is not None:
-        return Conversation(messages=chat(row["messages"], "messages", "role", "content"), line=line)
-    if row.get("conversations") is not None:
-        messages = row["conversations"]
-        return Conversation(messages=chat(messages, "conversations", *keys_of(messages)), line=line)
+    row = Fields.of(row)
+    name = row.first(("messages", "conversations"))
+    if name is not None:
+        return Conversation(messages=chat(row[name], name, row), tools=tools_of(row), line=line)
     for question, more, answers in _PAIRS:
-        answer = next((key for key in answers if key in row), None)
-        if question in row and answer:
-            return Conversation(messages=_pair(row, question, more, answer), line=line)
-    if "text" in row:
+        answer = row.first(answers)
+        if row.has(question) and answer:
+            return Conversation(messages=_pair(row, question, more, answer), tools=tools_of(row), line=line)
+    if row.has("text"):
         return Conversation(text=text_of(row["text"], "`text`"), line=line)
     raise BadRow(_nearest_shape(row))
 
 
-def object_of(row: Any) -> dict[str, Any]:
-    """A decoded row as the object that it has to be; raises BadRow."""
-    if isinstance(row, list):
-        raise BadRow("a JSON list, not an object; JSONL holds one object a line")
-    if not isinstance(row, dict):
-        raise BadRow(f"not a JSON object but {json.dumps(row)[:40]}")
-    return row
-
-
-def keys_of(messages: Any) -> tuple[str, str]:
-    """What a list of turns calls role and content: OpenAI's names, or ShareGPT's."""
-    first = messages[0] if isinstance(messages, list) and messages else None
-    return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
-
-
-def _json(line: bytes, number: int) -> Any:
-    try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip())
-    except json.JSONDecodeError as error:
-        raise BadRow(f"not JSON ({error.msg} at column {error.colno})") from None
-    except UnicodeDecodeError as error:
-        raise BadRow(f"not UTF-8 (byte {error.start + 1})") from None
-    except RecursionError:
-        raise BadRow("JSON that is nested too deeply") from None
-
-
-def chat(
-    values: Any, name: str, role_key: str, content_key: str, *, ends_with: Role = "assistant"
-) -> tuple[Message, ...]:
-    """The turns of a list of objects, in order; raises BadRow. ``name``: what the row calls the list."""
-    if not isinstance(values, list):
-        raise BadRow(f"`{name}` is not a list")
-    messages = []
-    for position, value in enumerate(values):
-        where = f"{name}[{position}]"
-        if not isinstance(value, dict):
-            raise BadRow(f"{where} is not an object")
-        unknown = [key for key in (role_key, content_key) if key not in value]
-        if unknown:
-            raise BadRow(f"{where} has no `{unknown[0]}`{_meant(unknown[0], value)}")
-        role = _ROLES.get(value[role_key]) if isinstance(value[role_key], str) else None
-        if role is None:
-            raise BadRow(f"{where} has the unknown role {value[role_key]!r}; use system, user or assistant")
-        messages.append(Message(role=role, content=text_of(joined_parts(value[content_key], where), where)))
-    _check_order(messages, ends_with)
-    return tuple(messages)
-
-
-def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
-    turns = [message.role for message in messages]
-    if ends_with not in turns:
-        lesson = ": there is nothing to learn from it" if ends_with == "assistant" else ""
-        raise BadRow(f"a chat without {_article(ends_with)} turn{lesson}")
-    first = 1 if turns[0] == "system" else 0
-    for position, role in enumerate(turns[first:]):
-        expected = ("user", "assistant")[position % 2]
-        if role != expected:
-            raise BadRow(f"roles out of order: turn {first + position + 1} is {role}, not {expected}")
-    if turns[-1] != ends_with:
-        raise BadRow(f"roles out of order: the last turn must be the {ends_with}'s")
-
-
-def _article(role: Role) -> str:
-    return f"an {role}" if role == "assistant" else f"a {role}"
-
-
-def joined_parts(content: Any, where: str) -> Any:
-    """OpenAI's list of content parts as one text; anything else as it is."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise BadRow(f"{where} holds a part that is not text")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _pair(row: dict[str, Any], question: str, more: tuple[str, ...], answer: str) -> tuple[Message, ...]:
-    prompt = text_of(row[question], f"`{question}`")
+def _pair(row: Fields, question: str, more: tuple[str, ...], answer: str) -> tuple[Message, ...]:
+    asked, answered = decoded_turns(row[question]), decoded_turns(row[answer])
+    if isinstance(asked, list) or isinstance(answered, list):
+        before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+        after = answered if isinstance(answered, list) else [{"role": "assistant", "content": answered}]
+        return chat([*before, *after], question, row)
+    prompt = text_of(asked, f"`{question}`")
     extra = next((key for key in more if row.get(key)), None)
     if extra:
         prompt += "\n\n" + text_of(row[extra], f"`{extra}`")
@@ -217,28 +138,39 @@ def _pair(row: dict[str, Any], question: str, more: tuple[str, ...], answer: str
         ]
         if misspelt:
             raise BadRow(f"unknown key `{misspelt[0]}`; did you mean `{more[0]}`?")
-    content = text_of(row[answer], f"`{answer}`")
-    return (Message(role="user", content=prompt), Message(role="assistant", content=content))
+    content = text_of(answered, f"`{answer}`")
+    turns = (Message(role="user", content=prompt), Message(role="assistant", content=content))
+    return (*system_of(row), *history_of(row), *turns)
 
 
-def text_of(value: Any, where: str) -> str:
-    """A text that is not empty; raises BadRow. ``where``: what the row calls it."""
-    if not isinstance(value, str):
-        empty = value is None
-        raise BadRow(f"{where} is empty" if empty else f"{where} is not text but {type(value).__name__}")
-    if not value.strip():
-        raise BadRow(f"{where} is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise BadRow(f"{where} holds half of a surrogate pair (a broken \\ud... escape)") from None
-    return value
+def decoded_turns(value: Any) -> Any:
+    """A list of turns, also one that is written as JSON in a text; else the value as it is."""
+    found = decoded(value)
+    return found if isinstance(found, list) and all(isinstance(turn, dict) for turn in found) else value
 
 
-def _nearest_shape(row: dict[str, Any]) -> str:
+def history_of(row: Fields) -> tuple[Message, ...]:
+    """The exchanges that a row's ``history`` has: a list of questions with their answers."""
+    history = decoded(row.get("history") or [])
+    if not isinstance(history, list):
+        raise BadRow("`history` is not a list")
+    turns: list[Message] = []
+    for position, exchange in enumerate(history):
+        where = f"history[{position}]"
+        if not isinstance(exchange, list) or len(exchange) != 2:
+            raise BadRow(f"{where} is not a question and its answer")
+        turns.append(Message(role="user", content=text_of(exchange[0], where)))
+        turns.append(Message(role="assistant", content=text_of(exchange[1], where)))
+    return tuple(turns)
+
+
+def _nearest_shape(row: Fields) -> str:
     """What an unknown shape lacks, by the known key that it has or nearly has."""
     if not row:
         return "an empty object"
+    null = next((key for key in _KNOWN_KEYS if key in row and not row.has(key)), None)
+    if null is not None:
+        return f"`{null}` is empty (null)"
     names = ", ".join(f"`{key}`" for key in list(row)[:6])
     for question, _, answers in _PAIRS:
         if question in row:
@@ -256,22 +188,24 @@ def _nearest_shape(row: dict[str, Any]) -> str:
     )
 
 
-def _meant(wanted: str, row: dict[str, Any]) -> str:
+def _meant(wanted: str, row: Fields) -> str:
     near = difflib.get_close_matches(wanted, [key for key in row if key not in _KNOWN_KEYS], 1)
     return f"; `{near[0]}` should be `{wanted}`?" if near else ""
 
 
-def _error(path: Path, bad: list[tuple[int, str]], total: int, unit: str) -> UserError:
-    advice = "Mend or remove it." if len(bad) == 1 else "Mend or remove them."
-    if bad[0] == (1, "a JSON list, not an object; JSONL holds one object a line") or (
-        bad[0][1].startswith("not JSON") and path.suffix == ".json"
-    ):
-        advice = f"A JSON list becomes JSONL with: jq -c '.[]' {path.name} > {path.stem}.jsonl"
-    if len(bad) == 1:
-        line, reason = bad[0]
-        return UserError(f"Dataset {path}, {unit} {line}: {reason}.", advice)
-    shown = [f"  {unit} {line}: {reason}" for line, reason in bad[:SHOWN_BAD_ROWS]]
-    if len(bad) > SHOWN_BAD_ROWS:
-        shown.append(f"  and {len(bad) - SHOWN_BAD_ROWS:,} more")
-    problem = f"Dataset {path}: {len(bad):,} of {total:,} rows can't be used."
-    return UserError(problem, "\n".join([*shown, advice]))
+def _unused(path: Path, unused: Counter[str]) -> str:
+    named = [f"`{key}` ({count:,} rows)" for key, count in unused.most_common(_SHOWN_KEYS)]
+    if len(unused) > _SHOWN_KEYS:
+        named.append(f"and {len(unused) - _SHOWN_KEYS} more")
+    return f"Dataset {path}: these keys are not used: {', '.join(named)}"
+
+
+def _error(path: Path, bad: list[tuple[int, str]], failed: int, total: int, unit: str) -> UserError:
+    if failed == 1:
+        number, reason = bad[0]
+        return UserError(f"Dataset {path}, {unit} {number}: {reason}.", "Mend or remove it.")
+    shown = [f"  {unit} {number}: {reason}" for number, reason in bad]
+    if failed > len(bad):
+        shown.append(f"  and {failed - len(bad):,} more")
+    problem = f"Dataset {path}: {failed:,} of {total:,} rows can't be used."
+    return UserError(problem, "\n".join([*shown, "Mend or remove them."]))

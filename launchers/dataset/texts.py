@@ -8,96 +8,93 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.dataset.rows import BadRow, Conversation, object_of, parse_all, read_as, text_of
+from launchers.dataset.files import BadRow
+from launchers.dataset.preferences import Sample
+from launchers.dataset.rows import Conversation, read_as
+from launchers.dataset.stored import Selected, characters_of
+from launchers.dataset.turns import Fields, text_of
 
 COLUMN = "text"
-SUFFIXES = (".txt", ".parquet")  # of files that are read for task pretrain alone
-_BATCH = 1024  # rows of a Parquet file that are decoded at a time
 
 
 def is_text_file(path: Path) -> bool:
     """Whether a file can hold nothing but plain text, by its name."""
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() == ".txt"
 
 
-def read(path: Path) -> list[Conversation]:
+def read(path: Path) -> Iterator[Conversation]:
     """The documents of a file, every one checked; raises UserError that names what can't be used."""
-    suffix = path.suffix.lower()
-    if suffix == ".txt":
-        return [_whole_file(path)]
-    if suffix == ".parquet":
-        documents = parse_all(path, enumerate(_column(path), start=1), _document, unit="row")
-        if not documents:
-            raise UserError(f"Dataset {path} is empty.", "Give a Parquet file with a document a row.")
-        return documents
-    return read_as(path, parse)
+    if is_text_file(path):
+        return iter([_whole_file(path)])
+    return read_as(path, parse, [COLUMN])
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
     """One decoded row of JSONL as a document; raises BadRow."""
-    row = object_of(row)
+    row = Fields.of(row)
     if COLUMN not in row:
         keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
         raise BadRow(f"{keys}, but task pretrain learns plain text (`{COLUMN}`)")
     return _document(row[COLUMN], line)
 
 
-def from_conversations(conversations: Sequence[Conversation]) -> list[Conversation]:
+def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Conversation]:
     """Plain text out of chats: the turns below each other."""
-    documents = []
     for row in conversations:
         text = "\n\n".join(message.content for message in row.messages) if row.text is None else row.text
-        documents.append(Conversation(text=text, line=row.line))
-    return documents
+        yield Conversation(text=text, line=row.line)
 
 
 def hold_out(
-    documents: Sequence[Conversation], characters: int, drawn: Sequence[int], most: int
-) -> tuple[list[Conversation], list[Conversation]]:
+    documents: Sequence[Sample], characters: int, drawn: Sequence[int], most: int
+) -> tuple[Selected, Selected]:
     """The documents to train on, and held-out ones of about so many characters.
 
     Whole documents, at most ``most``, are held out in the order ``drawn`` (indices) as far as they fit; where
     that is less than half of what is wanted, the end of the longest of the others too.
     """
+    import numpy as np
+
+    lengths = characters_of(documents)
     taken: list[int] = []
     left = characters
     for index in drawn:
-        length = len(documents[index].text or "")
-        if length <= left and len(taken) < most:
+        if left <= 0 or len(taken) == most:
+            break
+        if lengths[index] <= left:
             taken.append(index)
-            left -= length
-    chosen = set(taken)
-    train = [document for index, document in enumerate(documents) if index not in chosen]
-    held_out = [documents[index] for index in taken]
+            left -= int(lengths[index])
+    others = np.delete(np.arange(len(documents)), taken)
+    train: dict[int, Sample] = {}
+    end: dict[int, Sample] = {}
     if left > characters / 2 and len(taken) < most:
-        train, end = _without_end(train, left)
-        held_out += end
-    return train, held_out
+        longest = int(others[np.argmax(lengths[others])])
+        document = documents[longest]
+        cut = _cut(document, left) if isinstance(document, Conversation) else None
+        if cut is not None:
+            train[longest], end[longest] = cut
+            taken.append(longest)
+    return Selected(documents, others, train), Selected(documents, np.array(taken, dtype=np.int64), end)
 
 
-def _without_end(
-    documents: Sequence[Conversation], characters: int
-) -> tuple[list[Conversation], list[Conversation]]:
-    """The documents without the end of the longest, and that end: so many characters, at most half of it.
+def _cut(document: Conversation, characters: int) -> tuple[Conversation, Conversation] | None:
+    """A document without its end, and that end: so many characters, at most half of it.
 
-    It is cut at white space where there is some behind that place.
+    It is cut at white space where there is some behind that place. None: one of both would be empty.
     """
-    lengths = [len(document.text or "") for document in documents]
-    chosen = lengths.index(max(lengths))
-    text = documents[chosen].text or ""
+    text = document.text or ""
     place = len(text) - min(characters, len(text) // 2)
     space = re.compile(r"\s").search(text, place)
     begin, end = (text[:place], text[place:]) if space is None else (text[: space.end()], text[space.end() :])
     if not begin.strip() or not end.strip():
-        return list(documents), []
-    shortened = [replace(d, text=begin) if i == chosen else d for i, d in enumerate(documents)]
-    return shortened, [replace(documents[chosen], text=end)]
+        return None
+    return replace(document, text=begin), replace(document, text=end)
 
 
 def piece_lengths(length: int, longest: int) -> list[int]:
@@ -130,29 +127,3 @@ def _whole_file(path: Path) -> Conversation:
     if not text.strip():
         raise UserError(f"Dataset {path} is empty.", "Give a text file that holds a document.")
     return Conversation(text=text)
-
-
-def _column(path: Path) -> Iterator[Any]:
-    """The values of a Parquet file's column, decoded batch by batch."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError(
-            f"Dataset {path}: Parquet needs the `pyarrow` package, which is not installed.",
-            "pip install pyarrow",
-        ) from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if COLUMN not in names:
-                columns = ", ".join(f"`{name}`" for name in names[:6]) or "no columns"
-                raise UserError(
-                    f"Dataset {path} has {columns}, but task pretrain learns plain text (`{COLUMN}`).",
-                    f"Rename the column that holds the documents to `{COLUMN}`.",
-                )
-            for batch in file.iter_batches(batch_size=_BATCH, columns=[COLUMN]):
-                yield from batch.column(0).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"Dataset {path} can't be read as Parquet: {reason}") from None

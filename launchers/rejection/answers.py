@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from launchers.dataset import render
-from launchers.dataset.rows import Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 
 SHARD_ANSWERS = 64  # answers in a shard, about, or one batch where that is more: what a kill loses
 
@@ -41,13 +42,15 @@ class Prompt:
     shown: str  # as a scoring function and a person see it: the turns' contents, without roles or tokens
     tokens: int  # of the text
     messages: tuple[Message, ...] = ()  # of a chat, without the last answer
+    tools: str = ""  # that the chat may call
     prefix: str | None = None  # of plain text: the part that the model goes on with
 
     def with_answer(self, answer: str) -> Conversation:
         """The prompt with an answer, as a row to train on."""
         if self.prefix is not None:
             return Conversation(text=self.prefix + answer)
-        return Conversation(messages=(*self.messages, Message(role="assistant", content=answer)))
+        turn = Message(role="assistant", content=answer)
+        return Conversation(messages=(*self.messages, turn), tools=self.tools)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,10 @@ def prompts_of(conversations: Sequence[Conversation], tokenizer: Any) -> list[Pr
         else:
             before = conversation.messages[:-1]
             shown = "\n\n".join(message.content for message in before)
-            prompts.append(Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=before))
+            tools = conversation.tools
+            prompts.append(
+                Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=before, tools=tools)
+            )
     return prompts
 
 

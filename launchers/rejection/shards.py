@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from estimator.errors import UserError, spelled_as
-from launchers.cluster.processes import PARENT, die_with_parent, tail
-from launchers.evaluate import started
+from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.rejection.answers import shard_name
 from launchers.spelling import SET
 

@@ -126,14 +126,14 @@ def prepare_start(
     model, settings = planned.model, planned.settings
     print(render(planned.plan), flush=True)
     with spelled_as(SET):
-        conversations, held_out = pipeline.read_data(settings, folder)
+        rows, held_out = pipeline.read_data(settings, folder)
         kept = (cache or folder / "weights") / slug(model.location or model.name)
         model_dir = pipeline.fetch_weights(model, kept)
         attempt = _next_attempt(folder)
         data_dir = folder / f"data-{attempt}"
         shutil.rmtree(data_dir, ignore_errors=True)
         model_dir = as_trained(model_dir, settings, folder)
-        info = pipeline.tokenise(conversations, held_out, settings, model_dir, data_dir)
+        info = pipeline.tokenise(rows, held_out, settings, model_dir, data_dir)
     return Start(
         secret=secrets.token_hex(32),
         attempt=attempt,

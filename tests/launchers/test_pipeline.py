@@ -223,7 +223,7 @@ def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path)
             pipeline.read_samples(settings.build({"task": task}), book)
         assert refused.value.advice == "Give --task pretrain, or JSONL."
     with pytest.raises(UserError, match=r"task pretrain learns plain text \(`text`\)"):
-        pipeline.read_samples(chosen, dataset)
+        list(pipeline.read_samples(chosen, dataset))
 
 
 def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> None:

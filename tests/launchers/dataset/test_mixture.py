@@ -11,13 +11,12 @@ from launchers.settings import build
 
 
 def rows(name: str, count: int, source: int) -> list[Sample]:
-    return mixture.of_source([Conversation(text=f"{name}{n}") for n in range(count)], source)
+    return [Conversation(text=f"{name}{n}", source=source) for n in range(count)]
 
 
 def test_a_row_knows_its_dataset_whatever_it_is() -> None:
     one = Conversation(text="a", line=3)
-    [pair] = mixture.of_source([Pair(chosen=one, rejected=one)], 2)
-    [text] = mixture.of_source([one], 1)
+    pair, text = Pair(chosen=one, rejected=one).of_source(2), one.of_source(1)
     assert (pair.source, text.source, one.source) == (2, 1, 0)
     assert (text.line, text) == (3, one)
 
@@ -43,7 +42,7 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     train = [*rows("a", 2, 0), *rows("b", 40, 1)]
 
     def drawn(seed: int) -> list[Sample]:
-        return mixture.weighted(train, build({"seed": seed, "mixture": {"b.jsonl": 0.3}}))
+        return list(mixture.weighted(train, build({"seed": seed, "mixture": {"b.jsonl": 0.3}})))
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
@@ -51,5 +50,5 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
 
 def test_one_dataset_stays_as_it_is() -> None:
     train = rows("a", 7, 0)
-    assert mixture.weighted(train, build({})) == train
+    assert list(mixture.weighted(train, build({}))) == train
     assert mixture.names(build({"dataset": "a.jsonl"})) == ("a.jsonl",)

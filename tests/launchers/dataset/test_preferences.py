@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
+from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import (
     from_conversations,
     judged_from,
@@ -12,7 +13,8 @@ from launchers.dataset.preferences import (
     read,
     read_judged,
 )
-from launchers.dataset.rows import BadRow, Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 from tests.launchers.dataset.test_rows import turns, write
 
 USER = {"role": "user", "content": "1+2?"}
@@ -104,7 +106,7 @@ def test_a_pair_that_cant_be_used_says_why(row: Any, reason: str) -> None:
 def test_bad_pairs_are_named_by_their_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.jsonl", PLAIN, PLAIN | {"rejected": "3"}, {"text": "once"})
     with pytest.raises(UserError) as caught:
-        read(path)
+        list(read(path))
     assert "2 of 3 rows can't be used" in caught.value.problem
     assert "line 2: `chosen` and `rejected` are equal" in str(caught.value)
     assert "line 3: no `chosen` and `rejected`, but `text`" in str(caught.value)
@@ -157,8 +159,8 @@ def test_a_judged_answer_that_cant_be_used_says_why(row: Any, reason: str) -> No
 def test_labels_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
     row = {"prompt": "1+2?", "completion": "3", "label": True}
     with pytest.raises(UserError, match="every `label` is true"):
-        read_judged(write(tmp_path / "all.jsonl", row, row))
-    assert len(read_judged(write(tmp_path / "both.jsonl", row, row | {"label": False}))) == 2
+        list(read_judged(write(tmp_path / "all.jsonl", row, row)))
+    assert len(list(read_judged(write(tmp_path / "both.jsonl", row, row | {"label": False})))) == 2
 
 
 def test_both_answers_of_a_pair_are_judged_on_their_own() -> None:

@@ -15,7 +15,8 @@ from launchers.dataset.preferences import Pair
 from launchers.dataset.prepare import first_fit, longest_first, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
-from launchers.dataset.rows import Conversation, Message, Role
+from launchers.dataset.rows import Conversation, parse
+from launchers.dataset.turns import Message, Role
 from launchers.models import tiny_llama
 from launchers.report.metrics import tokens_of_steps
 from launchers.settings import Settings, build
@@ -424,8 +425,9 @@ class TestPlainText:
         documents = [Conversation(text=f"document {n:02}") for n in range(40)]
         train, held_out = split(documents, build({"task": "pretrain"}))
         assert (len(train), len(held_out)) == (38, 2)
-        assert {row.text for row in train + held_out} == {row.text for row in documents}
-        assert split(documents, build({"task": "pretrain"})) == (train, held_out)
+        assert {row.text for row in (*train, *held_out)} == {row.text for row in documents}
+        again = split(documents, build({"task": "pretrain"}))
+        assert list(map(list, again)) == [list(train), list(held_out)]
 
     @given(
         lengths=st.lists(st.integers(1, 400) | st.just(20_000), min_size=1, max_size=60),
@@ -506,11 +508,13 @@ class TestHeldOut:
         conversations = [Conversation(text=str(n)) for n in range(rows)]
         settings = build({"seed": seed, "evaluation": {"fraction": fraction}})
         train, held_out = split(conversations, settings)
-        assert sorted(int(c.text or "") for c in train + held_out) == list(range(rows))
+        texts = [getattr(row, "text", "") for row in (*train, *held_out)]
+        assert sorted(map(int, texts)) == list(range(rows))
         assert train
         assert len(held_out) <= 256
         assert bool(held_out) == (fraction > 0 and rows > 1)
-        assert split(conversations, settings) == (train, held_out)
+        again = split(conversations, settings)
+        assert list(map(list, again)) == [list(train), list(held_out)]
 
     def test_no_row_is_held_out_beside_a_held_out_dataset(self) -> None:
         rows = some(10)
@@ -614,3 +618,72 @@ class TestPairs:
             tmp_path,
         )
         assert Prepared(tmp_path).order[0] == 5
+
+
+# Renders tools and their calls, as models' own templates do.
+WITH_TOOLS = (
+    "{% if tools %}<|start_header_id|>tools {{ tools | tojson }}<|eot_id|>{% endif %}"
+    "{% for m in messages %}{{ m['role'] + '<|end_header_id|>' }}{% if m['tool_calls'] %}"
+    "{% for c in m['tool_calls'] %}{{ c['function']['name'] }}({{ c['function']['arguments'] | tojson }})"
+    "{% endfor %}{% endif %}{{ m['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant<|end_header_id|>' }}{% endif %}"
+)
+
+
+class TestTools:
+    row = parse(
+        {
+            "messages": [
+                {"role": "user", "content": "Sum?"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}],
+                },
+                {"role": "tool", "content": "3"},
+                {"role": "assistant", "content": "It is 3."},
+            ],
+            "tools": [{"name": "add", "description": "Adds."}],
+        },
+        5,
+    )
+
+    def test_the_call_and_the_answer_count_and_the_tools_result_does_not(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": WITH_TOOLS}))
+        ((tokens, _),) = tokenise([self.row], tokenizer)
+        text = tokenizer.decode(tokens)
+        assert '"description": "Adds."' in text
+        assert "tool<|end_header_id|>3<|eot_id|>" in text
+        assert counted_text(self.row, tokenizer) == 'add({"a": 1})<|eot_id|>It is 3.<|eot_id|>'
+
+    def test_a_template_that_leaves_tools_out_is_refused_with_the_line(self, tokenizer: Any) -> None:
+        with pytest.raises(UserError, match="line 5: the chat template leaves out the tool add"):
+            list(tokenise([self.row], tokenizer))
+
+
+class TestWeights:
+    row = parse(
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello", "weight": 0},
+                {"role": "user", "content": "Bye"},
+                {"role": "assistant", "content": "See you", "weight": 1},
+                {"role": "user", "content": "Why?"},
+                {"role": "assistant", "content": "So", "weight": 0},
+            ]
+        }
+    )
+
+    def test_turns_of_weight_zero_are_read_and_not_learnt(self, tokenizer: Any) -> None:
+        assert counted_text(self.row, tokenizer) == "See you<|eot_id|>"
+
+    def test_nor_are_they_where_prompts_count(self, tokenizer: Any) -> None:
+        ((tokens, counted),) = tokenise([self.row], tokenizer, train_on_prompt=True)
+        text = tokenizer.decode(tokens[~counted])
+        assert text == "<|begin_of_text|>Hello<|eot_id|>So<|eot_id|>"
+
+    def test_an_end_that_is_added_is_not_learnt_either(self, model: Path) -> None:
+        template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+        template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        assert counted_text(self.row, tokenizer) == " See you\n"

@@ -12,19 +12,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_a_valid_dataset_of_some_thousand_chats(path: Path) -> None:
-    conversations = rows.read(path)
+    conversations = list(rows.read(path))
     assert 3000 < len(conversations) < 10_000
     assert all([m.role for m in c.messages] == ["user", "assistant"] for c in conversations)
 
 
 def test_no_question_and_no_answer_comes_twice(path: Path) -> None:
-    conversations = rows.read(path)
+    conversations = list(rows.read(path))
     for position in (0, 1):
         assert len({c.messages[position].content for c in conversations}) == len(conversations)
 
 
 def test_answers_are_neither_empty_nor_long(path: Path) -> None:
-    lengths = [len(c.messages[1].content) for c in rows.read(path)]
+    lengths = [len(c.messages[1].content) for c in list(rows.read(path))]
     assert min(lengths) >= 20
     assert max(lengths) <= python_docs.MAX_ANSWER_CHARS
 
@@ -46,7 +46,7 @@ def test_reading_the_documentation_prints_nothing(capfd: pytest.CaptureFixture[s
 
 
 def test_a_known_function_is_asked_about_and_answered(path: Path) -> None:
-    answers = {c.messages[0].content: c.messages[1].content for c in rows.read(path)}
+    answers = {c.messages[0].content: c.messages[1].content for c in list(rows.read(path))}
     (question,) = (q for q in answers if "`bisect.bisect_left" in q)
     assert answers[question].startswith("Return the index where to insert item x in list a")
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from launchers.dataset.rows import Conversation, Message, parse, read
+from launchers.dataset.rows import Conversation, parse, read
+from launchers.dataset.turns import Message
 
 GOOD = {"instruction": "Add 1 and 2.", "output": "3"}
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -84,7 +85,7 @@ def chat(*roles: str) -> dict[str, Any]:
         (chat("assistant", "user", "assistant"), "roles out of order: turn 1 is assistant, not user"),
         (chat("user", "system", "assistant"), "roles out of order: turn 2 is system"),
         (chat("user", "assistant", "user"), "the last turn must be the assistant's"),
-        (chat("user", "tool"), "messages[1] has the unknown role 'tool'"),
+        (chat("user", "narrator"), "messages[1] has the unknown role 'narrator'"),
         ({"messages": "Hi"}, "`messages` is not a list"),
         ({"messages": ["Hi"]}, "messages[0] is not an object"),
         ({"messages": [{"role": "user", "contents": "Hi"}]}, "`contents` should be `content`?"),
@@ -104,7 +105,7 @@ def chat(*roles: str) -> dict[str, Any]:
 def test_a_bad_row_is_refused_with_its_line_and_reason(tmp_path: Path, line: Any, reason: str) -> None:
     path = write(tmp_path / "data.jsonl", GOOD, "", line, GOOD)
     with pytest.raises(UserError) as error:
-        read(path)
+        list(read(path))
     assert "data.jsonl, line 3: " in error.value.problem
     assert reason in error.value.problem
     assert "\n" not in error.value.problem
@@ -113,7 +114,7 @@ def test_a_bad_row_is_refused_with_its_line_and_reason(tmp_path: Path, line: Any
 def test_many_bad_rows_are_counted_and_the_first_ten_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "data.jsonl", GOOD, *["{"] * 12, GOOD)
     with pytest.raises(UserError) as error:
-        read(path)
+        list(read(path))
     assert error.value.problem.endswith("12 of 14 rows can't be used.")
     lines = error.value.advice.splitlines()
     assert [line.split(":")[0].strip() for line in lines[:10]] == [f"line {n}" for n in range(2, 12)]
@@ -123,7 +124,7 @@ def test_many_bad_rows_are_counted_and_the_first_ten_listed(tmp_path: Path) -> N
 def test_blank_lines_a_byte_order_mark_and_mixed_shapes_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n' + json.dumps(GOOD).encode())
-    conversations = read(path)
+    conversations = list(read(path))
     assert conversations == [Conversation(text="a"), parse(GOOD)]
     assert [conversation.line for conversation in conversations] == [1, 4]
 
@@ -133,28 +134,19 @@ def test_an_empty_dataset_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(content)
     with pytest.raises(UserError, match="is empty"):
-        read(path)
+        list(read(path))
 
 
 def test_another_encoding_is_named_as_such(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes('{"text": "caf\u00e9"}'.encode("latin-1"))
     with pytest.raises(UserError, match=r"line 1: not UTF-8"):
-        read(path)
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_json_list_is_answered_with_how_to_make_it_jsonl(tmp_path: Path, indent: int | None) -> None:
-    path = tmp_path / "data.json"
-    path.write_text(json.dumps([GOOD, GOOD], indent=indent))
-    with pytest.raises(UserError) as error:
-        read(path)
-    assert "jq -c '.[]' data.json > data.jsonl" in error.value.advice
+        list(read(path))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.jsonl can't be read: No such file"):
-        read(tmp_path / "nowhere.jsonl")
+        list(read(tmp_path / "nowhere.jsonl"))
 
 
 def test_messages_can_be_compared_and_hashed() -> None:

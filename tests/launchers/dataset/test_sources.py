@@ -49,7 +49,7 @@ def test_a_file_that_looks_like_a_hub_id_is_a_file(tmp_path: Path, monkeypatch: 
 def test_the_built_in_dataset_is_made_and_valid(tmp_path: Path) -> None:
     path = fetch("python-docs", tmp_path / "cache")
     assert path.parent == tmp_path / "cache"
-    assert rows.read(path)
+    assert list(rows.read(path))
 
 
 @pytest.mark.parametrize("dataset", ["nowhere.jsonl", "/no/such/file", "nonsense", "a/b/c"])
@@ -136,7 +136,7 @@ class TestHub:
         calls = answer(datasets.Dataset.from_list(chats))
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         path = fetch("org/name:main", tmp_path)
-        assert len(rows.read(path)) == 3
+        assert len(list(rows.read(path))) == 3
         assert calls == [(("org/name", "main"), {"split": "train", "token": "hf_secret"})]
 
     @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from pyarrow import parquet
 
 from estimator.errors import UserError
 from launchers.dataset import rows, texts
-from launchers.dataset.rows import Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
@@ -37,17 +38,19 @@ def words(documents: list[Conversation]) -> list[tuple[str | None, int]]:
 class TestRead:
     def test_the_text_of_a_json_row_is_a_document_and_other_keys_are_ignored(self, tmp_path: Path) -> None:
         path = jsonl(tmp_path / "d.jsonl", {"text": "one", "id": 1}, {**CHAT, "text": "two"})
-        assert words(texts.read(path)) == [("one", 1), ("two", 2)]
+        assert words(list(texts.read(path))) == [("one", 1), ("two", 2)]
 
     @pytest.mark.parametrize("name", ["book.txt", "BOOK.TXT"])
     def test_a_text_file_is_one_document(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_bytes("\ufeffÉin Buch\r\n\r\nsecond\n".encode())
-        assert words(texts.read(tmp_path / name)) == [("Éin Buch\r\n\r\nsecond\n", 0)]
+        assert words(list(texts.read(tmp_path / name))) == [("Éin Buch\r\n\r\nsecond\n", 0)]
 
     def test_a_column_of_parquet_is_a_document_a_row_batch_after_batch(self, tmp_path: Path) -> None:
         wanted = [f"document {number}" for number in range(3000)]
         path = table(tmp_path / "d.parquet", other=list(range(3000)), text=wanted)
-        assert words(texts.read(path)) == [(text, number) for number, text in enumerate(wanted, start=1)]
+        assert words(list(texts.read(path))) == [
+            (text, number) for number, text in enumerate(wanted, start=1)
+        ]
 
     @pytest.mark.parametrize(
         ("name", "content", "said"),
@@ -71,7 +74,7 @@ class TestRead:
     ) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError) as refused:
-            texts.read(tmp_path / name)
+            list(texts.read(tmp_path / name))
         assert said in refused.value.problem
         assert name in refused.value.problem
         assert "\n" not in refused.value.problem
@@ -79,7 +82,7 @@ class TestRead:
     @pytest.mark.parametrize(
         ("columns", "said"),
         [
-            ({"body": ["a"]}, "has `body`, but task pretrain learns plain text (`text`)"),
+            ({"body": ["a"]}, "`body`, but task pretrain learns plain text (`text`)"),
             ({"text": ["a", None]}, "row 2: `text` is empty"),
             ({"text": [1]}, "row 1: `text` is not text but int"),
             ({"text": []}, "is empty"),
@@ -89,7 +92,7 @@ class TestRead:
         self, tmp_path: Path, columns: dict[str, list[Any]], said: str
     ) -> None:
         with pytest.raises(UserError) as refused:
-            texts.read(table(tmp_path / "d.parquet", **columns))
+            list(texts.read(table(tmp_path / "d.parquet", **columns)))
         assert said in refused.value.problem
         assert "\n" not in refused.value.problem
 
@@ -99,13 +102,13 @@ class TestRead:
         path = table(tmp_path / "d.parquet", text=["a"])
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         with pytest.raises(UserError, match="`pyarrow` package, which is not installed") as refused:
-            texts.read(path)
+            list(texts.read(path))
         assert refused.value.advice == "pip install pyarrow"
 
     def test_a_file_that_is_gone_is_a_line(self, tmp_path: Path) -> None:
         for name in ("gone.txt", "gone.parquet", "gone.jsonl"):
             with pytest.raises(UserError, match="can't be read"):
-                texts.read(tmp_path / name)
+                list(texts.read(tmp_path / name))
 
     def test_chats_become_text_turn_below_turn(self) -> None:
         chat = Conversation(
@@ -121,9 +124,10 @@ class TestHoldOut:
     def test_whole_documents_are_held_out_in_the_drawn_order_as_far_as_they_fit(self) -> None:
         documents = [Conversation(text=text) for text in ("a" * 30, "b" * 900, "c" * 40, "d" * 30)]
         train, held_out = texts.hold_out(documents, 100, [1, 3, 2, 0], 256)
-        assert held_out == [documents[3], documents[2], documents[0]], "the book is too long"
-        assert train == [documents[1]]
-        assert texts.hold_out(documents, 100, [1, 3, 2, 0], 1) == ([*documents[:3]], [documents[3]])
+        assert list(held_out) == [documents[3], documents[2], documents[0]], "the book is too long"
+        assert list(train) == [documents[1]]
+        train, held_out = texts.hold_out(documents, 100, [1, 3, 2, 0], 1)
+        assert (list(train), list(held_out)) == (documents[:3], documents[3:])
 
     def test_where_none_fits_the_end_of_the_longest_is_held_out_at_a_word(self) -> None:
         documents = [Conversation(text="short"), Conversation(text="word " * 100, line=2)]
@@ -140,8 +144,10 @@ class TestHoldOut:
 
     @pytest.mark.parametrize("text", ["a", "a ", "word   "])
     def test_where_nothing_would_be_left_nothing_is_held_out(self, text: str) -> None:
-        assert texts.hold_out([Conversation(text=text)], 1, [], 256) == ([Conversation(text=text)], [])
-        assert texts.hold_out([Conversation(text=text)], 0, [0], 256) == ([Conversation(text=text)], [])
+        train, held_out = texts.hold_out([Conversation(text=text)], 1, [], 256)
+        assert (list(train), list(held_out)) == ([Conversation(text=text)], [])
+        train, held_out = texts.hold_out([Conversation(text=text)], 0, [0], 256)
+        assert (list(train), list(held_out)) == ([Conversation(text=text)], [])
 
 
 class TestPieces:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from launchers.dataset import render
-from launchers.dataset.rows import Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answer, Answers, BatchLimit, Prompt, Scores

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from launchers.dataset import render
-from launchers.dataset.rows import Conversation, Message
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection.generation import GenerationRequest, generate

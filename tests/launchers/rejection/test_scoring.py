@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from estimator.errors import UserError
-from launchers.dataset.rows import Message
+from launchers.dataset.turns import Message
 from launchers.engines.reward_head import with_reward_head
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from estimator.errors import UserError
-from launchers.dataset.rows import Message
+from launchers.dataset.turns import Message
 from launchers.rejection.answers import Answer, Answers, Prompt, Scores
 from launchers.rejection.selection import Comparison, distribution, mean_of, overview, select
 from launchers.settings import Rejection

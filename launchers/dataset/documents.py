@@ -1,0 +1,437 @@
+"""Rows as tokens, in several processes: each takes every n-th chunk of the rows and leaves it in a file.
+
+``python -m launchers.dataset.documents request.json`` is such a process. Few rows are tokenised in the
+process that asks, which has nothing to start then. The order is that of the rows, however many processes
+there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.errors import UserError, spelled_as
+from launchers.cluster.processes import PARENT, die_with_parent, started, tail
+from launchers.dataset import render, texts
+from launchers.dataset.preferences import Judged, Pair, Sample
+from launchers.dataset.prepared import IGNORE, Row
+from launchers.dataset.progress import Progress
+from launchers.dataset.rows import Conversation
+from launchers.dataset.stored import Selected, StoredRows, decode, encode
+from launchers.settings import Settings
+from launchers.spelling import SET
+
+CHUNK_ROWS = 2048
+CHUNK_BYTES = 2 << 20  # of rows as they are stored
+# Less than this is tokenised sooner than a process has imported transformers (some 5 s).
+ALONE_BYTES = 12 << 20
+MAX_PROCESSES = 16  # each takes 0.3 GiB
+_POLL_S = 0.05
+_PLACES = "places.npy"
+
+
+@dataclass(kw_only=True, slots=True)
+class Chunk:
+    """Some rows as documents: what is kept of them, one after the other, and what became of the others.
+
+    A row is one document, a pair two (the chosen and the rejected one); of plain text of task pretrain a
+    document is as many as it has pieces. Rows with a document in which nothing counts are left out.
+    """
+
+    tokens: NDArray[np.int32]
+    counted: NDArray[np.bool_]  # which of them count in the loss
+    lengths: NDArray[np.int32]  # [documents], tokens in each
+    desirable: NDArray[np.bool_]  # [kept rows]
+    whole: NDArray[np.int32]  # lengths of the kept rows' documents before they were cut or split
+    rows: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    split: int = 0
+    pieces: int = 0
+
+    def save(self, path: Path) -> None:
+        """Write a file, whole or not at all."""
+        temporary = path.with_suffix(".part")
+        with temporary.open("wb") as file:
+            np.savez(file, **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)})
+        temporary.rename(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Chunk:
+        with np.load(path) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+        values: dict[str, Any] = {name: value if value.ndim else int(value) for name, value in found.items()}
+        return cls(**values)
+
+
+class Documents:
+    """All documents of a run in two files, and in memory a few numbers of each.
+
+    ``per_row``: how many a row has.
+    """
+
+    def __init__(self, folder: Path, per_row: int) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.per_row = folder, per_row
+        self.rows = self.truncated = self.dropped = self.split = self.pieces = 0
+        self.largest = -1  # of all tokens
+        self._parts = _Parts()
+        self._tokens = (folder / "tokens").open("wb+", buffering=1 << 20)
+        self._counted = (folder / "counted").open("wb+", buffering=1 << 20)
+
+    def add(self, chunk: Chunk) -> None:
+        """Append what a chunk has."""
+        self._tokens.write(chunk.tokens.data)
+        self._counted.write(chunk.counted.data)
+        for name in ("lengths", "desirable", "whole"):
+            getattr(self._parts, name).frombytes(getattr(chunk, name).tobytes())
+        for name in ("rows", "truncated", "dropped", "split", "pieces"):
+            setattr(self, name, getattr(self, name) + getattr(chunk, name))
+        if len(chunk.tokens):
+            self.largest = max(self.largest, int(chunk.tokens.max()))
+
+    def finish(self) -> None:
+        """No more are added, and they can be read."""
+        self.lengths = np.frombuffer(self._parts.lengths, dtype=np.int32)
+        self.desirable = np.frombuffer(self._parts.desirable, dtype=np.bool_)
+        self.whole = np.frombuffer(self._parts.whole, dtype=np.int32)
+        self._offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        self._tokens.flush()
+        self._counted.flush()
+
+    def __len__(self) -> int:
+        """How many rows were kept: each is ``per_row`` documents."""
+        return len(self.desirable)
+
+    def each_alone(self) -> Packing:
+        """Every kept row as a row of its own."""
+        return Packing(members=np.arange(len(self.lengths)), starts=np.arange(len(self) + 1) * self.per_row)
+
+    def row(self, members: NDArray[np.int64]) -> Row:
+        """These documents as one row."""
+        parts = [self._read(int(member)) for member in members]
+        tokens = parts[0][0] if len(parts) == 1 else np.concatenate([tokens for tokens, _ in parts])
+        counted = parts[0][1] if len(parts) == 1 else np.concatenate([counted for _, counted in parts])
+        return Row(
+            tokens=tokens,
+            labels=np.where(counted, tokens, np.int32(IGNORE)),
+            lengths=self.lengths[members],
+            desirable=bool(self.desirable[members // self.per_row].all()),
+        )
+
+    def _read(self, document: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        first, length = int(self._offsets[document]), int(self.lengths[document])
+        self._tokens.seek(4 * first)
+        self._counted.seek(first)
+        tokens = np.frombuffer(self._tokens.read(4 * length), dtype=np.int32)
+        return tokens, np.frombuffer(self._counted.read(length), dtype=np.bool_)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._tokens.close()
+        self._counted.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class _Parts:
+    lengths: array[int] = field(default_factory=lambda: array("i"))
+    desirable: array[int] = field(default_factory=lambda: array("b"))
+    whole: array[int] = field(default_factory=lambda: array("i"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """Which documents each row has: row r those of ``members[starts[r] : starts[r + 1]]``."""
+
+    members: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def of_row(self, row: int) -> NDArray[np.int64]:
+        """The documents of a row."""
+        return self.members[self.starts[row] : self.starts[row + 1]]
+
+    def in_order(self, rows: NDArray[np.int64]) -> Packing:
+        """The same rows in another order, where each is one document."""
+        return Packing(members=self.members[rows], starts=self.starts)
+
+
+def tokenise(
+    rows: Sequence[Sample], model_dir: Path, tokenizer: Any, settings: Settings, seq_len: int, folder: Path
+) -> Documents:
+    """The rows as documents, cut (or split) at ``seq_len`` tokens, in an empty ``folder``.
+
+    ``tokenizer`` is that of ``model_dir``, for those that this process tokenises itself. Raises UserError
+    where a row can't be rendered.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    documents = Documents(folder, 2 if settings.trains_on_pairs else 1)
+    progress = Progress("tokenising", len(rows))
+    stored = _Stored.of(rows)
+    borders = _borders(np.zeros(len(rows)) if stored is None else stored.sizes)
+    processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(borders) - 1)
+    try:
+        if stored is None or stored.sizes.sum() < ALONE_BYTES or processes < 2:
+            for first, last in itertools.pairwise(borders):
+                documents.add(chunk_of(rows[first:last], tokenizer, settings, seq_len))
+                progress.at(last)
+        else:
+            request = _Request(
+                rows=stored.rows.folder,
+                replaced={place: encode(row).decode() for place, row in stored.replaced.items()},
+                borders=borders,
+                model_dir=model_dir,
+                settings=settings,
+                seq_len=seq_len,
+                folder=folder,
+            )
+            np.save(folder / _PLACES, stored.places)
+            for chunk in _from_processes(request, processes, progress):
+                documents.add(chunk)
+        documents.finish()
+    except BaseException:
+        documents.close()
+        raise
+    return documents
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored:
+    """Rows that another process can read."""
+
+    rows: StoredRows
+    places: NDArray[np.integer]
+    replaced: Mapping[int, Sample]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sample]) -> _Stored | None:
+        """None where the rows are not in a file."""
+        if isinstance(rows, StoredRows):
+            return cls(rows=rows, places=np.arange(len(rows)), replaced={})
+        if isinstance(rows, Selected) and isinstance(rows.rows, StoredRows):
+            return cls(rows=rows.rows, places=rows.places, replaced=rows.replaced)
+        return None
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """[rows]: bytes of each."""
+        sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.places]
+        return sizes
+
+
+def _borders(sizes: NDArray[np.number]) -> list[int]:
+    """Where chunks of rows of these sizes in bytes begin, and the last one ends."""
+    borders, first, held = [0], 0, 0
+    for place, size in enumerate(sizes.tolist()):
+        if place > first and (place - first == CHUNK_ROWS or held + size > CHUNK_BYTES):
+            borders.append(place)
+            first, held = place, 0
+        held += size
+    return [*borders, len(sizes)] if len(sizes) else [0]
+
+
+def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
+    """Rows as documents."""
+    samples = list(rows)
+    splits = settings.task == "pretrain"
+    tokens: list[NDArray[np.int32]] = []
+    counted: list[NDArray[np.bool_]] = []
+    whole: list[int] = []
+    desirable: list[bool] = []
+    truncated = dropped = split = split_into = 0
+    for documents, good in _rendered(samples, tokenizer, settings):
+        longer = any(len(ids) > seq_len for ids, _ in documents)
+        truncated += longer and not splits
+        if splits:
+            kept = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
+        else:
+            kept = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
+        kept = [some for some in kept if all(counts.any() for _, counts in some)]
+        if not kept:
+            dropped += 1
+            continue
+        if longer and splits:
+            split += 1
+            split_into += len(kept)
+        for some in kept:
+            tokens += [ids for ids, _ in some]
+            counted += [counts for _, counts in some]
+            desirable.append(good)
+        whole += [len(ids) for ids, _ in documents]
+    return Chunk(
+        tokens=np.concatenate([np.zeros(0, dtype=np.int32), *tokens]),
+        counted=np.concatenate([np.zeros(0, dtype=np.bool_), *counted]),
+        lengths=np.array([len(ids) for ids in tokens], dtype=np.int32),
+        desirable=np.array(desirable, dtype=np.bool_),
+        whole=np.array(whole, dtype=np.int32),
+        rows=len(samples),
+        truncated=truncated,
+        dropped=dropped,
+        split=split,
+        pieces=split_into,
+    )
+
+
+def _rendered(
+    samples: Sequence[Sample], tokenizer: Any, settings: Settings
+) -> Iterator[tuple[list[render.Tokens], bool]]:
+    """Of each row its documents, and whether its answer is a good one."""
+    pairs = settings.trains_on_pairs
+    conversations: list[Conversation] = []
+    for sample in samples:
+        if isinstance(sample, Pair):
+            conversations += (sample.chosen, sample.rejected)
+        else:
+            conversations.append(sample.conversation if isinstance(sample, Judged) else sample)
+    alone = pairs or settings.task == "kto"  # one answer of each conversation is weighed
+    prompt_counts = settings.train_on_prompt and not alone
+    documents = render.tokenise(conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=alone)
+    for sample in samples:
+        good = sample.desirable if isinstance(sample, Judged) else True
+        yield [next(documents) for _ in range(2 if pairs else 1)], good
+
+
+def _pieces(
+    tokens: NDArray[np.int32], counted: NDArray[np.bool_], seq_len: int
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """All of a document, in consecutive pieces of ``seq_len`` tokens; the last may be shorter.
+
+    Only the last has the document's end of sequence. The first token of a piece does not count: what comes
+    before it is in another row.
+    """
+    first = 0
+    for length in texts.piece_lengths(len(tokens), seq_len):
+        counts = counted[first : first + length].copy()
+        counts[0] = False
+        yield tokens[first : first + length], counts
+        first += length
+
+
+# Several processes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """What the processes are told. ``folder`` gets the chunks, and has the places of the rows."""
+
+    rows: Path  # of StoredRows
+    replaced: dict[int, str]  # rows that stand for others, as stored
+    borders: list[int]
+    model_dir: Path
+    settings: Settings
+    seq_len: int
+    folder: Path
+
+    def save(self, process: int, processes: int) -> Path:
+        """Write the file that tells a process which chunks are its own: every ``processes``-th."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values |= {"settings": self.settings.model_dump(mode="json"), "share": [process, processes]}
+        path = self.folder / f"request-{process}.json"
+        path.write_text(json.dumps(values, default=str))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> tuple[_Request, int, int]:
+        values = json.loads(path.read_text())
+        process, processes = values.pop("share")
+        values |= {name: Path(values[name]) for name in ("rows", "model_dir", "folder")}
+        values |= {"replaced": {int(place): row for place, row in values["replaced"].items()}}
+        values |= {"settings": Settings.model_validate(values["settings"])}
+        return cls(**values), process, processes
+
+    def chunk_file(self, number: int) -> Path:
+        """Where a chunk is left; with suffix .json why there is none."""
+        return self.folder / f"chunk-{number:06d}.npz"
+
+
+def _from_processes(request: _Request, processes: int, progress: Progress) -> Iterator[Chunk]:
+    """The chunks in their order, as the processes that are started here make them."""
+    count, limit_s = len(request.borders) - 1, request.settings.resources.hang_timeout_s
+    with contextlib.ExitStack() as running:
+        workers = [
+            running.enter_context(
+                started(
+                    "launchers.dataset.documents",
+                    request.save(number, processes),
+                    request.folder / f"{number}.log",
+                    on_cpu=True,
+                )
+            )
+            for number in range(processes)
+        ]
+        for number in range(count):
+            path, heard = request.chunk_file(number), time.monotonic()
+            worker = workers[number % processes]
+            while not path.is_file():
+                ended = worker.poll() is not None
+                if path.is_file():
+                    break
+                if path.with_suffix(".json").is_file():
+                    raise UserError(**json.loads(path.with_suffix(".json").read_text()))
+                if ended:
+                    raise _ended(worker, request.folder / f"{number % processes}.log")
+                if time.monotonic() - heard > limit_s:
+                    raise UserError(
+                        f"Rows {request.borders[number] + 1:,} to {request.borders[number + 1]:,} were not "
+                        f"tokenised within {limit_s:g} s.",
+                        "Raise resources.hang_timeout_s if this machine is that slow.",
+                    )
+                progress.at(request.borders[number])
+                time.sleep(_POLL_S)
+            yield Chunk.load(path)
+            path.unlink()
+            progress.at(request.borders[number + 1])
+
+
+def _ended(worker: subprocess.Popen[bytes], log: Path) -> UserError:
+    status = worker.returncode
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
+    advice = "A process that is killed has mostly taken more memory than there is."
+    return UserError(f"A process that tokenises {how}. {tail(log, 1)}".strip(), tail(log, 30) or advice)
+
+
+def main(path: Path) -> None:
+    """Tokenise the chunks of one process."""
+    request, process, processes = _Request.load(path)
+    tokenizer = render.load_tokenizer(request.model_dir, request.settings)
+    replaced = {place: decode(row.encode()) for place, row in request.replaced.items()}
+    places = np.load(request.folder / _PLACES, mmap_mode="r")
+    base = StoredRows(request.rows)
+    for number in range(process, len(request.borders) - 1, processes):
+        some = places[request.borders[number] : request.borders[number + 1]]
+        rows = [replaced[place] if place in replaced else base[place] for place in some.tolist()]
+        target = request.chunk_file(number)
+        try:
+            with spelled_as(SET):
+                chunk = chunk_of(rows, tokenizer, request.settings, request.seq_len)
+        except UserError as error:
+            said = json.dumps({"problem": error.problem, "advice": error.advice})
+            target.with_suffix(".part").write_text(said)
+            target.with_suffix(".part").rename(target.with_suffix(".json"))
+            return
+        chunk.save(target)
+
+
+if __name__ == "__main__":
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    main(Path(sys.argv[1]))

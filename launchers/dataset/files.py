@@ -1,0 +1,329 @@
+"""The rows of a file one after the other, whatever its form, without holding it in memory.
+
+* JSONL: a JSON object a line
+* JSON: a list of objects, or objects one after the other, printed as you like
+* ``.csv`` and ``.tsv``: the first line names the columns; an empty cell is a key that is not there
+* ``.parquet``
+* a folder that ``save_to_disk`` of the ``datasets`` package has made, of one split
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from estimator.errors import UserError
+
+FORMS = (
+    "JSONL, a JSON list, CSV (.csv, .tsv), Parquet (.parquet), a folder of datasets' save_to_disk, or for "
+    "task pretrain plain text (.txt)"
+)
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
+_SAVED = "state.json"  # in a folder of one split; one of several has dataset_dict.json
+_BATCH = 1024  # rows that are decoded at a time
+_CHUNK = 1 << 20  # characters of a JSON list that are read at a time
+_BLANK = re.compile(r"[ \t\r\n]*")
+_CUT = 16  # an error so near to the end of what is read may be one of a value that goes on behind it
+
+
+class BadRow(Exception):  # noqa: N818
+    """Why a row can't be used."""
+
+
+class Rows(ABC):
+    """Iterates over (number, decoded row), or (number, BadRow) for what can't be decoded."""
+
+    unit = "row"  # what the numbers count
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[int, Any]]: ...
+
+    @abstractmethod
+    def share(self) -> float:
+        """How much of the file is read, from 0 to 1."""
+
+
+def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
+    """The rows of a file or folder; UserError where it is of no known form.
+
+    ``columns``: no others of a Parquet file are looked at.
+    """
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        if not is_saved(path):
+            raise UserError(f"Dataset {path} is a folder without rows.", f"Give {FORMS}.")
+        return _Saved(path)
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(4096)
+    except OSError as error:
+        raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
+    if beginning.startswith(b"PAR1") or suffix == ".parquet":
+        return _Parquet(path, columns)
+    if suffix in (".csv", ".tsv"):
+        return _Csv(path)
+    first = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if first == b"[":
+        return _Json(path)
+    known = suffix in SUFFIXES or first in (b"{", b"")
+    if not known or (b"\0" in beginning and not beginning.startswith((b"\xff\xfe", b"\xfe\xff"))):
+        raise UserError(f"Dataset {path} is of no form that is known.", f"Give {FORMS}.")
+    return _Json(path) if first == b"{" and not _is_value(beginning) else _Lines(path)
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether save_to_disk has made the folder, of one split."""
+    return (folder / _SAVED).is_file()
+
+
+def _is_value(beginning: bytes) -> bool:
+    """Whether the first line of a file may be a whole JSON object; an opened one that goes on is not."""
+    line = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0].rstrip()
+    return line not in (b"{", b"{}") and not line.endswith((b",", b"[", b"{"))
+
+
+class _Lines(Rows):
+    """JSONL; blank lines are skipped."""
+
+    unit = "line"
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        with self.path.open("rb") as self._file:
+            for number, line in enumerate(self._file, start=1):
+                if line.strip():
+                    yield number, _decoded(line, number)
+
+    def share(self) -> float:
+        return self._file.tell() / max(1, self.path.stat().st_size)
+
+
+def _decoded(line: bytes, number: int) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip())
+    except json.JSONDecodeError as error:
+        return BadRow(f"not JSON ({error.msg} at column {error.colno})")
+    except UnicodeDecodeError as error:
+        return BadRow(f"not UTF-8 (byte {error.start + 1})")
+    except RecursionError:
+        return BadRow("JSON that is nested too deeply")
+
+
+class _Json(Rows):
+    """A JSON list, or JSON values one after the other. Behind what is not JSON nothing can be read."""
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        with self.path.open(encoding="utf-8-sig") as self._file:
+            self._cursor, self._count = _Cursor(self._file), 0
+            try:
+                yield from self._values()
+            except json.JSONDecodeError as error:
+                line = self._cursor.line_of(error.pos)
+                yield self._number, BadRow(f"not JSON ({error.msg}, line {line})")
+            except UnicodeDecodeError as error:
+                yield self._number, BadRow(f"not UTF-8 ({error.reason})")
+            except RecursionError:
+                yield self._number, BadRow("JSON that is nested too deeply")
+
+    def share(self) -> float:
+        return _position(self._file) / max(1, self.path.stat().st_size)
+
+    @property
+    def _number(self) -> int:
+        """Of the row that comes: where it begins, or in a file without lines how many it is."""
+        return self._cursor.line if self.unit == "line" else self._count + 1
+
+    def _values(self) -> Iterator[tuple[int, Any]]:
+        cursor = self._cursor
+        in_list = cursor.peek() == "["
+        if in_list:
+            cursor.skip()
+        cursor.peek()
+        if cursor.line > 1 or not in_list:
+            self.unit = "line"
+        while (following := cursor.peek()) and not (in_list and following == "]"):
+            if self._count and (in_list or following == ","):
+                cursor.expect(",")
+                cursor.peek()
+            number, value = self._number, cursor.value()
+            yield number, value
+            self._count += 1
+        if in_list:
+            cursor.expect("]")
+            if cursor.peek():
+                yield self._number, BadRow("not JSON (there is more behind the list)")
+
+
+class _Cursor:
+    """A place in a text that is read piece by piece."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._decoder = file, json.JSONDecoder()
+        self._text, self._at, self.line = "", 0, 1
+
+    def peek(self) -> str:
+        """The next character that is not blank; empty at the end."""
+        while True:
+            self._go_to(_BLANK.match(self._text, self._at).end())  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._read_more():
+                return ""
+
+    def skip(self) -> None:
+        """Go past that character."""
+        self._go_to(self._at + 1)
+
+    def expect(self, character: str) -> None:
+        """Go past that character; raises JSONDecodeError where another one stands there."""
+        if self.peek() != character:
+            raise json.JSONDecodeError(f"Expecting '{character}'", self._text, self._at)
+        self.skip()
+
+    def value(self) -> Any:
+        """The JSON value that begins here; raises JSONDecodeError."""
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                unfinished = error.msg.startswith("Unterminated string")
+                if (unfinished or error.pos > len(self._text) - _CUT) and self._read_more():
+                    continue
+                raise
+            if end == len(self._text) and self._read_more():  # a number may go on
+                continue
+            self._go_to(end)
+            return value
+
+    def line_of(self, place: int) -> int:
+        """The line of a place in what is at hand of the text."""
+        return self.line + self._text.count("\n", self._at, place)
+
+    def _go_to(self, place: int) -> None:
+        self.line += self._text.count("\n", self._at, place)
+        self._at = place
+
+    def _read_more(self) -> bool:
+        left = self._text[self._at :]
+        more = self._file.read(max(_CHUNK, len(left)))
+        self._text, self._at = left + more, 0
+        return bool(more)
+
+
+class _Csv(Rows):
+    """CSV with a header; fields are separated by commas, or what the header has instead."""
+
+    unit = "line"
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        csv.field_size_limit(2**31 - 1)
+        number = 1
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as self._file:
+                header = self._file.readline()
+                self._file.seek(0)
+                rows = csv.reader(self._file, delimiter=self._delimiter(header), strict=True)
+                columns = self._columns(next(rows, []))
+                number = rows.line_num + 1
+                for cells in rows:
+                    if cells:
+                        yield number, self._row(columns, cells)
+                    number = rows.line_num + 1
+        except csv.Error as error:
+            yield number, BadRow(f"not CSV ({error})")
+        except UnicodeDecodeError as error:
+            yield number, BadRow(f"not UTF-8 ({error.reason})")
+
+    def share(self) -> float:
+        return _position(self._file) / max(1, self.path.stat().st_size)
+
+    def _delimiter(self, header: str) -> str:
+        if self.path.suffix.lower() == ".tsv":
+            return "\t"
+        return max(",;\t|", key=header.count)  # the first of those that are as many
+
+    def _columns(self, names: list[str]) -> list[str]:
+        columns = [name.strip() for name in names]
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise UserError(f"Dataset {self.path} has two columns `{twice[0]}`.", "Rename one of them.")
+        return columns
+
+    @staticmethod
+    def _row(columns: list[str], cells: list[str]) -> Any:
+        if len(cells) != len(columns):
+            return BadRow(f"{len(cells)} fields, but the first line names {len(columns)}")
+        return {name: cell for name, cell in zip(columns, cells, strict=True) if cell}
+
+
+def _position(file: TextIO) -> int:
+    """Bytes that are read of a text file, which itself can't tell while it is iterated over."""
+    return os.lseek(file.fileno(), 0, os.SEEK_CUR) if not file.closed else 0
+
+
+class _Parquet(Rows):
+    """A Parquet file, decoded batch by batch."""
+
+    def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
+        super().__init__(path)
+        self._columns, self._share = columns, 0.0
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(
+                f"Dataset {self.path}: Parquet needs the `pyarrow` package, which is not installed.",
+                "pip install pyarrow",
+            ) from None
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                total, number = file.metadata.num_rows, 0
+                there = file.schema_arrow.names
+                columns = None if self._columns is None else [name for name in self._columns if name in there]
+                for batch in file.iter_batches(batch_size=_BATCH, columns=columns or None):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, row
+                    self._share = number / total
+        except (OSError, pyarrow.ArrowException) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"Dataset {self.path} can't be read as Parquet: {reason}") from None
+
+    def share(self) -> float:
+        return self._share
+
+
+class _Saved(Rows):
+    """A split that ``datasets`` has saved, mapped into memory by it."""
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        try:
+            import datasets
+        except ImportError:
+            raise UserError(
+                f"Dataset {self.path}: save_to_disk's folders need the `datasets` package, which is not "
+                "installed.",
+                "pip install 'metaflow-finetune[train]'",
+            ) from None
+        try:
+            saved = datasets.load_from_disk(str(self.path))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"Dataset {self.path} can't be read: {reason}") from None
+        self._total, self._done = len(saved), 0
+        for row in saved:
+            self._done += 1
+            yield self._done, row
+
+    def share(self) -> float:
+        return self._done / max(1, self._total)

@@ -1,0 +1,239 @@
+"""Checked rows on disk: written one after the other, read by their place, never all in memory.
+
+A folder with::
+
+    rows.jsonl    a row a line, in our own short form (:func:`encode`)
+    index.npz     "offsets" int64 [rows + 1], where each line begins; "sources" int32 [rows], which dataset of
+                  the run a row is of; "characters" int64 [rows], the length of a plain text (0 of a chat)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from launchers.dataset.preferences import Judged, Pair, Sample
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
+
+if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need the names only
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ROWS, _INDEX = "rows.jsonl", "index.npz"
+_BUFFER = 1 << 20
+
+
+class Writer:
+    """Writes a folder of rows; its index comes last, so a folder without one is not complete."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        (folder / _INDEX).unlink(missing_ok=True)
+        self._file = (folder / _ROWS).open("wb", buffering=_BUFFER)
+        self._digest = hashlib.sha256()
+        self._offsets, self._sources, self._characters = array("q", [0]), array("i"), array("q")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        self._file.close()
+        if kind is None:
+            self._write_index()
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def add(self, row: Sample) -> None:
+        """Append a row."""
+        line = encode(row) + b"\n"
+        self._file.write(line)
+        self._digest.update(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+        self._sources.append(row.source)
+        self._characters.append(_characters(row))
+
+    def _write_index(self) -> None:
+        import numpy as np
+
+        np.savez(
+            self._folder / _INDEX,
+            offsets=np.frombuffer(self._offsets, dtype=np.int64),
+            sources=np.frombuffer(self._sources, dtype=np.int32),
+            characters=np.frombuffer(self._characters, dtype=np.int64),
+            digest=np.array(self._digest.hexdigest()),
+        )
+
+
+class StoredRows(Sequence[Sample]):
+    """The rows of a folder that :class:`Writer` has made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        import numpy as np
+
+        with np.load(folder / _INDEX) as index:
+            self.offsets: NDArray[np.int64] = index["offsets"]
+            self.sources: NDArray[np.int32] = index["sources"]
+            self.characters: NDArray[np.int64] = index["characters"]
+            self.fingerprint = str(index["digest"])
+
+    @cached_property
+    def _file(self) -> Any:
+        return (self.folder / _ROWS).open("rb", buffering=_BUFFER)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        first, last = self.offsets[place % len(self)], self.offsets[place % len(self) + 1]
+        self._file.seek(int(first))
+        return decode(self._file.read(int(last - first)))
+
+
+class Selected(Sequence[Sample]):
+    """Rows out of others, in an order of their own; each is read when it is asked for.
+
+    ``places``: which ones. ``replaced``: what stands for some of them, by their place in ``rows``.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Sample],
+        places: NDArray[np.integer],
+        replaced: Mapping[int, Sample] | None = None,
+    ) -> None:
+        self.replaced = dict(replaced or {})
+        if isinstance(rows, Selected):
+            self.replaced = {int(rows.places[place]): row for place, row in self.replaced.items()}
+            self.replaced = rows.replaced | self.replaced
+            places = rows.places[places]
+        self.rows: Sequence[Sample] = rows.rows if isinstance(rows, Selected) else rows
+        self.places: NDArray[np.integer] = places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(place, slice):
+            return Selected(self.rows, self.places[place], self.replaced)
+        there = int(self.places[place])
+        return self.replaced[there] if there in self.replaced else self.rows[there]
+
+
+def sources_of(rows: Sequence[Sample]) -> NDArray[np.int32]:
+    """[rows]: which dataset of the run each row is of."""
+    import numpy as np
+
+    if isinstance(rows, StoredRows):
+        return rows.sources
+    if isinstance(rows, Selected):
+        sources: NDArray[np.int32] = sources_of(rows.rows)[rows.places]
+        return sources
+    return np.array([row.source for row in rows], dtype=np.int32)
+
+
+def characters_of(rows: Sequence[Sample]) -> NDArray[np.int64]:
+    """[rows]: the length of each row's plain text."""
+    import numpy as np
+
+    if isinstance(rows, StoredRows):
+        return rows.characters
+    if isinstance(rows, Selected) and not rows.replaced:
+        characters: NDArray[np.int64] = characters_of(rows.rows)[rows.places]
+        return characters
+    return np.array([_characters(row) for row in rows], dtype=np.int64)
+
+
+def joined(parts: Sequence[Selected]) -> Selected:
+    """Rows selected out of the same ones, part after part. No row is replaced otherwise in two of them."""
+    import numpy as np
+
+    replaced = {place: row for part in parts for place, row in part.replaced.items()}
+    return Selected(parts[0].rows, np.concatenate([part.places for part in parts]), replaced)
+
+
+def _characters(row: Sample) -> int:
+    return len(row.text) if isinstance(row, Conversation) and row.text is not None else 0
+
+
+# One row as JSON: lists where the order says what is meant, and nothing that is empty.
+
+
+def encode(row: Sample) -> bytes:
+    """A row as one line of JSON, without its end."""
+    if isinstance(row, Pair):
+        value: Any = {"chosen": _values(row.chosen), "rejected": _values(row.rejected)}
+    elif isinstance(row, Judged):
+        value = {"judged": _values(row.conversation), "good": row.desirable}
+    else:
+        value = _values(row)
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode(line: bytes) -> Sample:
+    """The row that :func:`encode` has made a line of."""
+    value = json.loads(line)
+    if "chosen" in value:
+        return Pair(chosen=_conversation(value["chosen"]), rejected=_conversation(value["rejected"]))
+    if "judged" in value:
+        return Judged(conversation=_conversation(value["judged"]), desirable=value["good"])
+    return _conversation(value)
+
+
+def _values(conversation: Conversation) -> dict[str, Any]:
+    value: dict[str, Any] = {"at": [conversation.line, conversation.source]}
+    if conversation.text is not None:
+        value["text"] = conversation.text
+    else:
+        value["messages"] = [_turn(message) for message in conversation.messages]
+        if conversation.tools:
+            value["tools"] = conversation.tools
+    return value
+
+
+def _turn(message: Message) -> list[Any]:
+    """Role and content, and the rest of a turn that has more."""
+    more: dict[str, Any] = {} if message.trained else {"trained": False}
+    for name in ("tool_calls", "name", "tool_call_id"):
+        if value := getattr(message, name):
+            more[name] = value
+    return [message.role, message.content, more] if more else [message.role, message.content]
+
+
+def _conversation(value: dict[str, Any]) -> Conversation:
+    line, source = value["at"]
+    messages = tuple(
+        Message(role=role, content=content, **(more[0] if more else {}))
+        for role, content, *more in value.get("messages", ())
+    )
+    tools, text = value.get("tools", ""), value.get("text")
+    return Conversation(messages=messages, tools=tools, text=text, line=line, source=source)
+
+
+def copied(rows: Sequence[Sample], folder: Path) -> StoredRows:
+    """Rows of whatever kind as a folder."""
+    with Writer(folder) as writer:
+        for row in rows:
+            writer.add(row)
+    return StoredRows(folder)

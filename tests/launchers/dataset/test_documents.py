@@ -1,0 +1,92 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset import documents
+from launchers.dataset.documents import Documents, tokenise
+from launchers.dataset.prepare import prepare
+from launchers.dataset.render import load_tokenizer
+from launchers.dataset.rows import Conversation, parse
+from launchers.dataset.stored import Selected, StoredRows, Writer
+from launchers.models import tiny_llama
+from launchers.settings import Settings, build
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.make(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def chats(count: int) -> list[Conversation]:
+    return [
+        parse({"prompt": f"What is {n} + 1?", "completion": f"It is {n + 1}."}, n + 1) for n in range(count)
+    ]
+
+
+def stored(folder: Path, rows: list[Conversation]) -> StoredRows:
+    with Writer(folder) as writer:
+        for row in rows:
+            writer.add(row)
+    return StoredRows(folder)
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few the rows are, two processes tokenise them, in chunks of 16."""
+    monkeypatch.setattr(documents, "ALONE_BYTES", 0)
+    monkeypatch.setattr(documents, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+def content(found: Documents) -> list[Any]:
+    rows = [found.row(np.array([number])) for number in range(len(found))]
+    return [(row.tokens.tolist(), row.labels.tolist()) for row in rows]
+
+
+def test_chunks_end_with_so_many_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
+    assert documents._borders(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
+    assert documents._borders(np.array([])) == [0]
+
+
+def test_nothing_is_left_behind_in_the_folder(model: Path, tmp_path: Path) -> None:
+    prepare(chats(8), model, build({"global_batch_size": 4}), 128, tmp_path, chats(2))
+    assert not [path for path in tmp_path.rglob("*") if "documents" in path.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", [False, True])
+def test_several_processes_make_what_one_makes_in_the_same_order(
+    model: Path, tmp_path: Path, several: None, packing: bool
+) -> None:
+    rows = [*chats(100), Conversation(text="word " * 200)]
+    settings = build({"global_batch_size": 4, "packing": packing})
+    one = prepare(rows, model, settings, 64, tmp_path / "one")
+    two = prepare(stored(tmp_path / "rows", rows), model, settings, 64, tmp_path / "two")
+    assert one == two
+    for path in (tmp_path / "one").glob("*.npy"):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+@pytest.mark.slow
+def test_several_processes_take_selected_rows_and_name_a_bad_one(
+    model: Path, tmp_path: Path, several: None
+) -> None:
+    settings = Settings()
+    tokenizer = load_tokenizer(model, settings)
+    base = stored(tmp_path / "rows", chats(60))
+    rows = Selected(base, np.arange(59, -1, -1), {3: Conversation(text="instead", line=57)})
+    found = tokenise(rows, model, tokenizer, settings, 64, tmp_path / "a")
+    alone = tokenise(list(rows), model, tokenizer, settings, 64, tmp_path / "b")
+    assert content(found) == content(alone)
+    refusing = build(
+        {"chat_template": "{% if '44' in messages[0]['content'] %}{{ raise_exception('no 44') }}{% endif %}x"}
+    )
+    with pytest.raises(UserError, match="line 45: the chat template refuses it: no 44"):
+        tokenise(base, model, load_tokenizer(model, refusing), refusing, 64, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
