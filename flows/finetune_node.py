@@ -17,7 +17,7 @@ from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
 from estimator.plan import Plan
 from flows.finetune_artifacts import fetch_bundle, fetch_model
-from launchers import engines
+from launchers import handover
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
@@ -123,7 +123,7 @@ def train_on_node(
     output = None
     if address.node == 0:
         output = f"models/{attempt.run}"
-        engines.get(trained.job.plan.engine).collect(trained.job, work / "finished")
+        handover.collect(trained.job, work / "finished")
         put_bundle(store, output, work / "finished")
     return Outcome(
         plan=trained.job.plan,

@@ -11,7 +11,7 @@ import yaml
 
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
-from launchers import engines
+from launchers import engines, handover
 from launchers.dataset import mixture
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import Summary, duration
@@ -77,14 +77,16 @@ def write_records(
     values = settings.model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
-    page = model_page(plan, settings, facts, model=model, again=again)
-    (engines.result_of(folder) / "README.md").write_text(page)
+    page = engines.result_of(folder) / handover.PAGE
+    usage = page.read_text() if page.is_file() else ""
+    page.write_text(model_page(plan, settings, facts, model=model, again=again, usage=usage))
 
 
-def model_page(plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str) -> str:
-    """A model card (README.md) in Hugging Face's form."""
+def model_page(
+    plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str, usage: str
+) -> str:
+    """A model card (README.md) in Hugging Face's form; ``usage``: how to ask the model (handover)."""
     whole = settings.merges(plan.method)
-    loading = "" if whole else _how_to_load(plan.method, model)
     library = "transformers" if whole or plan.method == "adapter-v2" else "peft"
     head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
@@ -93,31 +95,10 @@ def model_page(plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef,
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
         f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n{loading}"
+        f"| | |\n|---|---|\n{rows}\n\n"
         "`settings.yaml` beside this folder repeats the run:\n\n"
-        f"    {again}\n"
+        f"    {again}\n\n{usage}"
     )
-
-
-def _how_to_load(method: str, model: ModelRef) -> str:
-    """For a page: how an adapter that isn't merged comes onto its base."""
-    base = model.location or model.name
-    if method == "adapter-v2":
-        lines = [
-            "from launchers.engines.loop import adapter_v2  # of metaflow-finetune",
-            "",
-            f'model = adapter_v2.load("{base}", "this/folder")',
-        ]
-    else:
-        lines = [
-            "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM",
-            "",
-            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
-            'model = PeftModel.from_pretrained(base, "this/folder")',
-        ]
-    code = "\n".join(f"    {line}".rstrip() for line in lines)
-    return f"The adapter is not merged into its base; this puts it onto it:\n\n{code}\n\n"
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from launchers.dataset.stored import Selected, characters_of, joined, sources_of
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
+LOOKED_AT = 1000  # rows that tell whether a dataset is one of chats
 _SHOWN_CHARS = 1500  # of one stretch of a sample
 _CHARACTERS = 4  # a token, in English: help.openai.com, "What are tokens and how to count them?"
 
@@ -113,7 +114,8 @@ def prepare(
         order = _order(_Lengths.of(documents, packing), settings)
         if held_out:
             _prepare_held_out(held_out, model, settings, seq_len, folder)
-        return _write(documents, packing, order, model, seq_len, settings, folder)
+        chats = _are_chats(train)
+        return _write(documents, packing, order, model, seq_len, settings, folder, chats=chats)
 
 
 @contextlib.contextmanager
@@ -261,7 +263,16 @@ def _prepare_held_out(
             drawn = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
             packing = packing.in_order(drawn)
         order = np.arange(len(packing), dtype=np.int32)
-        _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout")
+        _write(
+            documents,
+            packing,
+            order,
+            model,
+            seq_len,
+            one_by_one,
+            folder / "heldout",
+            chats=_are_chats(held_out),
+        )
 
 
 def _asked_of(sample: Sample) -> Conversation:
@@ -269,6 +280,11 @@ def _asked_of(sample: Sample) -> Conversation:
     if isinstance(sample, Pair):
         return sample.chosen
     return sample.conversation if isinstance(sample, Judged) else sample
+
+
+def _are_chats(rows: Sequence[Sample]) -> bool:
+    """Whether there are chats among the first rows, which a template has written."""
+    return any(_asked_of(sample).messages for sample in islice(rows, LOOKED_AT))
 
 
 def _clear(folder: Path) -> None:
@@ -343,6 +359,8 @@ def _write(
     seq_len: int,
     settings: Settings,
     folder: Path,
+    *,
+    chats: bool,
 ) -> PreparedInfo:
     """Write a prepared folder of these rows."""
     if documents.largest >= model.vocab_size:
@@ -379,6 +397,7 @@ def _write(
         fingerprint=digest.hexdigest(),
         documents=len(documents),
         task=settings.task,
+        chats=chats,
         dropped_rows=documents.dropped,
         split_rows=documents.split,
         pieces=documents.pieces,

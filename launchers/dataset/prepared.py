@@ -56,6 +56,7 @@ class PreparedInfo:
         0  # conversations, texts or their pieces, or pairs in all rows; equals rows unless packed
     )
     task: str = "sft"
+    chats: bool = False  # whether rows are chats, written by a template; else plain text
     dropped_rows: int = 0  # left out: nothing that counts in the loss was within seq_len
     split_rows: int = 0  # longer than seq_len and split (task pretrain), not cut
     pieces: int = 0  # that these became; each is one of `documents`

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from estimator.errors import UserError
 from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
 from launchers.imports import collector_paused, take_flags_for_numbers
 from launchers.settings import Settings
 
@@ -95,12 +96,10 @@ def _tokenise(
     prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
         ids = next(chat_ids if conversation.messages else text_ids)
-        bounds = []
-        for cut in cuts:
-            prefix = next(prefixes)
-            if ids[: len(prefix)] != prefix:
-                raise _melted(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
-            bounds.append(len(prefix))
+        before = [next(prefixes) for _ in cuts]
+        bounds = [len(prefix) for prefix in before]
+        if any(ids[: len(prefix)] != prefix for prefix in before):
+            ids, bounds = _by_turns(conversation, tokenizer, text, cuts)
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
         everything = train_on_prompt or not conversation.messages
         counted[:] = everything
@@ -112,6 +111,31 @@ def _tokenise(
             counted[len(ids)] = not conversation.messages or conversation.messages[-1].trained
             ids = [*ids, eos]
         yield np.array(ids, dtype=np.int32), counted[: len(ids)]
+
+
+def _by_turns(
+    conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
+) -> tuple[list[int], list[int]]:
+    """The tokens of a text whose parts are tokenised alone, and where each part but the first begins.
+
+    For a turn whose end melts with the next one's beginning into one token. The model is asked with the
+    prompt's own tokens, so that an answer begins with one of its own. Raises UserError where the parts say
+    something else together, as with a tokenizer that puts a space before each text.
+    """
+    parts = [text[first:last] for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    found = _ids(tokenizer, parts, special=False)
+    ids = list(itertools.chain.from_iterable(found))
+    whole = _ids(tokenizer, [text], special=False)[0]
+    if tokenizer.decode(ids) != tokenizer.decode(whole):
+        cut = next(cut for cut in cuts)
+        raise _melted(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
+    return ids, list(itertools.accumulate(len(part) for part in found[:-1]))
+
+
+def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
+    """The token that ends a chat's last turn as it is learnt; None where the tokenizer has none."""
+    ids, _ = next(tokenise([Conversation(messages=tuple(messages))], tokenizer))
+    return _Ending(tokenizer).of(ids.tolist())
 
 
 def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
@@ -222,10 +246,12 @@ class _Ending:
 
     def missing(self, ids: list[int]) -> int | None:
         """The token to append: EOS, or None where the row has an end (or the tokenizer has no EOS)."""
-        position = len(ids) - 1
-        while position >= 0 and ids[position] in self._blank:
-            position -= 1
-        return None if position >= 0 and ids[position] in self._ends else self.eos
+        return self.eos if self.of(ids) is None else None
+
+    def of(self, ids: list[int]) -> int | None:
+        """The token that ends the row's last turn, before white space; None where none does."""
+        last = next((each for each in reversed(ids) if each not in self._blank), None)
+        return last if last in self._ends else None
 
 
 def _adds_bos(tokenizer: Any) -> bool:

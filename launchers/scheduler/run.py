@@ -23,7 +23,7 @@ from pathlib import Path
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.plan import Plan
-from launchers import engines, pipeline
+from launchers import engines, handover, pipeline
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
@@ -170,7 +170,7 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     plan, settings = trained.job.plan, trained.job.settings
     finished = request.folder / "finished"
     shutil.rmtree(finished, ignore_errors=True)
-    engines.get(plan.engine).collect(trained.job, finished)
+    handover.collect(trained.job, finished)
     evaluation, failed = None, None
     try:
         evaluation = _evaluate(start, plan, engines.result_of(finished), work / "evaluation")

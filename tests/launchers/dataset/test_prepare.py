@@ -136,9 +136,34 @@ class TestTemplates:
         with pytest.raises(UserError, match=r"line 7: the chat template renders the beginning .* turn 2"):
             list(tokenise([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
 
-    def test_an_answer_that_melts_into_the_prompt_is_refused_in_words(self, model: Path) -> None:
+    def test_an_answer_that_melts_into_the_prompt_is_tokenised_by_turns(self, model: Path) -> None:
+        """The model is asked with the prompt's own tokens, and goes on with the answer's."""
         tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
         row = chat("Hi", "\n\nHello", line=3)
+        assert counted_text(row, tokenizer).startswith("\n\nHello")
+        ((ids, counted),) = tokenise([row], tokenizer)
+        prompt, _ = prompt_of(row, tokenizer)
+        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        assert ids[: len(asked)].tolist() == asked
+        assert counted.argmax() == len(asked)
+        assert tokenizer.decode(ids).startswith(prompt)
+
+    def test_a_prompt_that_ends_in_a_space_is_tokenised_by_turns(self, model: Path) -> None:
+        template = (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token if m.role == 'assistant' }}"
+        )
+        template += "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        row = chat("Hi", "Hello there", "Bye", "See you", line=3)
+        counted = counted_text(row, tokenizer)
+        assert counted.startswith("Hello there")
+        assert "See you" in counted
+        assert "Bye" not in counted
+
+    def test_turns_that_say_something_else_alone_are_refused_in_words(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
+        row = chat("Hi", "\n\nHello", line=3)
+        tokenizer.decode = str  # no two lists of tokens say the same
         with pytest.raises(UserError, match="line 3: the tokenizer melts"):
             list(tokenise([row], tokenizer))
         assert list(tokenise([row], tokenizer, train_on_prompt=True))

@@ -1,0 +1,132 @@
+"""What a finished model needs to be asked as it was trained.
+
+Its chat template, the tokens that end an answer, and for people a page that says how.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from estimator.models import ModelRef
+from launchers import engines
+from launchers.dataset import render
+from launchers.dataset.prepared import Prepared
+from launchers.dataset.turns import Message
+from launchers.gang.job import TrainJob
+from launchers.settings import Settings
+
+PAGE = "README.md"
+_TEMPLATE_FILE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_GENERATION = "generation_config.json"
+_ASKED = Message(role="user", content="Name a prime number.")
+_ANSWERED = Message(role="assistant", content="Seven.")
+
+
+def collect(job: TrainJob, destination: Path) -> None:
+    """The engine's result under ``destination``, with all that its user needs to ask it."""
+    engines.get(job.plan.engine).collect(job, destination)
+    folder, settings = engines.result_of(destination), job.settings
+    chats = Prepared(job.data_dir).info.chats
+    tokenizer = render.load_tokenizer(job.model_dir, settings)
+    if chats:
+        _write_template(folder, tokenizer.chat_template)
+    if settings.task != "reward" and (job.model_dir / "config.json").is_file():
+        _write_generation_config(folder, job.model_dir, tokenizer, chats=chats)
+    (folder / PAGE).write_text(_page(job, tokenizer, chats=chats))
+
+
+def _write_template(folder: Path, template: Any) -> None:
+    """Where the folder's own tokenizer has it: transformers takes the file before the configuration."""
+    path = folder / _TOKENIZER_CONFIG
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    if (folder / _TEMPLATE_FILE).is_file():
+        (folder / _TEMPLATE_FILE).write_text(template)
+        config.pop("chat_template", None)
+    else:
+        config["chat_template"] = template
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_generation_config(folder: Path, model_dir: Path, tokenizer: Any, *, chats: bool) -> None:
+    """The base's own, with the tokens that ended what was learnt among those that end an answer."""
+    path = folder / _GENERATION
+    values = json.loads((model_dir / "config.json").read_text())
+    if (model_dir / _GENERATION).is_file():
+        config = json.loads((model_dir / _GENERATION).read_text())
+    else:
+        config = {name: values[name] for name in ("bos_token_id", "eos_token_id") if name in values}
+    found = config.get("eos_token_id", values.get("eos_token_id"))
+    ends = found if isinstance(found, list) else [found]
+    learnt = render.end_of_answers(tokenizer, [_ASKED, _ANSWERED]) if chats else tokenizer.eos_token_id
+    config["eos_token_id"] = list(dict.fromkeys(end for end in (*ends, learnt) if end is not None))
+    config.setdefault("pad_token_id", render.pad_id_of(tokenizer))
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _page(job: TrainJob, tokenizer: Any, *, chats: bool) -> str:
+    """How to ask the model, with a snippet that works from the folder."""
+    loading = _loading(job.settings, job.plan.method, job.model)
+    if job.settings.task == "reward":
+        chat = [_ASKED.as_template(), _ANSWERED.as_template()]
+        asking = [
+            f"chat = {chat!r}",
+            'inputs = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)',
+            "print(model(**inputs).logits[0, 0].item())  # higher is better",
+        ]
+        shown = tokenizer.apply_chat_template(chat, tokenize=False)
+    elif chats:
+        chat = [_ASKED.as_template()]
+        asking = [
+            f"chat = {chat!r}",
+            "inputs = tokenizer.apply_chat_template(",
+            '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+            ")",
+            'answer = model.generate(**inputs, max_new_tokens=64)[0, inputs["input_ids"].shape[1] :]',
+            "print(tokenizer.decode(answer, skip_special_tokens=True))",
+        ]
+        shown = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    else:
+        asking = [
+            'inputs = tokenizer("The beginning of a text", return_tensors="pt")',
+            "text = model.generate(**inputs, max_new_tokens=64)[0]",
+            "print(tokenizer.decode(text, skip_special_tokens=True))",
+        ]
+        shown = ""
+    code = "\n".join(f"    {line}".rstrip() for line in (*loading, "", *asking))
+    page = f"## Asking it\n\n{code}\n"
+    if shown:
+        quoted = "\n".join(f"    {line}" for line in shown.split("\n"))
+        page += f"\nSo the template writes it, in the form that was trained:\n\n{quoted}\n"
+    return page
+
+
+def _loading(settings: Settings, method: str, model: ModelRef) -> list[str]:
+    """Lines of Python that load model and tokenizer; an adapter that isn't merged comes onto its base."""
+    kind = "AutoModelForSequenceClassification" if settings.task == "reward" else "AutoModelForCausalLM"
+    tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("this/folder")'
+    base = model.location or model.name
+    if settings.merges(method):
+        return [
+            f"from transformers import {kind}, AutoTokenizer",
+            "",
+            tokenizer,
+            f'model = {kind}.from_pretrained("this/folder")',
+        ]
+    if method == "adapter-v2":
+        return [
+            "from launchers.engines.loop import adapter_v2  # of metaflow-finetune",
+            "from transformers import AutoTokenizer",
+            "",
+            tokenizer,
+            f'model = adapter_v2.load("{base}", "this/folder")',
+        ]
+    return [
+        "from peft import PeftModel",
+        f"from transformers import {kind}, AutoTokenizer",
+        "",
+        tokenizer,
+        f'base = {kind}.from_pretrained("{base}")',
+        'model = PeftModel.from_pretrained(base, "this/folder")  # not merged into its base',
+    ]

@@ -1,0 +1,129 @@
+"""A finished model answers in the form that its page shows, from its folder alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator.models import resolve
+from launchers import engines, handover
+from launchers.dataset import prepare
+from launchers.dataset.rows import Conversation
+from launchers.dataset.turns import Message
+from launchers.engines.reward_head import as_trained
+from launchers.models import causal, tiny_llama
+from launchers.settings import build
+from tests.launchers.engines.loop import runs
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] + '\n' + m['content'] }}<|eot_id|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHATS = [
+    Conversation(messages=(Message(role="user", content="Hi"), Message(role="assistant", content="Hello"))),
+    Conversation(
+        messages=(Message(role="user", content="Bye"), Message(role="assistant", content="So long"))
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model: its tokenizer has no chat template, and it knows no turns' end."""
+    folder = tiny_llama.make(tmp_path_factory.mktemp("models") / "base")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    config["eos_token"] = tiny_llama.EOS
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | None = None) -> Path:
+    """The folder of a model that is done without a step: what is trained is the base."""
+    settings = build({"engine": "fsdp2", "global_batch_size": 1, "max_steps": 1} | values)
+    model_dir = as_trained(base, settings, work)
+    samples = CHATS if rows is None else rows
+    prepare.prepare(samples, model_dir, settings, 128, work / "data")
+    job = runs.make_job(work / "job", model_dir, work / "data", steps=1, settings=settings.model_dump())
+    job = dataclasses.replace(job, settings=settings, model=resolve("tiny-llama"))
+    (job.output_dir / "model").mkdir(parents=True)
+    for path in model_dir.glob("*.safetensors"):
+        shutil.copyfile(path, job.output_dir / "model" / path.name)
+    handover.collect(job, work / "out")
+    return engines.result_of(work / "out")
+
+
+def run_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the snippet of a folder's page prints."""
+    lines = (folder / handover.PAGE).read_text().partition("## Asking it\n\n")[2].split("\n\nSo the")[0]
+    code = "\n".join(line.removeprefix("    ") for line in lines.splitlines())
+    script = folder.parent / "page.py"
+    script.write_text(code.replace("this/folder", str(folder)))
+    capsys.readouterr()
+    runpy.run_path(str(script))
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("template", [None, CHATML], ids=["built-in", "settings"])
+def test_the_template_that_was_trained_with_is_the_exported_tokenizers(
+    base: Path, tmp_path: Path, template: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = handed_over(base, tmp_path, {"chat_template": template})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": "Name a prime number."}]
+    shown = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert shown.endswith("### Response:\n" if template is None else "<|im_start|>assistant\n")
+    page = (folder / handover.PAGE).read_text()
+    assert "\n".join(f"    {line}" for line in shown.split("\n")) in page
+    end = tokenizer.eos_token if template is None else "<|eot_id|>"
+    config = json.loads((folder / "generation_config.json").read_text())
+    assert tokenizer.convert_tokens_to_ids(end) in config["eos_token_id"]
+    assert run_the_page(folder, capsys).strip()
+
+
+def test_an_answer_ends_with_the_token_that_ended_those_that_were_learnt(base: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer
+
+    folder = handed_over(base, tmp_path, {"chat_template": CHATML})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    assert end != tokenizer.eos_token_id
+    network = causal.load(folder, dtype=torch.float32).eval()
+    with torch.no_grad():  # a model that has learnt to say nothing else
+        network.lm_head.weight.zero_()
+        network.lm_head.weight[end] = network.model.norm.weight.mean()
+        network.model.norm.weight.abs_()
+    inputs = tokenizer("Hi", return_tensors="pt")
+    hidden = network.model(**inputs).last_hidden_state[0, -1]
+    network.lm_head.weight.data[end] = hidden.detach()
+    answer = network.generate(**inputs, max_new_tokens=8)[0, inputs["input_ids"].shape[1] :]
+    assert answer.tolist() == [end]
+
+
+def test_a_model_of_plain_text_gets_no_template(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [Conversation(text="One text of some words."), Conversation(text="Another text of words.")]
+    folder = handed_over(base, tmp_path, {"task": "pretrain"}, rows)
+    assert "chat_template" not in json.loads((folder / "tokenizer_config.json").read_text())
+    assert "template" not in (folder / handover.PAGE).read_text()
+    assert run_the_page(folder, capsys).startswith("The beginning of a text")
+
+
+def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from launchers.dataset import preferences
+
+    rows = list(preferences.from_conversations(CHATS))
+    folder = handed_over(base, tmp_path, {"task": "reward"}, rows)
+    assert not (folder / "generation_config.json").exists()
+    float(run_the_page(folder, capsys))
