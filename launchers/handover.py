@@ -18,6 +18,7 @@ from launchers.gang.job import TrainJob
 from launchers.settings import Settings
 
 PAGE = "README.md"
+HEADING = "## Asking it"
 _TEMPLATE_FILE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _GENERATION = "generation_config.json"
 _ASKED = Message(role="user", content="Name a prime number.")
@@ -95,7 +96,7 @@ def _page(job: TrainJob, tokenizer: Any, *, chats: bool) -> str:
         ]
         shown = ""
     code = "\n".join(f"    {line}".rstrip() for line in (*loading, "", *asking))
-    page = f"## Asking it\n\n{code}\n"
+    page = f"{HEADING}\n\n{code}\n"
     if shown:
         quoted = "\n".join(f"    {line}" for line in shown.split("\n"))
         page += f"\nSo the template writes it, in the form that was trained:\n\n{quoted}\n"

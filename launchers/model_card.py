@@ -74,12 +74,29 @@ def write_records(
 
     ``model``: what was fine-tuned. ``again``: the command that repeats the run.
     """
-    values = settings.model_dump(mode="json")
+    values = _from_anywhere(settings).model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
     page = engines.result_of(folder) / handover.PAGE
-    usage = page.read_text() if page.is_file() else ""
+    _, heading, usage = (page.read_text() if page.is_file() else "").partition(handover.HEADING)
+    usage = heading + usage
     page.write_text(model_page(plan, settings, facts, model=model, again=again, usage=usage))
+
+
+def _from_anywhere(settings: Settings) -> Settings:
+    """The settings with the whole paths of local files, so that they repeat the run from any folder."""
+
+    def whole(name: str | None) -> str | None:
+        return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().exists() else name
+
+    evaluation = settings.evaluation.model_copy(update={"dataset": whole(settings.evaluation.dataset)})
+    changes = {
+        "model": whole(settings.model),
+        "dataset": whole(settings.dataset),
+        "mixture": {whole(name): weight for name, weight in settings.mixture.items()},
+        "evaluation": evaluation,
+    }
+    return settings.model_copy(update=changes)
 
 
 def model_page(

@@ -448,6 +448,12 @@ def tokenise(
         print(mixture.summary(train, settings))
     info = prepare.prepare(train, model_dir, settings, settings.seq_len or 0, folder, held_out or drawn)
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
+    warmup = settings.schedule.warmup_steps
+    if warmup is not None and warmup >= info.total_steps:
+        print(
+            f"WARNING: the warm-up has {warmup:,} steps and the run {info.total_steps:,}: the learning rate "
+            "does not reach its peak"
+        )
     if settings.tokens is not None:
         trained = sum(tokens_of_steps(Prepared(folder)))
         print(

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -52,8 +52,29 @@ Tokens = Annotated[
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
+def _is_list(section: type[BaseModel], name: str, word: str) -> bool:
+    """Whether a setting is a list, and the word no choice beside it."""
+    info = section.model_fields.get(name)
+    kinds = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
+    kinds = kinds or ((info.annotation,) if info else ())
+    choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
+    return any(get_origin(kind) is tuple for kind in kinds) and word not in choices
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_words_for_lists(cls, values: Any) -> Any:
+        """A single word is a list of one, where it is none of the words that stand for a choice."""
+        if not isinstance(values, dict):
+            return values
+        words = {name: value for name, value in values.items() if isinstance(value, str)}
+        lists = {name: [value] for name, value in words.items() if _is_list(cls, name, value)}
+        return {**values, **lists}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its values alone: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.
@@ -432,10 +453,26 @@ class Settings(_Section):
         return self
 
 
+class _Unique(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would take the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise UserError(
+                    f"The settings file has `{key.value}` twice, in lines {seen[key.value]} and {line}.",
+                    "Remove one of them.",
+                )
+            seen[str(key.value)] = line
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(text: str) -> dict[str, Any]:
     """Read a settings file's text and fill in the defaults; raises UserError naming the bad key."""
     try:
-        values = yaml.safe_load(text) or {}
+        values = _Unique(text).get_single_data() or {}
     except yaml.YAMLError as error:
         raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
     if not isinstance(values, dict):
@@ -553,10 +590,15 @@ def _explain(error: ValidationError) -> tuple[str, str]:
             near = [meant] if meant else difflib.get_close_matches(name, dotted_names(), n=3, cutoff=0.5)
             wrong[f"there is no `{name}`"] = []
             advice = f"Did you mean {', '.join(near)}?" if near else ""
+        elif item["type"] == "missing":  # of a list; no setting has to be given
+            wrong[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
         elif not name:
             wrong[item["msg"].removeprefix("Value error, ")] = []
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+            if item["type"] in ("model_type", "dataclass_type"):
+                keys = [each for each in dotted_names() if each.startswith(f"{name}.")]
+                message = f"a section, with {', '.join(keys)}"
             wrong.setdefault(f"{name} = {item['input']!r}", []).append(message.split(", unable")[0])
     lines = [f"{what}: should be {' or '.join(rules)}" if rules else what for what, rules in wrong.items()]
     return f"settings: {'; '.join(lines)}.", advice

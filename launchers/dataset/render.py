@@ -161,6 +161,13 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
         return conversation.text, []
     messages = [message.as_template() for message in conversation.messages]
     whole = _apply(tokenizer, messages, conversation)
+    if not any(
+        message.content.strip() and message.content.strip() in whole for message in conversation.messages
+    ):
+        raise UserError(
+            f"{_name(conversation)}: the chat template leaves out what is said in this chat.",
+            "Set chat_template to one that renders `messages`.",
+        )
     _check_tools(conversation, whole)
     cuts = []
     for index in turns:

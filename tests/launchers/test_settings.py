@@ -161,3 +161,44 @@ def test_other_names_lead_to_settings_that_there_are() -> None:
 )
 def test_what_a_task_would_leave_unused_is_named(values: dict[str, Any], unused: tuple[str, ...]) -> None:
     assert settings.build(values).unused == unused
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "found"),
+    [
+        ({"tracker": "wandb"}, "tracker", ("wandb",)),
+        ({"new_tokens": "<tool>"}, "new_tokens", ("<tool>",)),
+        ({"lora": {"targets": "q_proj"}}, "lora.targets", ("q_proj",)),
+        ({"lora": {"targets": "all-linear"}}, "lora.targets", "all-linear"),
+        ({"lora": {"modules_to_save": "norms"}}, "lora.modules_to_save", ("norms",)),
+    ],
+)
+def test_a_single_word_is_a_list_of_one(values: dict[str, Any], name: str, found: object) -> None:
+    value: Any = settings.build(values)
+    for part in name.split("."):
+        value = getattr(value, part)
+    assert value == found
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas = [0.9] has too few values"),
+        ({"optimizer": {"lr": float("inf")}}, "optimizer.lr"),
+        ({"optimizer": {"weight_decay": float("nan")}}, "finite number"),
+        ({"fsdp": "full_shard"}, "a section, with fsdp.sharding"),
+        ({"lora": {"targets": "attention"}}, "lora.targets"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_in_one_line(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        settings.build(json.loads(json.dumps(values)))
+    assert words in caught.value.problem
+    assert "\n" not in caught.value.problem
+
+
+def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
+    with pytest.raises(UserError, match="`epochs` twice, in lines 1 and 3"):
+        settings.parse_yaml("epochs: 1\nseed: 3\nepochs: 2\n")
+    with pytest.raises(UserError, match="`lr` twice, in lines 2 and 3"):
+        settings.parse_yaml("optimizer:\n  lr: 1\n  lr: 2\n")

@@ -168,6 +168,11 @@ class TestTemplates:
             list(tokenise([row], tokenizer))
         assert list(tokenise([row], tokenizer, train_on_prompt=True))
 
+    def test_a_template_that_ignores_the_chat_is_refused(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": "Hello, how can I help?"}))
+        with pytest.raises(UserError, match="line 5: the chat template leaves out what is said"):
+            list(tokenise([chat("Hi", "Good morning", line=5)], tokenizer))
+
     def test_a_template_that_refuses_a_row_is_quoted_with_the_line(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": REFUSING}))
         with pytest.raises(UserError, match="line 5: the chat template refuses it: no system role here"):
