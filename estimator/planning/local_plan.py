@@ -82,6 +82,7 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
                 ".",
             ),
         )
+    _check_gpu(target, machine)
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
     if target.device == "auto" and job.model.parameters > LARGEST_MODEL_ON_CPU:
@@ -92,6 +93,22 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
             "on CPUs in a useful time, and there is no GPU.",
         )
     return _on_cpu(job, target, machine, goals, evidence)
+
+
+def _check_gpu(target: Target, machine: Machine) -> None:
+    """Raise UserError where a GPU is asked for by its name and what is at hand is none, or another."""
+    if target.gpu is None:
+        return
+    asked = {gpu.name for gpu in hardware.gpus_called(target.gpu)}
+    here = dict.fromkeys(name for name, _ in machine.gpus)
+    known = {name: hardware.find_gpu_by_nvml_name(name) for name in here}
+    if target.device != "cpu" and any(gpu is None or gpu.name in asked for gpu in known.values()):
+        return
+    found = ", ".join(here) if target.device != "cpu" else ""
+    raise UserError(
+        (Change("resources.gpu", target.gpu), f": {describe_place(target)} has {found or 'no GPU to use'}."),
+        ("Leave ", Change("resources.gpu"), " out, or run where there is one."),
+    )
 
 
 def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:

@@ -58,3 +58,17 @@ def test_more_gpus_than_the_nodes_have_are_refused() -> None:
 def test_an_allocation_needs_a_machine() -> None:
     with pytest.raises(UserError, match="needs to know the machine"):
         replace(allocation(1), machine=None)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine", "found"),
+    [("A100", NODE, "H100 80GB HBM3"), ("h100", WITHOUT_GPUS, "no GPU"), ("H100", NODE, None)],
+)
+def test_a_gpu_that_is_not_at_hand_is_refused(gpu: str, machine: Machine, found: str | None) -> None:
+    job, target = Job(model=find("tiny-llama"), seq_len=256), allocation(1, machine, gpu=gpu)
+    if found is None:
+        assert plan(job, target).request.gpus_per_node > 0
+        return
+    with pytest.raises(UserError, match=found) as caught:
+        plan(job, target)
+    assert gpu in caught.value.problem
