@@ -15,7 +15,9 @@ from estimator.plan import Plan
 from flows import finetune_artifacts
 from launchers import pipeline
 from launchers.dataset import sources
-from launchers.rejection import scoring
+from launchers.scoring.check import check_function
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 
 
@@ -74,13 +76,13 @@ def check(settings: Settings) -> PlannedRejection:
             ),
             ("Leave ", Change("task"), " out, or use flows/finetune_flow.py."),
         )
-    scorer = scoring.scorer_of(score)
+    scorer = scorer_of(score)
     if scorer.function is not None:
-        scoring.check_function(score)
+        check_function(score)
     else:
         source = models.locate(score)
         if source.kind == "folder":
-            scoring.check_reward_model(Path(source.location), score)
+            check_reward_model(Path(source.location), "rejection.score", score)
     prompts = _count_prompts(settings)
     if prompts is None:
         return PlannedRejection(settings=settings, trained=settings, prompts=None)
@@ -112,7 +114,7 @@ def _count_prompts(settings: Settings) -> int | None:
 def stage_scorer(settings: Settings) -> dict[str, str]:
     """Put a local scoring file or reward model into the datastore; its key by what the user calls it."""
     score = settings.rejection.score or ""
-    scorer = scoring.scorer_of(score)
+    scorer = scorer_of(score)
     store = datastore(shared=True)
     if scorer.file is not None:
         return {score: finetune_artifacts.stage_file(store, Path(scorer.file).expanduser())}

@@ -20,6 +20,8 @@ from launchers.dataset.rows import Conversation
 from launchers.rejection import answers as rows
 from launchers.rejection import generation, scoring
 from launchers.rejection.answers import Answers, Prompt, Scores
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 from launchers.store.bundles import sha256_of
 
@@ -87,12 +89,13 @@ def fetch_reward_model_once(settings: Settings, work: Path) -> str | None:
     Raises UserError where it is no reward model.
     """
     score = settings.rejection.score or ""
-    if scoring.scorer_of(score).function is not None:
+    if scorer_of(score).function is not None:
         return None
     reference = finetune_artifacts.staged_key(score)
     if reference is None:
         reference = finetune_artifacts.fetch_weights_once(models.locate(score), work, rewards=True)
-    scoring.check_reward_model(finetune_artifacts.fetch_tokenizer(reference, work / "reward"), score)
+    folder = finetune_artifacts.fetch_tokenizer(reference, work / "reward")
+    check_reward_model(folder, "rejection.score", score)
     return reference
 
 
@@ -178,7 +181,7 @@ def score(
     rows.write_rows(work / "prompts.jsonl", prompts)
     drawn.shards.fetch(work / "answers")
     named = settings.rejection.score or ""
-    scorer = scoring.scorer_of(named)
+    scorer = scorer_of(named)
     function, model_dir, identity = None, None, named
     if reward_model is not None:
         model_dir, identity = finetune_artifacts.fetch_model(reward_model, work / "reward"), reward_model
