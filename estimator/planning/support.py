@@ -14,7 +14,8 @@ from estimator.job import Job
 from estimator.models import PROJECTIONS, ModelSpec, untried
 from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
-from estimator.planning import trained_parts
+from estimator.planning import grpo, trained_parts
+from estimator.planning.grpo import ELSEWHERE
 from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -73,6 +74,8 @@ def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None
     """Why an engine can't do it, as one clause; None where it can, or where it is planned only."""
     if engine == "torchtune":
         return _torchtune_model(model) or _torchtune_training(model, training)
+    if engine == "trl":
+        return grpo.unsupported(model, training)
     return _loop(engine, model, training) if engine in ("deepspeed", "fsdp2") else None
 
 
@@ -196,6 +199,8 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 
 
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
+    if training.task == "grpo":
+        return ELSEWHERE
     if training.task not in ("sft", "pretrain"):
         return f"task {training.task}: the torchtune recipes here learn no preferences"
     if training.new_tokens:
@@ -330,6 +335,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
 
 def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     """Why a task can't be trained that way."""
+    if training.task == "grpo":
+        return ELSEWHERE
     if training.task not in (*PAIR_TASKS, "kto"):
         return None
     if training.packing:

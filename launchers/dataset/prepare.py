@@ -21,6 +21,7 @@ from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
 from launchers.dataset.rows import Conversation
 from launchers.dataset.seeding import random_stream
+from launchers.rejection import answers
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
@@ -38,6 +39,10 @@ class _Document:
     def has_answer(self) -> bool:
         """Whether anything counts."""
         return not bool((self.labels == IGNORE).all())
+
+    def end(self, seq_len: int) -> _Document:
+        """Its last ``seq_len`` tokens."""
+        return replace(self, tokens=self.tokens[-seq_len:], labels=self.labels[-seq_len:])
 
     def cut(self, seq_len: int) -> _Document:
         """Its first ``seq_len`` tokens."""
@@ -68,6 +73,9 @@ class _Documents:
         self.kept: list[tuple[_Document, ...]] = []
         self.lengths: list[int] = []  # in tokens, before they were cut or split
         self.truncated = self.dropped = self.split = self.pieces = 0
+        if settings.task == "grpo":
+            self._take_prompts(samples, tokenizer, seq_len)
+            return
         splits = settings.task == "pretrain"
         for documents in _tokenised(samples, tokenizer, settings):
             longer = any(len(document.tokens) > seq_len for document in documents)
@@ -86,6 +94,16 @@ class _Documents:
                 self.pieces += len(learnt)
             self.kept += learnt
             self.lengths += [len(document.tokens) for document in documents]
+
+    def _take_prompts(self, samples: Sequence[Sample], tokenizer: Any, seq_len: int) -> None:
+        """Prompts, of which nothing counts; of a longer one the end is kept, where its question is."""
+        for prompt in answers.prompts_of([_asked_of(sample) for sample in samples], tokenizer):
+            ids = tokenizer(prompt.text, add_special_tokens=False, verbose=False)["input_ids"]
+            tokens = np.array(ids, dtype=np.int32)
+            whole = _Document(tokens=tokens, labels=np.full_like(tokens, IGNORE))
+            self.truncated += len(tokens) > seq_len
+            self.kept.append((whole.end(seq_len),))
+            self.lengths.append(len(tokens))
 
 
 def _tokenised(
@@ -158,7 +176,14 @@ def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[list[Sample
 
 def check_batch(rows: int, what: str, settings: Settings) -> None:
     """Raise UserError where there is less to train on than one batch. ``what``: the name of the rows."""
-    if rows < settings.global_batch_size:
+    if settings.task == "grpo" and rows < settings.rows_per_step:
+        raise UserError(
+            f"A step of global_batch_size {settings.global_batch_size} answers, rl.group_size "
+            f"{settings.rl.group_size} to each prompt, takes {settings.rows_per_step} prompts, and there are "
+            f"{rows:,}.",
+            ("Give ", Change("global_batch_size", rows * settings.rl.group_size), " or less, or more data."),
+        )
+    if rows < settings.rows_per_step:
         raise UserError(
             f"global_batch_size {settings.global_batch_size} is more than the {rows:,} {what}.",
             ("Give ", Change("global_batch_size", rows), " or less, or more data."),
@@ -182,6 +207,8 @@ def prepare(
     """
     model = _Model(model_dir, settings)
     _clear(folder)
+    if settings.task == "grpo":  # the rest is for the answer
+        seq_len -= settings.rl.answer_tokens(seq_len)
     documents = _Documents(train, model.tokenizer, settings, seq_len)
     if not documents.kept:
         raise UserError(
@@ -197,6 +224,8 @@ def prepare(
     info = _info(documents, rows, order, model, seq_len, settings)
     if held_out:
         _prepare_held_out(held_out, model, settings, seq_len, folder)
+    if settings.task == "grpo":
+        _write_prompts(folder, train, model)
     prepared.write(folder, rows, order, info)
     return info
 
@@ -229,16 +258,19 @@ def summary(info: PreparedInfo, dataset: str) -> str:
         kinds = ("pairs", "an answer with its prompt")
     elif info.task == "pretrain":
         kinds = ("documents", "a document")
+    elif info.task == "grpo":
+        kinds = ("prompts", "a prompt")
     samples = info.documents - info.pieces + info.split_rows
     share = info.truncated_rows / max(samples + info.dropped_rows, 1)
+    counted = f", {info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss"
     lines = [
-        f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens, "
-        f"{info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss",
+        f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens{'' if info.task == 'grpo' else counted}",
         f"tokens {kinds[1]}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
         f"max {info.longest:,}",
     ]
     if info.truncated_rows:
-        lines.append(f"cut at {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
+        where = "before their last" if info.task == "grpo" else "at"
+        lines.append(f"cut {where} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
     elif info.split_rows:
         lines.append(
             f"split at {info.seq_len:,} tokens: {info.split_rows:,} documents, into {info.pieces:,} pieces"
@@ -321,20 +353,32 @@ def _prepare_held_out(
         for sample in held_out:
             conversation = _asked_of(sample)
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
-            messages = [{"role": m.role, "content": m.content} for m in conversation.messages[:-1]]
+            messages = [{"role": m.role, "content": m.content} for m in conversation.asked]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
             file.write(json.dumps(values | {"line": conversation.line}) + "\n")
     documents = _Documents(held_out, model.tokenizer, settings, seq_len)
     if not documents.kept:
         return
-    one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})
+    alone = settings.rl.model_copy(update={"group_size": 1})
+    one_by_one = settings.model_copy(
+        update={"packing": False, "global_batch_size": 1, "epochs": 1, "rl": alone}
+    )
     rows = [_row(sample) for sample in documents.kept]
     if documents.pieces:  # of which the first few are measured: not those of one document
         drawn = random_stream(settings.seed, "held-out pieces").permutation(len(rows))
         rows = [rows[index] for index in drawn]
     order = np.arange(len(rows), dtype=np.int32)
     info = _info(documents, rows, order, model, seq_len, one_by_one)
+    if settings.task == "grpo":
+        _write_prompts(folder / "heldout", held_out, model)
     prepared.write(folder / "heldout", rows, order, info)
+
+
+def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> None:
+    """Each row's prompt for those who score its answers: prompts.jsonl, in the order of the rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts = answers.prompts_of([_asked_of(sample) for sample in samples], model.tokenizer)
+    answers.write_rows(folder / prepared.PROMPTS, prompts)
 
 
 def _asked_of(sample: Sample) -> Conversation:
@@ -346,6 +390,7 @@ def _asked_of(sample: Sample) -> Conversation:
 
 def _clear(folder: Path) -> None:
     """Take away what an earlier run has left, so that nothing old is taken for new."""
+    (folder / prepared.PROMPTS).unlink(missing_ok=True)
     (folder / "info.json").unlink(missing_ok=True)
     (folder / "heldout.jsonl").unlink(missing_ok=True)
     shutil.rmtree(folder / "heldout", ignore_errors=True)
@@ -373,7 +418,7 @@ def _pack(documents: Sequence[_Document], seq_len: int, seed: int) -> list[Row]:
 
 def _order(rows: Sequence[Row], settings: Settings) -> NDArray[np.int32]:
     """Rows in the order of the whole run, epochs included."""
-    batch, count = settings.global_batch_size, len(rows)
+    batch, count = settings.rows_per_step, len(rows)
     check_batch(count, "sequences after packing" if settings.packing else "rows to train on", settings)
     if settings.tokens is not None:
         return _order_of_tokens(rows, settings.tokens, settings)
@@ -402,7 +447,7 @@ def _epochs(rows: Sequence[Row], epochs: int, settings: Settings) -> NDArray[np.
     orders = [order.astype(np.int32) for order in drawn]
     if settings.longest_first and not settings.packing:
         widths = np.array([_width(row, settings) for row in rows])
-        orders[0] = longest_first(orders[0], widths, settings.global_batch_size)
+        orders[0] = longest_first(orders[0], widths, settings.rows_per_step)
     return np.concatenate(orders)
 
 
@@ -431,8 +476,8 @@ def _info(
         packed=settings.packing,
         pad_id=model.pad_id,
         vocab_size=model.vocab_size,
-        global_batch_size=settings.global_batch_size,
-        total_steps=len(order) // settings.global_batch_size,
+        global_batch_size=settings.rows_per_step,
+        total_steps=len(order) // settings.rows_per_step,
         seed=settings.seed,
         fingerprint=_fingerprint(rows, order, model, seq_len, settings),
         documents=len(documents.kept),
@@ -458,6 +503,8 @@ def _fingerprint(
         digest.update(bytes(row.desirable for row in rows))
     if settings.trains_on_pairs:
         digest.update(b"pairs")
+    if settings.task == "grpo":
+        digest.update(f"answers {settings.rl.group_size}".encode())
     if settings.new_tokens:
         digest.update(repr(settings.new_tokens).encode())
     if model.tokenizer_json.exists():

@@ -168,11 +168,15 @@ def _apply(
 
 
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
-    """What the model is given, special tokens included, and what follows: the last answer, or more text."""
+    """What the model is given, special tokens included, and what follows: the last answer, or more text.
+
+    Nothing follows where a chat ends with a question.
+    """
     if conversation.text is None:
-        messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
-        prompt = _apply(tokenizer, messages[:-1], conversation, prompt=True)
-        return prompt, conversation.messages[-1].content
+        messages = [{"role": m.role, "content": m.content} for m in conversation.asked]
+        prompt = _apply(tokenizer, messages, conversation, prompt=True)
+        answered = len(conversation.asked) < len(conversation.messages)
+        return prompt, conversation.messages[-1].content if answered else ""
     text = conversation.text
     cut = min(len(text) // 2, _PROMPT_CHARS)
     cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut

@@ -62,6 +62,12 @@ class Conversation:
     line: int = field(default=0, compare=False)  # of the file it came from; 0: none
     source: int = field(default=0, compare=False)  # which dataset of the run, as mixture.names counts them
 
+    @property
+    def asked(self) -> tuple[Message, ...]:
+        """The turns before a chat's last answer: all of them where it ends with a question."""
+        ends = bool(self.messages) and self.messages[-1].role == "assistant"
+        return self.messages[:-1] if ends else self.messages
+
 
 class BadRow(Exception):  # noqa: N818
     """Why a row can't be used."""

@@ -22,6 +22,7 @@ ENGINES = {
     "torchtune": "launchers.engines.torchtune.engine:Torchtune",
     "deepspeed": "launchers.engines.deepspeed.engine:DeepSpeed",
     "fsdp2": "launchers.engines.fsdp2.engine:Fsdp2",
+    "trl": "launchers.engines.trl.engine:Trl",
 }
 
 

@@ -71,7 +71,7 @@ def prompts_of(conversations: Sequence[Conversation], tokenizer: Any) -> list[Pr
             prefix = conversation.text[: len(conversation.text) - len(rest)]
             prompts.append(Prompt(index=index, text=text, shown=prefix, prefix=prefix))
         else:
-            before = conversation.messages[:-1]
+            before = conversation.asked
             shown = "\n\n".join(message.content for message in before)
             prompts.append(Prompt(index=index, text=text, shown=shown, messages=before))
     return prompts
