@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decorators.backends.overrides import request_for
-from decorators.storage import datastore
 from estimator import models
 from estimator.errors import Change, UserError
 from estimator.plan import Plan
-from flows import finetune_artifacts
 from launchers import pipeline
 from launchers.dataset import sources
 from launchers.scoring.check import check_function
@@ -109,19 +107,6 @@ def _count_prompts(settings: Settings) -> int | None:
     with tempfile.TemporaryDirectory() as folder:
         count = len(pipeline.read_samples(settings, sources.fetch(settings.dataset, Path(folder))))
     return min(count, settings.rejection.prompts or count)
-
-
-def stage_scorer(settings: Settings) -> dict[str, str]:
-    """Put a local scoring file or reward model into the datastore; its key by what the user calls it."""
-    score = settings.rejection.score or ""
-    scorer = scorer_of(score)
-    store = datastore(shared=True)
-    if scorer.file is not None:
-        return {score: finetune_artifacts.stage_file(store, Path(scorer.file).expanduser())}
-    source = models.locate(score) if scorer.function is None else None
-    if source is not None and source.kind == "folder":
-        return {score: finetune_artifacts.stage_folder(store, source, rewards=True)}
-    return {}
 
 
 def _per_hour(plan: Plan) -> str:

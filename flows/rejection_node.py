@@ -10,10 +10,8 @@ from pathlib import Path
 from metaflow import current
 
 from decorators.storage import datastore, origin_run_ids
-from estimator import models
-from estimator.errors import UserError
 from estimator.plan import Plan
-from flows import finetune_artifacts
+from flows import scorers
 from launchers.dataset import render
 from launchers.dataset.preferences import Sample
 from launchers.dataset.rows import Conversation
@@ -21,7 +19,6 @@ from launchers.rejection import answers as rows
 from launchers.rejection import generation, scoring
 from launchers.rejection.answers import Answers, Prompt, Scores
 from launchers.scoring.functions import scorer_of
-from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 from launchers.store.bundles import sha256_of
 
@@ -81,22 +78,6 @@ def prepare_prompts(samples: Sequence[Sample], settings: Settings, model_dir: Pa
     tokenizer = render.load_tokenizer(model_dir, settings)
     conversations = [sample for sample in samples if isinstance(sample, Conversation)]
     return rows.prompts_of(conversations[: settings.rejection.prompts], tokenizer)
-
-
-def fetch_reward_model_once(settings: Settings, work: Path) -> str | None:
-    """Fetch a reward model once for the cluster: a folder or a bundle's key; None where a function scores.
-
-    Raises UserError where it is no reward model.
-    """
-    score = settings.rejection.score or ""
-    if scorer_of(score).function is not None:
-        return None
-    reference = finetune_artifacts.staged_key(score)
-    if reference is None:
-        reference = finetune_artifacts.fetch_weights_once(models.locate(score), work, rewards=True)
-    folder = finetune_artifacts.fetch_tokenizer(reference, work / "reward")
-    check_reward_model(folder, "rejection.score", score)
-    return reference
 
 
 def draw(
@@ -176,20 +157,17 @@ def score(
     reward_model: str | None,
     work: Path,
 ) -> Shards:
-    """Score the answers that are not scored yet. ``reward_model``: see :func:`fetch_reward_model_once`."""
+    """Score the answers that are not scored yet. ``reward_model``: see flows/scorers.py."""
     work.mkdir(parents=True, exist_ok=True)
     rows.write_rows(work / "prompts.jsonl", prompts)
     drawn.shards.fetch(work / "answers")
     named = settings.rejection.score or ""
-    scorer = scorer_of(named)
-    function, model_dir, identity = None, None, named
+    found = scorers.fetch_scorer(named, reward_model, work)
+    function, model_dir, identity = found, None, named
     if reward_model is not None:
-        model_dir, identity = finetune_artifacts.fetch_model(reward_model, work / "reward"), reward_model
-    elif scorer.file is not None:
-        file = scoring_file(named, scorer.file, work / "function")
-        function, identity = f"{file}:{scorer.function}", f"{scorer.function} {sha256_of(file)}"
-    else:
-        function = named
+        function, model_dir, identity = None, Path(found), reward_model
+    elif (file := scorer_of(found).file) is not None:
+        identity = f"{scorer_of(found).function} {sha256_of(Path(file))}"
     request = scoring.ScoringRequest(
         score=named,
         function=function,
@@ -206,18 +184,6 @@ def score(
     keeper = _Keeper(f"{name}-{own}", drawn.shards.count, request.shards_dir, "scores")
     scoring.score(request, keeper.keep)
     return Shards(key=keeper.key, count=drawn.shards.count)
-
-
-def scoring_file(named: str, file: str, folder: Path) -> Path:
-    """The user's file on this machine: put there by the launch, or still where it was."""
-    key = finetune_artifacts.staged_key(named)
-    if key is None:
-        path = Path(file).expanduser().resolve()
-        if not path.is_file():
-            raise UserError(f"Scoring function {named}: there is no file {path} here.")
-        return path
-    finetune_artifacts.fetch_bundle(datastore(shared=True), key, folder)
-    return next(path for path in folder.iterdir() if path.suffix == ".py")
 
 
 class _Keeper:

@@ -44,6 +44,7 @@ class EvaluationRequest:
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs where there are any
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
     timeout_s: float = 3600.0
+    reward: str | None = None  # what scores answers, on this machine, as TrainJob has it
 
     def __post_init__(self) -> None:
         for name in ("generations", "max_new_tokens", "max_rows"):

@@ -501,9 +501,19 @@ def tokenise(
 
 
 def evaluate_model(
-    settings: Settings, plan: Plan, *, base_dir: Path, model_dir: Path, data_dir: Path, work: Path
+    settings: Settings,
+    plan: Plan,
+    *,
+    base_dir: Path,
+    model_dir: Path,
+    data_dir: Path,
+    work: Path,
+    reward: str | None = None,
 ) -> EvaluationResult:
-    """Held-out loss before and after training, and a few answers, on the kind of device that has trained."""
+    """Held-out loss before and after training, and a few answers, on the kind of device that has trained.
+
+    ``reward``: what scores the answers of task grpo, on this machine.
+    """
     return evaluate(
         EvaluationRequest(
             base_dir=base_dir,
@@ -514,5 +524,6 @@ def evaluate_model(
             generations=settings.evaluation.generations,
             max_new_tokens=settings.evaluation.max_new_tokens,
             device=plan.layout.device,
+            reward=reward,
         )
     )

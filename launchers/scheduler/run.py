@@ -220,6 +220,7 @@ def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> Evaluati
         model_dir=model_dir,
         data_dir=start.data_dir,
         work=work,
+        reward=start.reward,
     )
 
 
