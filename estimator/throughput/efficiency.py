@@ -69,7 +69,7 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     A share of the best product that was measured on the GPU, as power and clocks keep cards of one
     architecture apart by a factor of two. The share is common; runs on a GPU or architecture correct it.
     """
-    best = _best_product(gpu, precision, table)
+    best = best_product(gpu, precision, table)
     if best is None:
         return None
     factor = next(
@@ -83,7 +83,7 @@ def chips(gpu: Gpu) -> tuple[str, str]:
     return gpu.name, f"{gpu.architecture} {gpu.compute_capability or ''}".strip()
 
 
-def _best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
+def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     """FLOP/s of the best product: as measured on the GPU, else the share of the peak usual on such GPUs."""
     dtype, own = "fp32" if precision == "fp32" else "bf16", "bf16" if gpu.bf16 else "fp32"
     if gpu.measured_tflops is not None and dtype == own:

@@ -124,13 +124,16 @@ UNTRIED: dict[str, dict[str, Any]] = {
 }
 
 
-def network(family: str) -> Any:
-    """A model of that family with random weights, large enough for tokens to change each other's logits."""
+def network(family: str, **values: Any) -> Any:
+    """A model of that family with random weights, large enough for tokens to change each other's logits.
+
+    ``values`` are fields of config.json in place of those above.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     take_flags_for_numbers()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(FAMILIES | UNTRIED)[family])
+    config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED)[family] | values))
     config.initializer_range = 0.1
     return AutoModelForCausalLM.from_config(config).eval()
 

@@ -1,0 +1,176 @@
+"""Memory of generation by transformers' ``generate``: weights, keys and values, what a batch works on.
+
+docs/estimator.md compares it with real runs and with what was published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from estimator.memory.evaluation import WEIGHT_BYTES as GPU_WEIGHT_BYTES
+from estimator.memory.host import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES
+from estimator.models import ModelSpec
+
+Device = Literal["cuda", "cpu"]
+
+WEIGHTS, CACHE, ACTIVATIONS, LOGITS, RUNTIME = (
+    "weights",
+    "KV cache",
+    "activations",
+    "logits and sampling",
+    "runtime",
+)
+WEIGHT_BYTES: dict[Device, int] = {"cuda": GPU_WEIGHT_BYTES, "cpu": 4}  # launchers/evaluate.py, precision_on
+
+# Copies of the cache that a batch gets room for. A DynamicCache is a new tensor in each step, a token longer
+# than the last (transformers 5.4, cache_utils.py, torch.cat), so that freed blocks are too small for the next.
+# PyTorch's allocator reserves what there is (84 GB where 26 GB were allocated, in the rows of
+# huggingface/optimum-benchmark of data/generation.csv) and gives blocks back when memory is short. With room
+# for a second copy it has to once for many steps, and not for each layer. transformers before DynamicCache
+# had both copies alive.
+CACHE_HELD = 2
+# Bytes for each logit of the last position: fp32 copy, scores over the temperature, probabilities
+# (transformers 5.4, generation/utils.py, _sample), beside the model's own
+SAMPLING_BYTES = 12
+# More where top_p is below 1: sorted scores with their indices, probabilities and their sums, two masks
+# (generation/logits_process.py, TopPLogitsWarper)
+TOP_P_BYTES = 4 + 8 + 4 + 4 + 2
+_ROUTED_COPIES = 5  # of a token's hidden size, for each expert that it goes to (integrations/moe.py)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Answers that are generated together, padded to the longest prompt."""
+
+    sequences: int  # answers, not prompts: four answers to one prompt are four
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Of one sequence at its end."""
+        return self.prompt_tokens + self.new_tokens
+
+
+def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each: int = 2) -> int:
+    """Bytes of the keys and values of ``sequences`` sequences of ``tokens`` tokens each, exactly.
+
+    For each sequence, token and block: kv_heads * head_dim keys and as many values, or of latent attention
+    (MLA) the expanded ones of all heads, which transformers keeps. Blocks with a sliding window (or Llama 4's
+    chunks) keep its tokens alone. A batch that generates has cached all tokens but the last one drawn. The
+    allocator holds more: see :func:`working_bytes`.
+
+    Parameters
+    ----------
+    model:
+        The shape: its blocks, KV heads, head sizes and window decide.
+    bytes_each:
+        Of one number: 2 in bf16, 4 in fp32.
+    """
+    near = min(tokens, model.sliding_window or tokens)
+    cached = (model.layers - model.sliding_layers) * tokens + model.sliding_layers * near
+    return sequences * cached * (model.kv_dim + model.v_dim) * bytes_each
+
+
+def live_bytes(
+    model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0, padded: bool = True
+) -> dict[str, int]:
+    """Tensors beside the weights that are alive at the peak, by category; the allocator holds more.
+
+    The largest of three moments: the prompts' forward pass, with the keys and values of all their tokens
+    (blocks with a window let go of them a step later) and what one block works on under its mask; attention
+    in the last step, with the whole cache; the drawing of the last token. Prompts of one length
+    (``padded=False``) have no mask.
+    """
+    prompts = batch.sequences * batch.prompt_tokens
+    mask = prompts * batch.prompt_tokens * padded  # a byte for each pair of tokens
+    cache = kv_cache_bytes(model, batch.sequences, batch.tokens, bytes_each=bytes_each)
+    each_logit = bytes_each + SAMPLING_BYTES + (TOP_P_BYTES if top_p < 1 else 0)
+    moments = (
+        {
+            CACHE: prompts * model.layers * (model.kv_dim + model.v_dim) * bytes_each,
+            ACTIVATIONS: prompts * _block_width(model) * bytes_each + mask,
+        },
+        {CACHE: cache, ACTIVATIONS: batch.sequences * batch.tokens * _attended_width(model) * bytes_each},
+        {CACHE: cache, LOGITS: batch.sequences * model.vocab * each_logit},
+    )
+    return max(moments, key=lambda moment: sum(moment.values()))
+
+
+def working_bytes(model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0) -> int:
+    """What a batch needs on a GPU beside the weights: live tensors, and the cache's blocks held twice.
+
+    For who generates beside something else on the same GPU; :func:`generation_bytes` is the whole process.
+    """
+    live = live_bytes(model, batch, bytes_each=bytes_each, top_p=top_p)
+    return sum(live.values()) + (CACHE_HELD - 1) * live[CACHE]
+
+
+def generation_bytes(
+    model: ModelSpec, batch: Batch, *, gpus: int = 1, device: Device = "cuda", top_p: float = 1.0
+) -> dict[str, int]:
+    """Memory of a process that generates, by category: of the fullest of ``gpus`` GPUs, or on a CPU of all.
+
+    Several GPUs share one copy of the model layer by layer, which can't cut a block; each holds the cache of
+    its layers.
+    """
+    size, on_gpus = WEIGHT_BYTES[device], device == "cuda"
+    weights = size * model.parameters
+    block = weights // model.layers if gpus > 1 else 0
+    live = live_bytes(model, batch, bytes_each=size, top_p=top_p)
+    held = CACHE_HELD if on_gpus else 1
+    return {
+        WEIGHTS: weights // gpus + block,
+        CACHE: held * live.pop(CACHE) // gpus,
+        **live,
+        RUNTIME: CUDA_CONTEXT_BYTES if on_gpus else CPU_RUNTIME_BYTES,
+    }
+
+
+def largest_batch(
+    model: ModelSpec,
+    capacity_bytes: int,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    gpus: int = 1,
+    device: Device = "cuda",
+    top_p: float = 1.0,
+    most: int = 65536,
+) -> int:
+    """The most sequences, ``most`` at most, that fit into each GPU's memory; 0 where not even one does."""
+
+    def fits(sequences: int) -> bool:
+        batch = Batch(sequences=sequences, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+        found = generation_bytes(model, batch, gpus=gpus, device=device, top_p=top_p)
+        return sum(found.values()) <= capacity_bytes
+
+    low, high = 0, most + 1  # fits at low, and not at high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _block_width(model: ModelSpec) -> int:
+    """Numbers for each token that one block holds at once in the prompts' forward pass.
+
+    The embedding, the residual stream and two normed copies of it, beside the larger of the MLP (gate, up
+    and their product; with experts what is sorted to them and back too) and attention (queries before and
+    after the rotation, keys, values, those of all heads).
+    """
+    mlp = 3 * model.ffn
+    if model.experts:
+        mlp = model.experts_per_token * (mlp + _ROUTED_COPIES * model.hidden) + 3 * model.shared_ffn
+        mlp = max(mlp, 3 * model.dense_ffn if model.dense_layers else 0)
+    attention = 2 * model.q_dim + model.kv_dim + model.v_dim + _attended_width(model)
+    return 4 * model.hidden + max(mlp, attention)
+
+
+def _attended_width(model: ModelSpec) -> int:
+    """Keys and values of one token in one block, as attention under a padding mask takes them: of all heads.
+
+    transformers 5.4, integrations/sdpa_attention.py, repeat_kv.
+    """
+    return model.heads * (model.head_dim + (model.v_head_dim or model.head_dim))

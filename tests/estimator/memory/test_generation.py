@@ -1,0 +1,125 @@
+"""Memory of generation: the cache to the byte, the peak beside real runs, and what was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from estimator.exact.tracker import StepTracker
+from estimator.memory.generation import (
+    CACHE,
+    WEIGHT_BYTES,
+    Batch,
+    generation_bytes,
+    kv_cache_bytes,
+    largest_batch,
+    live_bytes,
+    working_bytes,
+)
+from estimator.models import ModelSpec, find, resolve
+from estimator.plan import GIB
+from estimator.published.generation import PublishedGeneration, runs
+from tests.launchers.engines.loop import families
+
+PROMPT, NEW = 20, 12  # together longer than the families' windows
+A100_BYTES = int(79.25 * GIB)
+
+
+def tiny(family: str, folder: Path, **values: Any) -> tuple[Any, ModelSpec]:
+    """A tiny model that never ends an answer, and what the estimator reads of its config.json."""
+    network = families.network(family, **values)
+    network.generation_config.eos_token_id = None
+    network.config.save_pretrained(folder)
+    return network, resolve(str(folder), online=False).spec
+
+
+def generate(network: Any, sequences: int, prompt: int, new: int, **values: Any) -> Any:
+    ids = torch.randint(3, 50, (sequences, prompt))
+    mask = torch.ones_like(ids)
+    mask[0, : prompt // 2] = 0  # padded on the left, as in generation.py
+    options = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "return_dict_in_generate": True}
+    with torch.inference_mode():
+        return network.generate(ids, attention_mask=mask, max_new_tokens=new, **(options | values))
+
+
+@pytest.mark.parametrize("family", [name for name in families.FAMILIES if name != "mpt"])
+def test_the_cache_is_that_of_transformers_to_the_byte(family: str, tmp_path: Path) -> None:
+    network, model = tiny(family, tmp_path)
+    cache = generate(network, 2, PROMPT, NEW).past_key_values
+    real = sum(
+        tensor.untyped_storage().nbytes() for layer in cache.layers for tensor in (layer.keys, layer.values)
+    )
+    # The last token that is drawn is not cached
+    assert kv_cache_bytes(model, 2, PROMPT + NEW - 1, bytes_each=4) == real
+
+
+LARGER_MLP = {"intermediate_size": 512}
+LARGE_VOCABULARY = {"vocab_size": 50_000}
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "shape", "top_p"),
+    [
+        ("llama", {}, (8, 200, 20), 1.0),
+        ("llama", {}, (8, 20, 90), 1.0),
+        ("llama", LARGER_MLP, (8, 200, 4), 1.0),
+        ("llama", LARGE_VOCABULARY, (32, 10, 4), 1.0),
+        ("llama", LARGE_VOCABULARY, (32, 10, 4), 0.9),
+        ("gemma2", {"head_dim": 32}, (8, 200, 8), 1.0),
+        ("mixtral", {}, (8, 200, 8), 1.0),
+    ],
+)
+def test_the_peak_is_that_of_a_real_run(
+    family: str, values: dict[str, int], shape: tuple[int, int, int], top_p: float, tmp_path: Path
+) -> None:
+    network, model = tiny(family, tmp_path, max_position_embeddings=512, **values)
+    with StepTracker() as tracker:
+        generate(network, *shape, top_p=top_p, return_dict_in_generate=False)
+    real = max(sum(parts.values()) for parts in tracker.peaks.values())
+    sequences, prompt, new = shape
+    batch = Batch(sequences=sequences, prompt_tokens=prompt, new_tokens=new)
+    predicted = sum(live_bytes(model, batch, bytes_each=4, top_p=top_p).values())
+    assert predicted == pytest.approx(real, rel=0.1)
+
+
+with_peaks = [run for run in runs() if run.peak_gib is not None]
+
+
+@pytest.mark.parametrize("run", with_peaks, ids=lambda run: run.name)
+def test_the_peak_is_that_of_published_runs(run: PublishedGeneration) -> None:
+    live = live_bytes(run.model, run.batch, padded=False)
+    held = live[CACHE] * run.cache_copies + sum(live.values()) - live[CACHE]
+    predicted = WEIGHT_BYTES["cuda"] * run.model.parameters + held
+    assert predicted / GIB == pytest.approx(run.peak_gib, rel=0.08)
+
+
+@pytest.mark.parametrize("name", ["llama-8b", "gemma-2-9b", "mixtral-8x7b"])
+def test_memory_grows_with_the_batch_and_the_largest_batch_just_fits(name: str) -> None:
+    model = find(name)
+    gpus = 1 if name != "mixtral-8x7b" else 2
+    found = largest_batch(model, A100_BYTES, prompt_tokens=1024, new_tokens=512, gpus=gpus)
+    assert found > 8
+    sizes = [
+        sum(
+            generation_bytes(
+                model, Batch(sequences=n, prompt_tokens=1024, new_tokens=512), gpus=gpus
+            ).values()
+        )
+        for n in (1, found, found + 1)
+    ]
+    assert sizes[0] < sizes[1] <= A100_BYTES < sizes[2]
+
+
+def test_a_model_that_does_not_fit_has_no_batch() -> None:
+    assert largest_batch(find("llama-70b"), A100_BYTES, prompt_tokens=16, new_tokens=16) == 0
+
+
+def test_beside_the_weights_a_batch_needs_its_tensors_and_the_caches_second_copy() -> None:
+    model, batch = find("llama-8b"), Batch(sequences=32, prompt_tokens=64, new_tokens=4096)
+    whole = generation_bytes(model, batch)
+    beside = whole["weights"] + whole["runtime"]
+    assert working_bytes(model, batch) == sum(whole.values()) - beside
+    assert whole[CACHE] == 2 * kv_cache_bytes(model, 32, 64 + 4096)
