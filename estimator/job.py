@@ -68,8 +68,8 @@ class Job:
     offload: Literal["none", "cpu"] = "none"
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     keep_checkpoints: int = 2
-    answer_len: int = 0  # tokens of an answer that is drawn in a step, of seq_len; 0: none is drawn
-    compares: bool = False  # of grpo: with the model as it was, whose divergence is part of the loss
+    answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
+    compares: bool | None = None  # of grpo, with the model as it was; None: with adapters alone
     reward_parameters: int = 0  # of a reward model that scores answers in a step
     tensor_parallel: int | None = None
     context_parallel: int | None = None

@@ -280,6 +280,11 @@ class Setup:
         return total + ("norms" in self.trained_modules) * parameters.norms(self.model)
 
 
+def drawn_answer(seq_len: int) -> int:
+    """Tokens of the answers that grpo draws where none are said: 256 (TRL 1.16), or half of the sequence."""
+    return max(1, min(256, seq_len // 2))
+
+
 def check_start_layer(model: ModelSpec, start_layer: int) -> None:
     """Raise UserError where no block of the model is left for LLaMA-Adapter's prompts."""
     if not 0 <= start_layer < model.layers:

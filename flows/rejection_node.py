@@ -163,15 +163,13 @@ def score(
     drawn.shards.fetch(work / "answers")
     named = settings.rejection.score or ""
     found = scorers.fetch_scorer(named, reward_model, work)
-    function, model_dir, identity = found, None, named
-    if reward_model is not None:
-        function, model_dir, identity = None, Path(found), reward_model
-    elif (file := scorer_of(found).file) is not None:
+    identity = reward_model or named
+    if reward_model is None and (file := scorer_of(found).file) is not None:
         identity = f"{scorer_of(found).function} {sha256_of(Path(file))}"
     request = scoring.ScoringRequest(
         score=named,
-        function=function,
-        model_dir=model_dir,
+        function=None if reward_model else found,
+        model_dir=Path(found) if reward_model else None,
         prompts=work / "prompts.jsonl",
         answers_dir=work / "answers",
         shards_dir=work / "scores",

@@ -368,7 +368,7 @@ def _drawing(settings: Settings) -> dict[str, Any]:
         return {}
     return {
         "answer_len": settings.rl.answer_tokens(settings.seq_len or DEFAULT_SEQ_LEN),
-        "compares": settings.rl.beta_of(settings.method) > 0,
+        "compares": None if settings.rl.beta == "auto" else settings.rl.beta > 0,
         "reward_parameters": _reward_parameters(settings.rl.reward),
     }
 

@@ -23,7 +23,7 @@ from pydantic import (
 from estimator import token_counts
 from estimator.changes import meant_by
 from estimator.errors import UserError
-from estimator.setup import PAIR_TASKS
+from estimator.setup import PAIR_TASKS, drawn_answer
 from launchers import deepspeed_file
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
@@ -258,8 +258,8 @@ class Rl(_Section):
         return 0.0 if method == "full" else 0.04
 
     def answer_tokens(self, seq_len: int) -> int:
-        """The longest answer in tokens; 256 is TRL 1.16's."""
-        return self.max_completion_length or max(1, min(256, seq_len // 2))
+        """The longest answer in tokens."""
+        return self.max_completion_length or drawn_answer(seq_len)
 
 
 class Evaluation(_Section):

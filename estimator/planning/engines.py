@@ -6,7 +6,7 @@ from typing import Literal
 
 from estimator.job import Job
 from estimator.plan import Layout
-from estimator.setup import LossKind, Precision, Setup, StateSharding
+from estimator.setup import LossKind, Precision, Setup, StateSharding, drawn_answer
 
 # launchers/engines/torchtune/config.py uses the chunked loss; launchers/dataset/batches.py recomputes it.
 # TRL 1.16 has one tile of the logits at a time (kernels/chunked_logprob.py).
@@ -40,6 +40,13 @@ def _offloaded(job: Job, layout: Layout) -> Literal["none", "optimizer", "all"]:
     if layout.offload != "cpu":
         return "none"
     return "all" if job.engine == "fsdp2" else "optimizer"
+
+
+def _answer_len(job: Job) -> int:
+    """Tokens of the answers that a step draws; 0: none."""
+    if job.task != "grpo":
+        return 0
+    return drawn_answer(job.seq_len) if job.answer_len is None else job.answer_len
 
 
 def _precision(job: Job, layout: Layout) -> Precision:
@@ -95,7 +102,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         device=layout.device,
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,
-        answer_len=job.answer_len,
-        compares=job.compares,
+        answer_len=_answer_len(job),
+        compares=job.adapters if job.compares is None else job.compares,
         reward_parameters=job.reward_parameters,
     )

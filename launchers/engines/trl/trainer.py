@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from launchers.dataset import render
 from launchers.dataset.prepared import PROMPTS, Prepared
@@ -90,7 +91,7 @@ class _Finished:
         """None: rank 0's model has it."""
 
 
-class _Trainer(GRPOTrainer):
+class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
     """TRL's trainer over prepared prompts."""
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, device: torch.device) -> None:
@@ -121,15 +122,15 @@ class _Trainer(GRPOTrainer):
         return self.accelerator.unwrap_model(self.model)
 
     def create_optimizer(self, *_: Any, **__: Any) -> torch.optim.Optimizer:
-        if self.optimizer is None:
+        if getattr(self, "optimizer", None) is None:
             trained = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
-            (self.optimizer,) = optimizer.build(self._job, trained)
+            self.optimizer: Any = optimizer.build(self._job, trained)[0]
         steps: torch.optim.Optimizer = self.optimizer
         return steps
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002
-        if self.lr_scheduler is None:
-            self.lr_scheduler = _schedule(self._job, optimizer or self.optimizer)
+        if getattr(self, "lr_scheduler", None) is None:
+            self.lr_scheduler: Any = _schedule(self._job, optimizer or self.optimizer)
         return self.lr_scheduler
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
@@ -201,7 +202,7 @@ def _reward_function(job: TrainJob, prompts: Sequence[Prompt], device: torch.dev
     return reward
 
 
-class _Listener(TrainerCallback):
+class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Turns what the trainer says of its steps into telemetry, and what it saves into checkpoints."""
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
