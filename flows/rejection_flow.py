@@ -22,8 +22,8 @@ from flows.finetune_flow import FinetuneFlow
 from flows.finetune_steps import task_folder
 from launchers import engines
 from launchers.dataset.prepare import held_out_rows
+from launchers.dataset.prompts import Prompt
 from launchers.engines.reward_head import as_trained
-from launchers.rejection.answers import Prompt
 from launchers.rejection.selection import Comparison, mean_of, overview, select
 from launchers.settings import help_of
 from launchers.store.bundles import get_bundle

@@ -14,10 +14,11 @@ from estimator.plan import Plan
 from flows import scorers
 from launchers.dataset import render
 from launchers.dataset.preferences import Sample
+from launchers.dataset.prompts import Prompt, prompts_of
 from launchers.dataset.rows import Conversation
 from launchers.rejection import answers as rows
 from launchers.rejection import generation, scoring
-from launchers.rejection.answers import Answers, Prompt, Scores
+from launchers.rejection.answers import Answers, Scores
 from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
 from launchers.store.bundles import sha256_of
@@ -77,7 +78,7 @@ def prepare_prompts(samples: Sequence[Sample], settings: Settings, model_dir: Pa
     """The prompts of the first rows, as many as the settings say."""
     tokenizer = render.load_tokenizer(model_dir, settings)
     conversations = [sample for sample in samples if isinstance(sample, Conversation)]
-    return rows.prompts_of(conversations[: settings.rejection.prompts], tokenizer)
+    return prompts_of(conversations[: settings.rejection.prompts], tokenizer)
 
 
 def draw(

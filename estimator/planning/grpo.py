@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
+from estimator.planning.training import Training
 from estimator.setup import LLAMA_ADAPTERS
-
-if TYPE_CHECKING:
-    from estimator.planning.support import Training
 
 ELSEWHERE = "task grpo draws answers in every step, which engine trl does"
 # The rest are in several groups or in bits, which transformers' Trainer was not tried with here

@@ -6,16 +6,17 @@ so that a plan and the run of it agree. Engines that are planned only have no re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from estimator.errors import Change, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
-from estimator.models import PROJECTIONS, ModelSpec, untried
+from estimator.models import ModelSpec, untried
 from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
 from estimator.planning import grpo, trained_parts
 from estimator.planning.grpo import ELSEWHERE
+from estimator.planning.training import Training
 from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -44,30 +45,6 @@ FP8_CAPABILITY = {
     "msamp-o2": (9, 0),
     "msamp-o3": (9, 0),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """What an engine's answer depends on, beside the model."""
-
-    method: str
-    seq_len: int
-    task: str = "sft"
-    precision: str = "auto"
-    fp8: str = "none"
-    compile: bool = False
-    optimizer: str = "adamw"
-    optimizer_in_backward: bool = False
-    part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
-    packing: bool = False
-    lora_targets: tuple[str, ...] = PROJECTIONS
-    rslora: bool = False
-    quantization: str = "nf4-double"  # of qlora's base
-    processes: int = 1
-    trained_modules: tuple[str, ...] = ()  # whole, beside LoRA's adapters
-    new_tokens: int = 0  # that embedding and head get rows for
-    zero: bool = False  # whether ZeRO's stage or offload is asked for
-    fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
 
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from estimator.errors import Change, UserError
 from estimator.setup import PAIR_TASKS
-from launchers.dataset import prepared, render, texts
+from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo, Row
 from launchers.dataset.rows import Conversation
 from launchers.dataset.seeding import random_stream
-from launchers.rejection import answers
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
@@ -97,7 +96,7 @@ class _Documents:
 
     def _take_prompts(self, samples: Sequence[Sample], tokenizer: Any, seq_len: int) -> None:
         """Prompts, of which nothing counts; of a longer one the end is kept, where its question is."""
-        for prompt in answers.prompts_of([_asked_of(sample) for sample in samples], tokenizer):
+        for prompt in prompts.prompts_of([_asked_of(sample) for sample in samples], tokenizer):
             ids = tokenizer(prompt.text, add_special_tokens=False, verbose=False)["input_ids"]
             tokens = np.array(ids, dtype=np.int32)
             whole = _Document(tokens=tokens, labels=np.full_like(tokens, IGNORE))
@@ -377,8 +376,8 @@ def _prepare_held_out(
 def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> None:
     """Each row's prompt for those who score its answers: prompts.jsonl, in the order of the rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    prompts = answers.prompts_of([_asked_of(sample) for sample in samples], model.tokenizer)
-    answers.write_rows(folder / prepared.PROMPTS, prompts)
+    asked = [_asked_of(sample) for sample in samples]
+    prompts.write(folder / prepared.PROMPTS, prompts.prompts_of(asked, model.tokenizer))
 
 
 def _asked_of(sample: Sample) -> Conversation:

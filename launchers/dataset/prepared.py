@@ -12,7 +12,7 @@ A folder with::
     length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed; two of a
                       pair, the chosen conversation and the rejected one)
     desirable.npy     bool [rows], whether the answer is a good one; of judged answers alone
-    prompts.jsonl     each row's prompt as launchers.rejection.answers.Prompt; of task grpo alone, whose rows
+    prompts.jsonl     each row's prompt as launchers.dataset.prompts.Prompt; of task grpo alone, whose rows
                       are prompts, of which nothing counts
     order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included;
                       unless packed (or switched off), step 0 has the longest rows, in falling length

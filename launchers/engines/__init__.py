@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from estimator.models import PROJECTIONS
-from estimator.planning.support import Training
+from estimator.planning.training import Training
 
 if TYPE_CHECKING:
     from estimator.models import ModelSpec

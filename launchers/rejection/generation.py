@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import Change, UserError
-from launchers.dataset import render
+from launchers.dataset import prompts, render
+from launchers.dataset.prompts import Prompt
 from launchers.evaluate import load_model, precision_on
 from launchers.imports import collector_paused
 from launchers.rejection import answers as rows
-from launchers.rejection.answers import Answer, Answers, Prompt
-from launchers.rejection.shards import make_shards, serve
+from launchers.rejection.answers import Answer, Answers
+from launchers.rejection.shards import make_shards
+from launchers.request_process import serve
 from launchers.settings import Settings
 
 # Tokens, padding and answers included, that are in the model at once. Where their keys and values do not fit
@@ -65,7 +67,7 @@ def generate(request: GenerationRequest, on_shard: Callable[[int, Path], None]) 
     """
     path = request.save()
     answers_each = request.settings.rejection.answers
-    total = len(rows.shards_of(rows.read_prompts(request.prompts), answers_each))
+    total = len(rows.shards_of(prompts.read_written(request.prompts), answers_each))
     make_shards(
         "launchers.rejection.generation",
         path,
@@ -87,8 +89,8 @@ def main(path: Path) -> None:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(render.pad_id_of(tokenizer))
     sampler = _Sampler(model, tokenizer, request.settings)
-    prompts = rows.read_prompts(request.prompts)
-    for shard, of_shard in enumerate(rows.shards_of(prompts, request.settings.rejection.answers)):
+    found = prompts.read_written(request.prompts)
+    for shard, of_shard in enumerate(rows.shards_of(found, request.settings.rejection.answers)):
         file = request.shards_dir / rows.shard_name(shard)
         if not file.is_file():
             rows.write_rows(file, sampler.answers(of_shard))
@@ -108,10 +110,10 @@ class _Sampler:
         self._batch_tokens = MAX_BATCH_TOKENS[model.device.type]
         self._most_prompts = 2**31  # at once; less where memory did not do
 
-    def answers(self, prompts: Sequence[Prompt]) -> list[Answers]:
+    def answers(self, asked: Sequence[Prompt]) -> list[Answers]:
         """The answers to each prompt, in the order of the prompts."""
         found: list[Answers] = []
-        left = list(prompts)
+        left = list(asked)
         while left:
             batch = left[: self._fitting(left)]
             answered = self._try(batch)

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from launchers.dataset import prompts
+from launchers.dataset.prompts import Prompt
 from launchers.imports import collector_paused
 from launchers.rejection import answers as rows
-from launchers.rejection.answers import Answers, Prompt, Scores
-from launchers.rejection.shards import make_shards, serve
+from launchers.rejection.answers import Answers, Scores
+from launchers.rejection.shards import make_shards
+from launchers.request_process import serve
 from launchers.scoring.functions import load_function, score_by
 from launchers.scoring.reward_model import RewardModel
 from launchers.settings import Settings
@@ -73,13 +76,13 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
 def main(path: Path) -> None:
     """Score the shards that are missing, in this process."""
     request = ScoringRequest.load(path)
-    prompts = {prompt.index: prompt for prompt in rows.read_prompts(request.prompts)}
+    asked = {prompt.index: prompt for prompt in prompts.read_written(request.prompts)}
     scorer = _function_scorer(request) if request.function else _model_scorer(request)
     for shard in range(request.shards):
         file = request.shards_dir / rows.shard_name(shard)
         if not file.is_file():
             answers = rows.read_answers(request.answers_dir / rows.shard_name(shard))
-            rows.write_rows(file, scorer([(prompts[each.index], each) for each in answers]))
+            rows.write_rows(file, scorer([(asked[each.index], each) for each in answers]))
 
 
 def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, Answers]]], list[Scores]]:

@@ -19,17 +19,16 @@ from transformers import PrinterCallback, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from launchers.dataset import render
+from launchers.dataset import prompts, render
 from launchers.dataset.prepared import PROMPTS, Prepared
+from launchers.dataset.prompts import Prompt
 from launchers.engines import _merge
 from launchers.engines.loop import export, generators, optimizer
 from launchers.engines.loop.model import low_rank_config
-from launchers.engines.trl.rewards import rewards_of
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 from launchers.models import causal
-from launchers.rejection import answers as rows
-from launchers.rejection.answers import Prompt
+from launchers.scoring.rewards import rewards_of
 
 # TRL's names of the figures that are reported, and ours
 FIGURES = {
@@ -102,14 +101,14 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(render.pad_id_of(tokenizer))
         data = Prepared(job.data_dir)
-        prompts = rows.read_prompts(job.data_dir / PROMPTS)
+        asked = prompts.read_written(job.data_dir / PROMPTS)
         order = [int(row) for row in data.order[: job.total_steps * data.info.global_batch_size]]
         model = causal.load(job.model_dir, dtype=_dtype(job))
         super().__init__(
             model=model,
             args=_config(job),
-            reward_funcs=_reward_function(job, prompts, device),
-            train_dataset=Dataset.from_dict({"prompt": [prompts[row].text for row in order], "row": order}),
+            reward_funcs=_reward_function(job, asked, device),
+            train_dataset=Dataset.from_dict({"prompt": [asked[row].text for row in order], "row": order}),
             processing_class=tokenizer,
             peft_config=None if job.plan.method == "full" else low_rank_config(model, job),
             callbacks=[_Listener(job, env, reporter)],
@@ -189,7 +188,7 @@ def _saved(job: TrainJob) -> Path:
     return job.work_dir / "engine" / "trl"
 
 
-def _reward_function(job: TrainJob, prompts: Sequence[Prompt], device: torch.device) -> Any:
+def _reward_function(job: TrainJob, asked: Sequence[Prompt], device: torch.device) -> Any:
     """The job's rewards as TRL calls them."""
     if job.reward is None:
         raise ValueError("grpo learns from rewards, and the job names none")
@@ -197,7 +196,7 @@ def _reward_function(job: TrainJob, prompts: Sequence[Prompt], device: torch.dev
     rewards = rewards_of(job.reward, shown, str(device), bf16=job.plan.layout.precision != "fp32")
 
     def reward(completions: list[str], row: list[int], **_: Any) -> list[float]:
-        return rewards([prompts[each] for each in row], completions)
+        return rewards([asked[each] for each in row], completions)
 
     return reward
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from launchers.dataset import render
+from launchers.dataset.prompts import prompts_of
 from launchers.dataset.rows import Conversation, Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
@@ -36,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def request(model: Path, folder: Path, *, new_tokens: int = 5) -> GenerationRequest:
     folder.mkdir(exist_ok=True)
     settings = Settings(rejection=Rejection(answers=4, max_new_tokens=new_tokens))
-    rows.write_rows(folder / "prompts.jsonl", rows.prompts_of(CHATS, render.load_tokenizer(model, settings)))
+    rows.write_rows(folder / "prompts.jsonl", prompts_of(CHATS, render.load_tokenizer(model, settings)))
     return GenerationRequest(
         base_dir=model,
         model_dir=model,

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from estimator.errors import UserError
+from launchers.dataset.prompts import Prompt
 from launchers.dataset.rows import Message
 from launchers.engines.reward_head import with_reward_head
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection import scoring
-from launchers.rejection.answers import Answer, Answers, Prompt
+from launchers.rejection.answers import Answer, Answers
 from launchers.rejection.scoring import ScoringRequest
 from launchers.settings import Settings
 

@@ -1,12 +1,12 @@
-"""Rewards of drawn answers, by the function or the reward model that a job names."""
+"""Rewards of drawn answers, by a function of the user's or a reward model, as a job names them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from launchers.dataset.prompts import Prompt
 from launchers.models import causal
-from launchers.rejection.answers import Prompt
 from launchers.scoring.functions import load_function, score_by, scorer_of
 from launchers.scoring.reward_model import RewardModel
 
