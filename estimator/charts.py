@@ -27,10 +27,8 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "master weights",
     "adapters",
     "reference model",
-    "reward model",
     "gradients",
     "optimizer",
-    "KV cache",
     "activations",
     "logits and loss",
     "communication buffers",
@@ -39,6 +37,8 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "runtime",
     "allocator",
     "calibration",
+    "reward model",
+    "KV cache",
 )
 FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
 

@@ -9,6 +9,7 @@ from estimator.job import DEGREES, Job, Target
 from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.plan import LAUNCHED_ENGINES, Layout
+from estimator.plan import gib as size
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -85,7 +86,7 @@ def _drawing(search: Search, candidate: Candidate) -> str:
     cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
     line = (
         f"grpo: a process draws the {batch.sequences} answers of its step at once, up to {batch.new_tokens} "
-        f"tokens each: keys and values of {gib(cache)}, before a step has activations"
+        f"tokens each: keys and values of {size(cache)}, before a step has activations"
     )
     parts = candidate.speed.parts
     return line if parts is None else f"{line}; {parts.generation / parts.total:.0%} of the step's time"
