@@ -176,7 +176,8 @@ def models_table() -> str:
     return "\n".join(lines)
 
 
-COMBINATIONS = [(engine, method) for engine in engines.ENGINES for method in ("full", "lora", "qlora")]
+ANSWERING = [name for name in engines.ENGINES if name != "trl"]  # which learns task grpo alone
+COMBINATIONS = [(engine, method) for engine in ANSWERING for method in ("full", "lora", "qlora")]
 # What runs where is one column for engines that run the same loop and refuse the same
 COLUMNS = [
     (group, method)
@@ -233,7 +234,7 @@ def proved_tasks() -> str:
 
 def _proved(title: str, found: dict[tuple[str, str, int], str]) -> str:
     """A table of (name, engine, nodes) -> result, and the reasons below it."""
-    heads = [(engine, nodes) for engine in engines.ENGINES for nodes in (1, 2)]
+    heads = [(engine, nodes) for engine in ANSWERING for nodes in (1, 2)]
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
     lines = [f"| {title} | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
     for name in dict.fromkeys(name for name, _, _ in found):
