@@ -196,9 +196,7 @@ def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
 @pytest.mark.slow
 def test_with_the_longest_rows_first_all_engines_report_the_same_losses(tmp_path: Path, model: Path) -> None:
     data = varied(tmp_path / "data", model)
-    found = {
-        engine: RUNS[engine].run(job_of(engine, tmp_path / engine, model, data)) for engine in RUN
-    }
+    found = {engine: RUNS[engine].run(job_of(engine, tmp_path / engine, model, data)) for engine in RUN}
     losses = {engine: RUNS[engine].losses(steps) for engine, steps in found.items()}
     assert len(losses["torchtune"]) == STEPS
     assert losses["deepspeed"] == pytest.approx(losses["torchtune"], rel=1e-4)
