@@ -11,7 +11,7 @@ from launchers.models import tiny_llama
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs
 
-GROUP, ANSWERS, LENGTH = 8, 16, 8
+GROUP, ANSWERS, LENGTH = 8, 16, 6
 REWARD = """
 def vowels(prompt, answer):
     return sum(answer.count(letter) for letter in "aeiou") / max(1, len(answer))
@@ -57,8 +57,8 @@ def job(
         data,
         steps=steps,
         world=world,
-        micro=ANSWERS // world // 2,
-        accumulation=2,
+        micro=ANSWERS // world // world,  # one forward pass of one process, two of each of two
+        accumulation=world,
         engine="trl",
         sharding="ddp" if world > 1 else "none",
         settings=values,
