@@ -132,6 +132,14 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
             self.lr_scheduler: Any = _schedule(self._job, optimizer or self.optimizer)
         return self.lr_scheduler
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """From the host's memory: torch knows no place called cpu:0, where accelerate puts CPUs' ranks."""
+        if checkpoint is None:
+            return
+        for name, states in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
+            file = Path(checkpoint) / f"{name}.pt"
+            states.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """Prompts have their special tokens; of one that is too long the end is kept, as in preparation."""
         found = self.processing_class(text=prompts, add_special_tokens=False, verbose=False)["input_ids"]

@@ -23,6 +23,7 @@ CHAT = Conversation(
         Message(role="assistant", content="2"),
     )
 )
+LONG = Conversation(text="word " * 1000)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> list[Prompt]:
     folder = tmp_path_factory.mktemp("model")
     tiny_llama.make(folder)
     tokenizer = render.load_tokenizer(folder, Settings())
-    return list(prompts_of([CHAT, Conversation(text="one two three four")], tokenizer))
+    return list(prompts_of([CHAT, Conversation(text="one two three four"), LONG], tokenizer))
 
 
 def test_a_chat_is_a_prompt_up_to_its_last_answer(prompts: list[Prompt]) -> None:
@@ -46,6 +47,9 @@ def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> Non
     text = prompts[1]
     assert text.prefix == "one two"
     assert text.with_answer(" and so on").text == "one two and so on"
+    long = prompts[2]
+    assert long.prefix == "word " * 39 + "word"
+    assert long.text.endswith(long.prefix)
 
 
 LIMIT = BatchLimit(sequences=64, tokens=16384)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load_file, save_file
-
 from launchers.dataset import prepare, prompts
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs
 
-HEAD = "lm_head.weight"
-GROUP, ANSWERS, LENGTH = 8, 32, 12
+GROUP, ANSWERS, LENGTH = 8, 16, 6
 REWARD = """
 def vowels(prompt, answer):
     return sum(answer.count(letter) for letter in "aeiou") / max(1, len(answer))
@@ -24,10 +21,6 @@ def vowels(prompt, answer):
 def make(folder: Path) -> None:
     """The model and the function that all jobs share."""
     tiny_llama.make(folder / "model")
-    for path in (folder / "model").glob("*.safetensors"):
-        weights = load_file(path)
-        if HEAD in weights:  # with a random head, adapters below it hardly change what is likely
-            save_file(weights | {HEAD: 10 * weights[HEAD]}, path, metadata={"format": "pt"})
     (folder / "toy.py").write_text(REWARD)
 
 
@@ -43,7 +36,7 @@ def job(
         "max_steps": of or steps,
         "epochs": 100,
         "global_batch_size": ANSWERS,
-        "optimizer": {"lr": 3e-3 if method == "full" else 1e-2},
+        "optimizer": {"lr": 4e-3 if method == "full" else 1e-2},
         "schedule": {"name": "constant", "warmup_steps": 0},
         "rl": {
             "reward": str(folder / "toy.py") + ":vowels",
@@ -64,8 +57,8 @@ def job(
         data,
         steps=steps,
         world=world,
-        micro=ANSWERS // world // 2,
-        accumulation=2,
+        micro=ANSWERS // world // world,  # one forward pass of one process, two of each of two
+        accumulation=world,
         engine="trl",
         sharding="ddp" if world > 1 else "none",
         settings=values,
