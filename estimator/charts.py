@@ -37,6 +37,8 @@ ORDER = (  # categories that stand beside each other take colours that are far a
     "runtime",
     "allocator",
     "calibration",
+    "reward model",
+    "KV cache",
 )
 FARTHEST_CAPACITY = 4  # times the longest bar: beyond, the bars would be too short to read
 

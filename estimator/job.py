@@ -19,7 +19,7 @@ from estimator.setup import (
 
 METHODS = ("full", "lora", "qlora", "dora", *LLAMA_ADAPTERS, "auto")
 PARALLEL_ENGINES = ("torchtitan", "megatron")  # with tensor, context, pipeline and expert parallelism
-ENGINES = ("torchtune", "deepspeed", "fsdp2", *PARALLEL_ENGINES, "auto")
+ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl", *PARALLEL_ENGINES, "auto")
 OPTIMIZERS = get_args(Optimizer)
 QUANTIZATIONS = ("nf4-double", "nf4", "int8")
 PRECISIONS = ("auto", "bf16", "bf16-mixed", "fp32")
@@ -38,7 +38,7 @@ class Job:
 
     model: ModelSpec
     method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2", "auto"] = "full"
-    engine: Literal["torchtune", "deepspeed", "fsdp2", "torchtitan", "megatron", "auto"] = "torchtune"
+    engine: Literal["torchtune", "deepspeed", "fsdp2", "trl", "torchtitan", "megatron", "auto"] = "torchtune"
     task: Task = "sft"
     seq_len: int = 2048
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
@@ -69,6 +69,9 @@ class Job:
     offload: Literal["none", "cpu"] = "none"
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     keep_checkpoints: int = 2
+    answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
+    compares: bool | None = None  # of grpo, with the model as it was; None: with adapters alone
+    reward_parameters: int = 0  # of a reward model that scores answers in a step
     tensor_parallel: int | None = None
     context_parallel: int | None = None
     pipeline_parallel: int | None = None

@@ -26,10 +26,10 @@ Sharding = Literal["none", "ddp", "fsdp", "shard_grad_op", "zero0", "zero1", "ze
 Schedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
 
 # What launchers/settings.py lets a run ask for; anything else is planned only
-LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2")
+LAUNCHED_ENGINES = ("torchtune", "deepspeed", "fsdp2", "trl")
 LAUNCHED_METHODS = ("full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2")
 LAUNCHED_OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd")
-LAUNCHED_TASKS = ("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward")
+LAUNCHED_TASKS = ("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo")
 
 
 def gib(size: float) -> str:

@@ -20,7 +20,7 @@ FAMILY_CODE = ("deepspeed", "fsdp2")
 Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
 LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
 TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
-Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward"]
+Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo"]
 PAIR_TASKS = ("dpo", "orpo", "simpo", "reward")  # a sample is a chosen and a rejected answer
 Precision = Literal[
     "fp32",  # everything in fp32
@@ -96,6 +96,9 @@ class Setup:
     longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
+    answer_len: int = 0  # tokens of an answer that is drawn in a step, of seq_len; 0: none is drawn
+    compares: bool = False  # of grpo: with the model as it was, whose divergence is part of the loss
+    reward_parameters: int = 0  # of a reward model that scores answers in a step
 
     checkpointing: Checkpointing = "none"
     recompute_every: int = 1  # of so many blocks one is checkpointed, the others keep all
@@ -201,7 +204,7 @@ class Setup:
 
     @property
     def reference(self) -> Literal["none", "adapters-off", "computed-before", "copy"]:
-        """What DPO and KTO compare with, beside the model in training.
+        """What DPO, KTO and GRPO compare with, beside the model in training.
 
         Adapters are switched off for a second forward pass. Where all weights are trained, the loop here
         computes what the untrained model gives once before training (launchers/reference.py), also for
@@ -209,6 +212,8 @@ class Setup:
         """
         if self.task == "kto":
             return "adapters-off"
+        if self.task == "grpo" and self.compares:
+            return "adapters-off" if self.adapters else "copy"
         if self.task != "dpo":
             return "none"
         if self.engine in FAMILY_CODE:
@@ -281,6 +286,11 @@ class Setup:
             matrices = min(matrices, 1)
         total = matrices * self.model.vocab * self.model.hidden
         return total + ("norms" in self.trained_modules) * parameters.norms(self.model)
+
+
+def drawn_answer(seq_len: int) -> int:
+    """Tokens of the answers that grpo draws where none are said: 256 (TRL 1.16), or half of the sequence."""
+    return max(1, min(256, seq_len // 2))
 
 
 def check_start_layer(model: ModelSpec, start_layer: int) -> None:

@@ -1,4 +1,4 @@
-"""A score for rejection sampling: the fewer words, the better."""
+"""A score for rejection sampling and GRPO: the fewer words, the better."""
 
 
 def short_answers(prompt: str, answer: str) -> float:

@@ -24,7 +24,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
-from flows import finetune_artifacts, rejection_launch
+from flows import finetune_artifacts, rejection_launch, scorers
 from launchers import pipeline, settings, workdir
 from launchers.settings import Resources, Settings
 from launchers.spelling import SetOptions
@@ -163,7 +163,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             finetune_artifacts.carry(run.model)
         else:
             model, staged = finetune_artifacts.stage(run.settings, run.model)
-            scorer = rejection_launch.stage_scorer(settings) if rejection else {}
+            scorer = scorers.stage_scorer(settings.rejection.score if rejection else settings.rl.reward)
             finetune_artifacts.carry(model, staged | scorer)
         return run.plan
 

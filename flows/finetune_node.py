@@ -75,6 +75,7 @@ def train_on_node(
     address: NodeAddress,
     store: MetaflowStorage,
     work: Path,
+    reward: str | None = None,
 ) -> Outcome:
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
 
@@ -86,6 +87,8 @@ def train_on_node(
         The key of the bundle of tokenised data.
     store:
         Of the run: gives the data, takes checkpoints, logs and the finished model.
+    reward:
+        What scores answers, on this machine: see flows/scorers.py.
     """
     profile = current_profile()
     data_dir = fetch_bundle(store, data, work / "data")
@@ -98,6 +101,7 @@ def train_on_node(
         data_dir=data_dir,
         work_dir=work / "node",
         total_steps=prepared.info.total_steps,
+        reward=reward,
     )
     profile.expect(total_steps=job.total_steps, tokens_of_steps=tokens_of_steps(prepared))
     attempt = _this_attempt(store, node=address.node)

@@ -17,7 +17,7 @@ from decorators._metaflow import user_errors
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
-from flows import finetune_artifacts, finetune_launch
+from flows import finetune_artifacts, finetune_launch, scorers
 from flows.finetune_node import train_on_node
 from launchers import engines, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
@@ -194,6 +194,10 @@ class FinetuneSteps(FlowSpec):
         """
         with task_folder("prepare") as work:
             self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
+            if self.used_settings.task == "grpo":
+                self.reward_model = scorers.fetch_reward_model_once(
+                    self.used_settings.rl.reward or "", "rl.reward", work
+                )
             model_dir = finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model")
             rows, held_out = self._rows(work)
             info = pipeline.tokenise(
@@ -225,9 +229,17 @@ class FinetuneSteps(FlowSpec):
                 model_dir=engines.result_of(work / "finished"),
                 data_dir=finetune_artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
                 work=work / "evaluation",
+                reward=self._reward(work),
             )
         current_profile().evaluated(self.evaluation)
         print(self.evaluation.text())
+
+    def _reward(self, work: Path) -> str | None:
+        """What scores the answers of task grpo, on this machine; None for other tasks."""
+        settings = self.used_settings
+        if settings.task != "grpo":
+            return None
+        return scorers.fetch_scorer(settings.rl.reward or "", self.reward_model, work)
 
     def _train(
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
@@ -250,6 +262,7 @@ class FinetuneSteps(FlowSpec):
                 ),
                 store=datastore(),
                 work=work,
+                reward=self._reward(work),
             )
         self.measured = self.outcome.measured
         self.plan = self.outcome.plan

@@ -7,7 +7,8 @@ from typing import Any
 
 from decorators.card.blocks import Block, Chart, Grid, Text, safe
 from decorators.card.charts import SCHEMA
-from launchers.rejection.answers import Answers, Prompt
+from launchers.dataset.prompts import Prompt
+from launchers.rejection.answers import Answers
 from launchers.rejection.selection import Distribution, Overview, Selection
 
 LONGEST = 300  # characters of an answer or a prompt in a table

@@ -18,13 +18,13 @@ from metaflow import Parameter, card, config_expr, current, retry, step
 from decorators.card.writer import write_blocks
 from decorators.gpu_profile import gpu_profile
 from decorators.storage import datastore
-from flows import finetune_artifacts, finetune_launch, rejection_card, rejection_node
+from flows import finetune_artifacts, finetune_launch, rejection_card, rejection_node, scorers
 from flows.finetune_flow import FinetuneFlow
 from flows.finetune_steps import task_folder
 from launchers import engines
 from launchers.dataset.prepare import held_out_rows
+from launchers.dataset.prompts import Prompt
 from launchers.engines.reward_head import as_trained
-from launchers.rejection.answers import Prompt
 from launchers.rejection.selection import Comparison, mean_of, overview, select
 from launchers.settings import help_of
 from launchers.store.bundles import get_bundle
@@ -54,7 +54,9 @@ class RejectionFlow(FinetuneFlow):
         """Fetch the weights once for the cluster, those of a reward model too; make prompts of the rows."""
         with task_folder("prepare") as work:
             self.model_reference = finetune_artifacts.fetch_weights_once(self.base_model, work)
-            self.reward_model = rejection_node.fetch_reward_model_once(self.used_settings, work)
+            self.reward_model = scorers.fetch_reward_model_once(
+                self.used_settings.rejection.score or "", "rejection.score", work
+            )
             self.prompts = rejection_node.prepare_prompts(
                 self._rows(work)[0],
                 self.used_settings,

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decorators.backends.overrides import request_for
-from decorators.storage import datastore
 from estimator import models
 from estimator.errors import Change, UserError
 from estimator.models import ModelSpec
 from estimator.plan import GIB, Generation, Plan, Stage
 from estimator.planning import generation
 from estimator.planning.generation import Drawing, Range
-from flows import finetune_artifacts
 from launchers import pipeline
 from launchers.dataset import sources
 from launchers.dataset.rows import Conversation
-from launchers.rejection import scoring
+from launchers.scoring.check import check_function
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 
 WIDTH = 100  # columns, as the plan's own text has
@@ -56,7 +56,7 @@ class PlannedRejection:
     def _drawing(self, run: pipeline.PlannedRun) -> Drawing:
         rejection, model = self.settings.rejection, run.model.spec
         room = max(1, model.max_seq_len - rejection.max_new_tokens)
-        by_function = scoring.scorer_of(rejection.score or "").function is not None
+        by_function = scorer_of(rejection.score or "").function is not None
         return Drawing(
             prompts=self.prompts,
             held_out=self.held_out,
@@ -128,13 +128,13 @@ def check(settings: Settings) -> PlannedRejection:
             ),
             ("Leave ", Change("task"), " out, or use flows/finetune_flow.py."),
         )
-    scorer = scoring.scorer_of(score)
+    scorer = scorer_of(score)
     if scorer.function is not None:
-        scoring.check_function(score)
+        check_function(score)
     else:
         source = models.locate(score)
         if source.kind == "folder":
-            scoring.check_reward_model(Path(source.location), score)
+            check_reward_model(Path(source.location), "rejection.score", score)
     found = _read_prompts(settings)
     if found is None:
         return PlannedRejection(
@@ -179,19 +179,6 @@ def _most_tokens(row: Conversation) -> int:
         return len(row.text.encode())
     turns = row.messages[:-1]
     return TEMPLATE_TOKENS + sum(len(turn.content.encode()) + TURN_TOKENS for turn in turns)
-
-
-def stage_scorer(settings: Settings) -> dict[str, str]:
-    """Put a local scoring file or reward model into the datastore; its key by what the user calls it."""
-    score = settings.rejection.score or ""
-    scorer = scoring.scorer_of(score)
-    store = datastore(shared=True)
-    if scorer.file is not None:
-        return {score: finetune_artifacts.stage_file(store, Path(scorer.file).expanduser())}
-    source = models.locate(score) if scorer.function is None else None
-    if source is not None and source.kind == "folder":
-        return {score: finetune_artifacts.stage_folder(store, source, rewards=True)}
-    return {}
 
 
 def _reward_model(score: str) -> ModelSpec | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,17 +12,17 @@ from pathlib import Path
 from metaflow import current
 
 from decorators.storage import datastore, origin_run_ids
-from estimator import models
-from estimator.errors import UserError
 from estimator.plan import Plan
 from estimator.planning.generation import CPU_BATCH_TOKENS, CPU_SEQUENCES
-from flows import finetune_artifacts
+from flows import scorers
 from launchers.dataset import render
 from launchers.dataset.preferences import Sample
+from launchers.dataset.prompts import Prompt, prompts_of
 from launchers.dataset.rows import Conversation
 from launchers.rejection import answers as rows
 from launchers.rejection import generation, scoring
-from launchers.rejection.answers import Answers, BatchLimit, Prompt, Scores
+from launchers.rejection.answers import Answers, BatchLimit, Scores
+from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
 from launchers.store.bundles import sha256_of
 
@@ -95,23 +96,8 @@ def gather(parts: Sequence[Drawn]) -> Drawn:
 def prepare_prompts(samples: Sequence[Sample], settings: Settings, model_dir: Path) -> list[Prompt]:
     """The prompts of the first rows, as many as the settings say."""
     tokenizer = render.load_tokenizer(model_dir, settings)
-    conversations = [sample for sample in samples if isinstance(sample, Conversation)]
-    return rows.prompts_of(conversations[: settings.rejection.prompts], tokenizer)
-
-
-def fetch_reward_model_once(settings: Settings, work: Path) -> str | None:
-    """Fetch a reward model once for the cluster: a folder or a bundle's key; None where a function scores.
-
-    Raises UserError where it is no reward model.
-    """
-    score = settings.rejection.score or ""
-    if scoring.scorer_of(score).function is not None:
-        return None
-    reference = finetune_artifacts.staged_key(score)
-    if reference is None:
-        reference = finetune_artifacts.fetch_weights_once(models.locate(score), work, rewards=True)
-    scoring.check_reward_model(finetune_artifacts.fetch_tokenizer(reference, work / "reward"), score)
-    return reference
+    conversations = (sample for sample in samples if isinstance(sample, Conversation))
+    return list(prompts_of(itertools.islice(conversations, settings.rejection.prompts), tokenizer))
 
 
 def draw(
@@ -212,24 +198,19 @@ def score(
     reward_model: str | None,
     work: Path,
 ) -> Shards:
-    """Score the answers that are not scored yet. ``reward_model``: see :func:`fetch_reward_model_once`."""
+    """Score the answers that are not scored yet. ``reward_model``: see flows/scorers.py."""
     work.mkdir(parents=True, exist_ok=True)
     rows.write_rows(work / "prompts.jsonl", prompts)
     drawn.shards.fetch(work / "answers")
     named = settings.rejection.score or ""
-    scorer = scoring.scorer_of(named)
-    function, model_dir, identity = None, None, named
-    if reward_model is not None:
-        model_dir, identity = finetune_artifacts.fetch_model(reward_model, work / "reward"), reward_model
-    elif scorer.file is not None:
-        file = scoring_file(named, scorer.file, work / "function")
-        function, identity = f"{file}:{scorer.function}", f"{scorer.function} {sha256_of(file)}"
-    else:
-        function = named
+    found = scorers.fetch_scorer(named, reward_model, work)
+    identity = reward_model or named
+    if reward_model is None and (file := scorer_of(found).file) is not None:
+        identity = f"{scorer_of(found).function} {sha256_of(Path(file))}"
     request = scoring.ScoringRequest(
         score=named,
-        function=function,
-        model_dir=model_dir,
+        function=None if reward_model else found,
+        model_dir=Path(found) if reward_model else None,
         prompts=work / "prompts.jsonl",
         answers_dir=work / "answers",
         shards_dir=work / "scores",
@@ -243,18 +224,6 @@ def score(
     keeper = _Keeper(f"{name}-{own}", range(count), count, request.shards_dir, "scores")
     scoring.score(request, keeper.keep)
     return Shards(key=keeper.key, count=count)
-
-
-def scoring_file(named: str, file: str, folder: Path) -> Path:
-    """The user's file on this machine: put there by the launch, or still where it was."""
-    key = finetune_artifacts.staged_key(named)
-    if key is None:
-        path = Path(file).expanduser().resolve()
-        if not path.is_file():
-            raise UserError(f"Scoring function {named}: there is no file {path} here.")
-        return path
-    finetune_artifacts.fetch_bundle(datastore(shared=True), key, folder)
-    return next(path for path in folder.iterdir() if path.suffix == ".py")
 
 
 class _Keeper:

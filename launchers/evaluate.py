@@ -41,6 +41,7 @@ class EvaluationRequest:
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs where there are any
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
     timeout_s: float = 3600.0
+    reward: str | None = None  # what scores answers, on this machine, as TrainJob has it
 
     def __post_init__(self) -> None:
         for name in ("generations", "max_new_tokens", "max_rows"):
@@ -109,6 +110,12 @@ class EvaluationResult:
                 f"held-out {what}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
                 f" {right} {before:.1%} -> {after:.1%} ({self.base.rows:,} {what})"
             ]
+        elif self.base is not None and self.finetuned is not None and self.task == "grpo":
+            before, after = (score.metrics["reward"] for score in (self.base, self.finetuned))
+            lines = [
+                f"held-out prompts: mean reward {before:.4f} before, {after:.4f} after"
+                f" ({self.base.rows:,} prompts, an answer drawn to each)"
+            ]
         elif self.base is not None and self.finetuned is not None:
             lines = [
                 f"held-out loss: {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
@@ -172,7 +179,15 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     prompts = _prompts(request.data_dir / "heldout.jsonl", answered)
     texts = [prompt["prompt"] for prompt in prompts]
     outcomes: list[tuple[Score | None, list[str]]] = []
-    scorer = None if data is None else scorer_of(request.settings, data, request.max_rows)
+    scorer = None
+    if data is not None:
+        scorer = scorer_of(
+            request.settings,
+            data,
+            request.max_rows,
+            tokenizer_dir=request.model_dir,
+            reward=request.reward,
+        )
     for folder in (request.base_dir, request.model_dir):
         model = load_model(folder, request.base_dir, device, precision)
         # the finished model's tokenizer for both: the base may have come without one of its own

@@ -13,19 +13,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launchers.settings import Settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launchers.dataset.batches import MicroBatch
     from launchers.dataset.prepared import Prepared, Row
     from launchers.engines.loop.preference_losses import Answers
+    from launchers.scoring.rewards import Rewards
 
 # Tokens, padding included, that go through a model at once: at a vocabulary of 128k, 2 GiB of bf16 logits.
 MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
+# The same of answers that are drawn together, whose logits are of one position
+DRAWN_TOKENS = {"cuda": 65536, "cpu": 16384}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """A model on the held-out rows."""
 
-    loss: float  # mean cross entropy over all labels that count; of preferences the task's mean over rows
+    loss: float  # mean cross entropy over all labels that count; of preferences the task's mean over rows;
+    # of grpo minus the mean reward
     labels: int
     rows: int
     metrics: dict[str, float] = field(default_factory=dict)  # the task's own figures by name
@@ -54,8 +60,22 @@ class Scorer(Protocol):
         ...
 
 
-def scorer_of(settings: Settings, data: Prepared, max_rows: int) -> Scorer:
-    """The measure of the settings' task on the first ``max_rows`` rows."""
+def scorer_of(
+    settings: Settings,
+    data: Prepared,
+    max_rows: int,
+    *,
+    tokenizer_dir: Path | None = None,
+    reward: str | None = None,
+) -> Scorer:
+    """The measure of the settings' task on the first ``max_rows`` rows.
+
+    ``tokenizer_dir``: of the model whose answers are drawn; ``reward``: what scores them, on this machine.
+    """
+    if settings.task == "grpo":
+        if tokenizer_dir is None or reward is None:
+            raise ValueError("answers of grpo are measured by their rewards, and nothing gives them any")
+        return _Drawn(settings, data, max_rows, tokenizer_dir, reward)
     if settings.task == "kto":
         return _Judged(settings, data, max_rows)
     if settings.task == "reward":
@@ -172,6 +192,85 @@ class _Judged(_Scorer):
             if kind.any():
                 metrics[name] = rewards[kind].mean().item()
         return self._score(kto_loss(ratios, good, torch.zeros(()), beta), labels, metrics)
+
+
+class _Drawn(_Scorer):
+    """The mean reward of answers that are drawn to the held-out prompts, one to each, as training draws them.
+
+    Both models draw with the same seed.
+    """
+
+    def __init__(
+        self, settings: Settings, data: Prepared, max_rows: int, tokenizer_dir: Path, reward: str
+    ) -> None:
+        from launchers.dataset import prompts, render
+        from launchers.dataset.prepared import PROMPTS
+
+        super().__init__(settings, data, max_rows)
+        self._prompts = prompts.read_written(data.folder / PROMPTS)
+        self._tokenizer = render.load_tokenizer(tokenizer_dir, settings)
+        self._reward = reward
+        self._rewards: Rewards | None = None
+
+    def score(self, model: Any) -> Score:
+        import torch
+
+        from launchers.scoring.rewards import rewards_of
+
+        device = model.device.type
+        if self._rewards is None:
+            shown = self._settings.rl.reward or self._reward
+            self._rewards = rewards_of(self._reward, shown, device, bf16=device == "cuda")
+        torch.manual_seed(self._settings.seed)
+        new = self._settings.rl.answer_tokens(self._settings.seq_len or self._data.info.seq_len)
+        most = DRAWN_TOKENS[device]
+        rewards: list[float] = []
+        lengths: list[int] = []
+        left = sorted(self._rows, key=lambda index: -int(self._data.row(index).lengths[0]))
+        while left:
+            width = int(self._data.row(left[0]).lengths[0]) + new
+            batch, left = left[: max(1, most // width)], left[max(1, most // width) :]
+            drawn = self._draw(model, batch, new)
+            texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in drawn]
+            rewards += self._rewards([self._prompts[index] for index in batch], texts)
+            lengths += [len(ids) for ids in drawn]
+        mean = sum(rewards) / len(rewards)
+        figures = {"reward": mean, "answer_tokens": sum(lengths) / len(lengths)}
+        return Score(loss=-mean, labels=sum(lengths), rows=len(rewards), metrics=figures)
+
+    def _draw(self, model: Any, indices: list[int], new: int) -> list[list[int]]:
+        """The tokens of an answer to each prompt, the one that ends it included."""
+        import torch
+
+        pad = self._data.info.pad_id
+        prompts = [torch.from_numpy(self._data.row(index).tokens.copy()).long() for index in indices]
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), pad)
+        mask = torch.zeros_like(ids)
+        for place, tokens in enumerate(prompts):
+            ids[place, width - len(tokens) :] = tokens
+            mask[place, width - len(tokens) :] = 1
+        with torch.inference_mode():
+            output = model.generate(
+                ids.to(model.device),
+                attention_mask=mask.to(model.device),
+                do_sample=True,
+                temperature=self._settings.rl.temperature,
+                top_p=1.0,
+                top_k=0,
+                max_new_tokens=new,
+                pad_token_id=pad,
+            )
+        ends = model.generation_config.eos_token_id
+        ends = self._tokenizer.eos_token_id if ends is None else ends
+        ends = set(ends) if isinstance(ends, list) else {ends}
+        return [_until(tokens, ends) for tokens in output[:, width:].tolist()]
+
+
+def _until(tokens: list[int], ends: set[int]) -> list[int]:
+    """The tokens up to the first that ends an answer."""
+    end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: end + 1]
 
 
 def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:

@@ -55,9 +55,11 @@ def closing_facts(
         ),
     ]
     if evaluation is not None and evaluation.base is not None and evaluation.finetuned is not None:
-        rows.append(
-            ("held-out loss", f"{evaluation.base.loss:.4f} before, {evaluation.finetuned.loss:.4f} after")
-        )
+        before, after = evaluation.base.loss, evaluation.finetuned.loss
+        what = "held-out loss"
+        if evaluation.task == "grpo":
+            what, before, after = "held-out reward", -before, -after
+        rows.append((what, f"{before:.4f} before, {after:.4f} after"))
         if "accuracy" in evaluation.finetuned.metrics:
             before, after = evaluation.base.metrics["accuracy"], evaluation.finetuned.metrics["accuracy"]
             what = "answers told" if evaluation.task == "kto" else "pairs ranked"

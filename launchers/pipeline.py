@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from estimator import calibration, models
 from estimator.calibration import Calibration
@@ -26,7 +27,7 @@ from estimator.planning import planner
 from estimator.planning.support import engine_order
 from estimator.setup import FAMILY_CODE
 from launchers import engines
-from launchers.dataset import mixture, preferences, rows, sources, stored, texts
+from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
@@ -36,6 +37,9 @@ from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report import trackers
 from launchers.report.metrics import tokens_of_steps
+from launchers.scoring.check import check_function
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 
 DEFAULT_SEQ_LEN = 2048
@@ -44,6 +48,7 @@ PACKAGES = {  # what an engine's processes import, beside the base install
     "torchtune": ("torch", "torchtune", "torchao", "accelerate", "transformers"),
     "deepspeed": ("torch", "deepspeed", "accelerate", "peft", "transformers"),
     "fsdp2": ("torch", "accelerate", "peft", "transformers"),
+    "trl": ("torch", "trl", "accelerate", "peft", "transformers"),
 }
 
 # tiny-llama starts from random weights, so it wants far larger steps than a trained model. LLaMA-Adapters'
@@ -61,6 +66,8 @@ _TINY_LEARNING_RATES = {
 _PREFERENCE_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5), "adapter-v1": 1e-5, "adapter-v2": 1e-5}
 # TRL 1.16's RewardConfig, for adapters; for all weights a tenth of it
 _REWARD_RATES = {"full": 1e-5, **dict.fromkeys(_LOW_RANK, 1e-4)}
+# TRL 1.16's GRPOConfig, and Shao et al. 2024 (arXiv:2402.03300), section 4.2, for all weights
+_GRPO_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5)}
 _TINY_PREFERENCE_RATES = {
     "full": 5e-4,
     **dict.fromkeys(_LOW_RANK, 2e-3),
@@ -109,6 +116,7 @@ def plan_run(
     settings = resolve_auto(settings, model.spec)
     check_supported(settings, model.spec)
     _check_files(settings, model)
+    check_reward(settings)
     job = build_job(settings, model.spec, count_steps(settings))
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
     settings = resolve_auto(as_planned(settings, plan), model.spec)
@@ -147,6 +155,8 @@ def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) 
     if settings.trains_on_pairs or settings.task == "kto":
         usual = _REWARD_RATES if settings.task == "reward" else _PREFERENCE_RATES
         rates = _TINY_PREFERENCE_RATES if tiny else usual
+    elif settings.task == "grpo":
+        rates = _TINY_PREFERENCE_RATES if tiny else _GRPO_RATES
     else:
         rates = _TINY_LEARNING_RATES if tiny else _LEARNING_RATES
     optimizer = settings.optimizer
@@ -197,6 +207,39 @@ def check_supported(
         )
 
 
+def check_reward(settings: Settings) -> None:
+    """Raise UserError where nothing gives the answers of task grpo a reward, or not a finite number."""
+    if settings.task != "grpo":
+        return
+    reward = settings.rl.reward
+    if reward is None:
+        raise UserError(
+            "Nothing says how the answers of task grpo are rewarded.",
+            (
+                "Give a function of your own (",
+                Change("rl.reward", "path.py:function"),
+                ", called with prompt and answer), or a reward model (",
+                Change("rl.reward", "FOLDER"),
+                ", what task reward exports).",
+            ),
+        )
+    seq_len = settings.seq_len or DEFAULT_SEQ_LEN
+    if settings.rl.answer_tokens(seq_len) >= seq_len:
+        raise UserError(
+            (
+                Change("rl.max_completion_length", settings.rl.max_completion_length),
+                f" leaves nothing of seq_len {seq_len} for the prompt.",
+            ),
+            ("Give ", Change("rl.max_completion_length", max(1, seq_len // 2)), ", or a longer seq_len."),
+        )
+    if scorer_of(reward).function is not None:
+        check_function(reward)
+        return
+    source = models.locate(reward)
+    if source.kind == "folder":
+        check_reward_model(Path(source.location), "rl.reward", reward)
+
+
 def _check_files(settings: Settings, model: ModelRef) -> None:
     """Raise UserError where a local model folder or held-out file can't be used."""
     if model.kind == "folder":
@@ -224,7 +267,7 @@ def check_installed(engine: str, method: str = "full") -> None:
         raise UserError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: this machine can "
             f"plan, but not train with {engine}.",
-            "pip install -e '.[train]'",
+            f"pip install -e '.[{'rl' if engine == 'trl' else 'train'}]'",
         )
 
 
@@ -282,7 +325,7 @@ def count_steps(settings: Settings) -> int | None:
     prepare.check_batch(
         rows, "pairs to train on" if settings.trains_on_pairs else "rows to train on", settings
     )
-    steps = rows * settings.epochs // settings.global_batch_size
+    steps = rows * settings.epochs // settings.rows_per_step
     return min(steps, settings.max_steps or steps)
 
 
@@ -323,7 +366,26 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
         offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
         steps=steps,
+        **_drawing(settings),
     )
+
+
+def _drawing(settings: Settings) -> dict[str, Any]:
+    """What of a Job says how answers are drawn and compared in a step; nothing for other tasks."""
+    if settings.task != "grpo":
+        return {}
+    return {
+        "answer_len": settings.rl.answer_tokens(settings.seq_len or DEFAULT_SEQ_LEN),
+        "compares": None if settings.rl.beta == "auto" else settings.rl.beta > 0,
+        "reward_parameters": _reward_parameters(settings.rl.reward),
+    }
+
+
+def _reward_parameters(reward: str | None) -> int:
+    """Parameters of a reward model; 0 where a function scores."""
+    if reward is None or scorer_of(reward).function is not None:
+        return 0
+    return models.resolve(reward, online=True).spec.parameters
 
 
 def apply_resources(settings: Settings, target: Target) -> Target:
@@ -381,7 +443,7 @@ def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
 
 
 def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
-    """The rows of a file as the task takes them: conversations, pairs, judged answers or plain text.
+    """The rows of a file as the task takes them: conversations, pairs, judged answers, prompts, texts.
 
     Raises UserError before the first row or after the last one.
     """
@@ -394,6 +456,8 @@ def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
         )
     if settings.task == "kto":
         return preferences.read_judged(path)
+    if settings.task == "grpo":
+        return prompts.read(path)
     return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
 
 
@@ -466,9 +530,19 @@ def tokenise(
 
 
 def evaluate_model(
-    settings: Settings, plan: Plan, *, base_dir: Path, model_dir: Path, data_dir: Path, work: Path
+    settings: Settings,
+    plan: Plan,
+    *,
+    base_dir: Path,
+    model_dir: Path,
+    data_dir: Path,
+    work: Path,
+    reward: str | None = None,
 ) -> EvaluationResult:
-    """Held-out loss before and after training, and a few answers, on the kind of device that has trained."""
+    """Held-out loss before and after training, and a few answers, on the kind of device that has trained.
+
+    ``reward``: what scores the answers of task grpo, on this machine.
+    """
     return evaluate(
         EvaluationRequest(
             base_dir=base_dir,
@@ -479,5 +553,6 @@ def evaluate_model(
             generations=settings.evaluation.generations,
             max_new_tokens=settings.evaluation.max_new_tokens,
             device=plan.layout.device,
+            reward=reward,
         )
     )

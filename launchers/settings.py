@@ -23,7 +23,7 @@ from pydantic import (
 from estimator import token_counts
 from estimator.changes import meant_by
 from estimator.errors import UserError
-from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
+from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS, drawn_answer
 from launchers import deepspeed_file
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
@@ -251,6 +251,50 @@ class Rejection(_Section):
         return value
 
 
+class Rl(_Section):
+    reward: str | None = None
+    """What gives a drawn answer its reward: a function of your own, `path/file.py:function` or
+    `package.module:function`, called with the prompt and the answer as texts; or a reward model, in any of
+    the forms of `model`."""
+    group_size: int = Field(default=8, json_schema_extra={"minimum": 2})
+    """Answers to each prompt, which are compared with each other (G). `global_batch_size` counts answers."""
+    beta: float | Auto = Field(default="auto")
+    """Weight of the divergence from the model as it was (the KL term). auto: 0.04 with adapters, and 0 for
+    full, which would hold a second model for it."""
+    temperature: PositiveFloat = 1.0
+    """Temperature that the answers are drawn at."""
+    max_completion_length: Positive | None = None
+    """Longest answer in tokens; longer ones are cut there. Empty: 256, or half of `seq_len` if that is less.
+    What is left of `seq_len` is for the prompt, of which the end is kept."""
+    loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
+    """How tokens are averaged: over each answer and then over answers (grpo), over all tokens of the step
+    (dapo), or by the longest length (dr_grpo)."""
+
+    @field_validator("group_size")
+    @classmethod
+    def _check_group_size(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("2 or more: the answers to a prompt are compared with each other")
+        return value
+
+    @field_validator("beta")
+    @classmethod
+    def _check_beta(cls, value: float | str) -> float | str:
+        if not isinstance(value, str) and value < 0:
+            raise ValueError("0 or more")
+        return value
+
+    def beta_of(self, method: str) -> float:
+        """``beta``, with ``auto`` decided. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""
+        if self.beta != "auto":
+            return self.beta
+        return 0.0 if method == "full" else 0.04
+
+    def answer_tokens(self, seq_len: int) -> int:
+        """The longest answer in tokens."""
+        return self.max_completion_length or drawn_answer(seq_len)
+
+
 class Evaluation(_Section):
     fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
@@ -304,13 +348,14 @@ class Settings(_Section):
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
     row (DoRA); prompts before the upper blocks' attention (LLaMA-Adapter); those, norms, and a scale and a
     bias for each linear layer's outputs (v2). auto: the first of full, lora and qlora that fits."""
-    task: Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward"] = "sft"
+    task: Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo"] = "sft"
     """What is learnt: answers (sft), plain text (pretrain), or from pairs of a better and a worse answer to
     prefer the better one: dpo beside the model as it was, orpo and simpo without it. kto: the same from
-    single answers that are called good or bad. reward: a model that gives a better answer a higher number."""
-    engine: Literal["torchtune", "deepspeed", "fsdp2"] | Auto = "auto"
-    """The training engine. auto: torchtune, or deepspeed, or fsdp2: the first that can train the model that
-    way."""
+    single answers that are called good or bad. reward: a model that gives a better answer a higher number.
+    grpo: to draw answers of its own that score higher (`rl`)."""
+    engine: Literal["torchtune", "deepspeed", "fsdp2", "trl"] | Auto = "auto"
+    """The training engine. auto: torchtune, or deepspeed, or fsdp2, or for task grpo trl: the first that can
+    train the model that way."""
     dataset: str = "python-docs"
     """JSONL of chat messages, instruction/response or text, for preferences of pairs, for pretrain of text
     (also .txt, .parquet): a local path, s3://, a Hugging Face id, or python-docs (made from the running
@@ -377,6 +422,8 @@ class Settings(_Section):
     """LLaMA-Adapters, for methods adapter-v1 and adapter-v2."""
     preference: Preference = Preference()
     """The losses of preferences, for tasks dpo, orpo, simpo and kto."""
+    rl: Rl = Rl()
+    """Rewards for answers of the model's own, for task grpo."""
     zero: Zero = Zero()
     """DeepSpeed's sharding."""
     fsdp: Fsdp = Fsdp()
@@ -406,7 +453,14 @@ class Settings(_Section):
         for name, default in Preference():
             if getattr(self.preference, name) != default and name not in weighed:
                 found.append(f"preference.{name}")
+        if self.task != "grpo":
+            found += [f"rl.{name}" for name, default in Rl() if getattr(self.rl, name) != default]
         return tuple(found)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the data that an optimizer step takes: of grpo prompts, each with a group of answers."""
+        return self.global_batch_size // (self.rl.group_size if self.task == "grpo" else 1)
 
     @property
     def trains_on_pairs(self) -> bool:
@@ -446,6 +500,13 @@ class Settings(_Section):
         if self.tokens is not None and (self.max_steps is not None or self.epochs > 1):
             other = "epochs" if self.max_steps is None else "max_steps"
             raise ValueError(f"tokens and {other} both say how long to train: give one of them")
+        if self.task == "grpo" and self.global_batch_size % self.rl.group_size:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} counts answers, and is no multiple of "
+                f"rl.group_size {self.rl.group_size}"
+            )
+        if self.task == "grpo" and self.tokens is not None:
+            raise ValueError("tokens: how many grpo draws is not known before; give max_steps or epochs")
         if self.dataset in self.mixture:
             raise ValueError(
                 f"mixture holds {self.dataset}, which is `dataset` already: leave one of them out"

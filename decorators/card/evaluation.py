@@ -30,6 +30,8 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
 def _figures(result: EvaluationResult) -> Grid:
     both = (result.base, result.finetuned)
     rows = [("held-out loss", *(_figure(score, "loss") for score in both))]
+    if result.task == "grpo":  # its figures are all there is
+        rows = []
     if result.finetuned is None:
         return Grid(headers=("", "before", "after"), rows=tuple(rows))
     if not result.finetuned.metrics:
@@ -39,6 +41,7 @@ def _figures(result: EvaluationResult) -> Grid:
         title = _NAMES.get(name, name.replace("_", " "))
         rows.append((title, *(_figure(score, name) for score in both)))
     of = "pairs" if result.finetuned.metrics else "rows"
+    of = "prompts" if result.task == "grpo" else of
     rows.append((f"held-out {of}", f"{result.finetuned.rows:,}", f"{result.finetuned.rows:,}"))
     return Grid(headers=("", "before", "after"), rows=tuple(rows))
 

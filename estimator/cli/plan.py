@@ -42,10 +42,12 @@ class JobOptions:
     ] = "auto"  # fmt: skip
     engine: Annotated[
         str,
-        Option(help="torchtune, deepspeed, fsdp2; to plan only: torchtitan, megatron. auto: the first of the "
-                    "first three that can train the model.", rich_help_panel=_WHAT),
+        Option(help="torchtune, deepspeed, fsdp2, trl (task grpo); to plan only: torchtitan, megatron. auto: "
+                    "the first of the first four that can train the model.", rich_help_panel=_WHAT),
     ] = "auto"  # fmt: skip
-    task: Annotated[str, Option(help="sft, pretrain, dpo, orpo, reward.", rich_help_panel=_WHAT)] = "sft"
+    task: Annotated[
+        str, Option(help="sft, pretrain, dpo, orpo, simpo, kto, reward, grpo.", rich_help_panel=_WHAT)
+    ] = "sft"
     seq_len: Annotated[
         int | None, Option(help=f"Tokens of a sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_WHAT)
     ] = None

@@ -77,6 +77,8 @@ def _flags(job: Job) -> Iterator[tuple[str, str]]:
 
 def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
     """What the flow takes by ``--set`` only, where it isn't its default."""
+    if job.task == "grpo":
+        yield "rl.reward", "my_rewards.py:reward"
     if job.optimizer != "adamw":
         yield "optimizer.name", job.optimizer
     if job.optimizer_in_backward:

@@ -10,7 +10,7 @@ from estimator.errors import UserError
 from estimator.memory import implementations
 from estimator.models.spec import ModelSpec
 from estimator.planning.engines import dense_mask
-from estimator.setup import Setup
+from estimator.setup import Setup, drawn_answer
 
 
 def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
@@ -59,6 +59,8 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         micro_batch_size=options.micro_batch_size,
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
+        answer_len=drawn_answer(seq_len) if options.task == "grpo" else 0,
+        compares=options.task == "grpo" and method != "full",
         seq_len=seq_len,
         fixed_length=packed,
         longest_first=_or(options.longest_first, engine.launched_here and not packed),

@@ -12,6 +12,7 @@ V vocabulary, L layers, n processes that share the states.
 from __future__ import annotations
 
 from estimator.memory.buffers import DEEPSPEED_BUCKET
+from estimator.memory.generation import CACHE
 from estimator.memory.host import disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
 from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
 from estimator.memory.moments import Peak, peak
@@ -25,9 +26,11 @@ CATEGORIES = (
     "weights",
     "master weights",
     "reference model",
+    "reward model",
     "adapters",
     "gradients",
     "optimizer",
+    CACHE,
     "activations",
     "logits and loss",
     "communication buffers",

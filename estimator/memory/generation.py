@@ -11,6 +11,7 @@ from typing import Literal
 from estimator.memory.evaluation import WEIGHT_BYTES as GPU_WEIGHT_BYTES
 from estimator.memory.host import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES
 from estimator.models import ModelSpec
+from estimator.setup import Setup
 
 Device = Literal["cuda", "cpu"]
 
@@ -51,6 +52,18 @@ class Batch:
     def tokens(self) -> int:
         """Of one sequence at its end."""
         return self.prompt_tokens + self.new_tokens
+
+
+def drawn_batch(setup: Setup) -> Batch:
+    """The answers that one process draws in a step of GRPO: those of all its micro batches at once.
+
+    TRL 1.16, trainer/grpo_trainer.py, _prepare_inputs; the longest prompt fills what answers leave.
+    """
+    return Batch(
+        sequences=setup.micro_batch_size * setup.accumulation,
+        prompt_tokens=max(1, setup.seq_len - setup.answer_len),
+        new_tokens=setup.answer_len,
+    )
 
 
 def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each: int = 2) -> int:

@@ -18,6 +18,7 @@ from estimator.memory.activations import (
     selective_bytes,
 )
 from estimator.memory.buffers import buffers, dequantised_bytes, optimizer_temporary_bytes
+from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.shape import Part, part_of, stages
 from estimator.memory.states import (
@@ -45,7 +46,15 @@ LATER_LENGTH = 0.5
 
 
 # What is kept from step to step, whose bytes are arithmetic on shapes and types
-STATES = ("weights", "master weights", "reference model", "adapters", "gradients", "optimizer")
+STATES = (
+    "weights",
+    "master weights",
+    "reference model",
+    "reward model",
+    "adapters",
+    "gradients",
+    "optimizer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,7 @@ def _moments(
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     recomputed = block if checkpointed(setup) else 0
     return [
+        *_drawing(setup),
         *_later_batch(setup, saved + last, logits.peak, communication.at_loss, gradients),
         Moment(
             {
@@ -245,6 +255,23 @@ def _moments(
             },
             gradients if streams else 0,
         ),
+    ]
+
+
+def _drawing(setup: Setup) -> list[Moment]:
+    """Answers being drawn, before a step has gradients; the cache's blocks are held twice on a GPU."""
+    if not setup.answer_len:
+        return []
+    live = live_bytes(setup.model, drawn_batch(setup), bytes_each=computing(setup))
+    held = CACHE_HELD if setup.device == "cuda" else 1
+    return [
+        Moment(
+            {
+                CACHE: held * live[CACHE],
+                "activations": live.get(ACTIVATIONS, 0),
+                "logits and loss": live.get(LOGITS, 0),
+            }
+        )
     ]
 
 

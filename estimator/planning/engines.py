@@ -6,15 +6,17 @@ from typing import Literal
 
 from estimator.job import Job
 from estimator.plan import Layout
-from estimator.setup import LossKind, Setup, StateSharding
+from estimator.setup import LossKind, Precision, Setup, StateSharding, drawn_answer
 
 # launchers/engines/torchtune/config.py uses the chunked loss; launchers/dataset/batches.py recomputes it.
+# TRL 1.16 has one tile of the logits at a time (kernels/chunked_logprob.py).
 # torchtitan computes the whole cross-entropy by default (components/loss.py); Megatron-LM does so over the
 # vocabulary's shards (core/tensor_parallel/cross_entropy.py).
 LOSSES: dict[str, LossKind] = {
     "torchtune": "chunked",
     "deepspeed": "recomputed",
     "fsdp2": "recomputed",
+    "trl": "fused",
     "torchtitan": "plain",
     "megatron": "plain",
 }
@@ -40,6 +42,20 @@ def _offloaded(job: Job, layout: Layout) -> Literal["none", "optimizer", "all"]:
     return "all" if job.engine == "fsdp2" else "optimizer"
 
 
+def _answer_len(job: Job) -> int:
+    """Tokens of the answers that a step draws; 0: none."""
+    if job.task != "grpo":
+        return 0
+    return drawn_answer(job.seq_len) if job.answer_len is None else job.answer_len
+
+
+def _precision(job: Job, layout: Layout) -> Precision:
+    """What the layout's precision is under TRL: fp32 weights and autocast, and 16 bits of a frozen base."""
+    if job.engine != "trl" or layout.precision != "bf16-mixed":
+        return layout.precision
+    return "bf16" if job.adapters else "bf16-autocast"
+
+
 def setup_of(job: Job, layout: Layout) -> Setup:
     """The training step that a job's engine runs in a layout."""
     sharding: StateSharding = layout.sharding
@@ -49,7 +65,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
     return Setup(
         model=job.model,
-        engine=job.engine,  # type: ignore[arg-type]  # "auto" is decided before
+        engine="transformers" if job.engine == "trl" else job.engine,  # type: ignore[arg-type]  # not "auto"
         method="lora" if job.method == "qlora" else job.method,  # type: ignore[arg-type]
         task=job.task,
         quantization=job.quantization if job.method == "qlora" else "none",
@@ -59,7 +75,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         trained_modules=job.trained_modules if job.low_rank else (),
         adapter_prompt_length=job.adapter_prompt_length,
         adapter_start_layer=job.adapter_start_layer,
-        precision=layout.precision,
+        precision=_precision(job, layout),
         optimizer=job.optimizer,
         sharding=sharding,
         shard=processes // layout.replicate if shared else 1,
@@ -87,4 +103,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         device=layout.device,
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,
+        answer_len=_answer_len(job),
+        compares=job.adapters if job.compares is None else job.compares,
+        reward_parameters=job.reward_parameters,
     )

@@ -175,6 +175,8 @@ def _replicas(job: Job, nodes: int, world: int) -> list[int]:
 def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
     if job.engine == "torchtune":
         return ("fsdp",) if world > 1 else ("none",)
+    if job.engine == "trl":
+        return ("ddp",) if world > 1 else ("none",)
     if job.engine == "fsdp2":
         kinds: dict[str | None, tuple[Sharding, ...]] = {"full": ("fsdp",), "grad-op": ("shard_grad_op",)}
         return kinds.get(job.fsdp_sharding, ("shard_grad_op", "fsdp")) if world > 1 else ("none",)

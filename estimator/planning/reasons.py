@@ -6,7 +6,10 @@ import math
 from dataclasses import replace
 
 from estimator.job import DEGREES, Job, Target
+from estimator.memory.generation import drawn_batch, kv_cache_bytes
+from estimator.memory.states import computing
 from estimator.plan import LAUNCHED_ENGINES, Layout
+from estimator.plan import gib as size
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -40,7 +43,10 @@ def _precision(job: Job, layout: Layout) -> str:
         return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
     if layout.precision == "bf16":
         return "precision bf16, weights and optimizer too, as torchtune's recipes do"
-    engine = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "megatron": "Megatron"}.get(job.engine, job.engine)
+    if job.engine == "trl" and job.adapters:
+        return "precision bf16 of the frozen base, adapters in fp32, as PEFT has them under autocast"
+    names = {"deepspeed": "DeepSpeed", "trl": "autocast", "fsdp2": "FSDP2", "megatron": "Megatron"}
+    engine = names.get(job.engine, job.engine)
     return f"precision bf16 with fp32 master weights, as {engine} does"
 
 
@@ -56,6 +62,8 @@ _BESIDE_SFT = {  # what makes a step dearer than one of as many rows
 def _task(search: Search, candidate: Candidate) -> list[str]:
     """What the task costs beside SFT of as many rows on the same machines."""
     job, layout = search.job, candidate.layout
+    if job.task == "grpo":
+        return [_drawing(search, candidate)]
     if job.task not in _BESIDE_SFT:
         return []
     reason = _BESIDE_SFT[job.task]
@@ -69,6 +77,19 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
         return [f"{job.task}: {reason}; how much slower that is than sft is unknown here"]
     ratio = (2 if job.task in PAIR_TASKS else 1) * plain / own
     return [f"{job.task}: {ratio:.1f} times the time and the price of sft on as many rows: {reason}"]
+
+
+def _drawing(search: Search, candidate: Candidate) -> str:
+    """What a process draws in a step of grpo, what that holds in memory, and its part of the time."""
+    setup = search.setup(candidate.layout)
+    batch = drawn_batch(setup)
+    cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
+    line = (
+        f"grpo: a process draws the {batch.sequences} answers of its step at once, up to {batch.new_tokens} "
+        f"tokens each: keys and values of {size(cache)}, before a step has activations"
+    )
+    parts = candidate.speed.parts
+    return line if parts is None else f"{line}; {parts.generation / parts.total:.0%} of the step's time"
 
 
 _BASES = {

@@ -349,7 +349,7 @@ def precision_of(job: Job, device: Device, gpu: Gpu | None) -> Literal["bf16", "
         return "fp32"
     if job.precision == "auto" and (device == "cpu" or (gpu is not None and not gpu.bf16)):
         return "fp32"
-    pure = job.engine == "torchtune" or (job.engine == "fsdp2" and job.precision == "bf16")
+    pure = job.engine == "torchtune" or (job.engine in ("fsdp2", "trl") and job.precision == "bf16")
     return "bf16" if pure else "bf16-mixed"
 
 

@@ -7,15 +7,17 @@ so that a plan and the run of it agree. Engines that are planned only have no re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from estimator.errors import Change, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
-from estimator.models import PROJECTIONS, ModelSpec, untried
+from estimator.models import ModelSpec, untried
 from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
-from estimator.planning import trained_parts
+from estimator.planning import grpo, trained_parts
+from estimator.planning.grpo import ELSEWHERE
+from estimator.planning.training import Training
 from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -46,35 +48,12 @@ FP8_CAPABILITY = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """What an engine's answer depends on, beside the model."""
-
-    method: str
-    seq_len: int
-    task: str = "sft"
-    precision: str = "auto"
-    fp8: str = "none"
-    compile: bool = False
-    optimizer: str = "adamw"
-    optimizer_in_backward: bool = False
-    part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
-    packing: bool = False
-    lora_targets: tuple[str, ...] = PROJECTIONS
-    rslora: bool = False
-    lora_experts: bool = False  # adapters on experts too
-    quantization: str = "nf4-double"  # of qlora's base
-    processes: int = 1
-    trained_modules: tuple[str, ...] = ()  # whole, beside LoRA's adapters
-    new_tokens: int = 0  # that embedding and head get rows for
-    zero: bool = False  # whether ZeRO's stage or offload is asked for
-    fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for
-
-
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
     """Why an engine can't do it, as one clause; None where it can, or where it is planned only."""
     if engine == "torchtune":
         return _torchtune_model(model) or _torchtune_training(model, training)
+    if engine == "trl":
+        return grpo.unsupported(model, training)
     return _loop(engine, model, training) if engine in ("deepspeed", "fsdp2") else None
 
 
@@ -206,6 +185,8 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
 
 
 def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
+    if training.task == "grpo":
+        return ELSEWHERE
     if training.task == "dpo" and training.method not in ("lora", "qlora"):
         return "task dpo: torchtune 0.6.1's recipe for whole models keeps a second one in memory"
     if training.task not in ("sft", "pretrain", "dpo"):
@@ -346,6 +327,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
 
 def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     """Why a task can't be trained that way."""
+    if training.task == "grpo":
+        return ELSEWHERE
     if training.task not in (*PAIR_TASKS, "kto"):
         return None
     if training.packing:

@@ -8,11 +8,13 @@ predicted speed. docs/throughput.md has the formulas in full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu
+from estimator.memory.generation import drawn_batch
 from estimator.setup import Setup
 from estimator.throughput.communication import Links, MeasuredBandwidth, communication_seconds, links
 from estimator.throughput.efficiency import (
@@ -24,6 +26,7 @@ from estimator.throughput.efficiency import (
     published,
 )
 from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
+from estimator.throughput.generation import GenerationSpeed, generation_speed
 
 __all__ = ["MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
 
@@ -58,11 +61,12 @@ class Parts:
     communication: float  # that computing does not hide
     bubble: float
     optimizer: float
+    generation: float = 0.0  # of the answers that are drawn first, and their scoring
 
     @property
     def total(self) -> float:
         """Seconds of the whole step."""
-        return self.compute + self.communication + self.bubble + self.optimizer
+        return self.compute + self.communication + self.bubble + self.optimizer + self.generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +138,42 @@ def speed(
         fast = wires.inside is None and wires.domain > 1 and setup.world_size > 1
         unknown = f"the link between the GPUs of a node with the {gpu.name}" if fast else _NETWORK
         return Speed(None, f"{unknown} is not known")
+    drawing = _drawing(setup, gpu)
+    if drawing is not None and drawing.seconds is None:
+        return Speed(None, drawing.basis)
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
+    trained, drawn = parts.total, (0.0, 0.0)  # seconds, of drawing at the fast and at the slow end
+    if drawing is not None and drawing.seconds is not None:
+        drawn = drawing.seconds
+        parts = replace(parts, generation=math.sqrt(drawn[0] * drawn[1]))
     rate = tokens / parts.total
     peak = gpu.peak_flops("bf16") or 0.0
     mfu = rate * load.model_flops_per_token / (peak * setup.world_size) if peak else None
     seen = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
     low, high = table.get("range", f"{seen}p10"), table.get("range", f"{seen}p90")
+    basis = _basis(setup, gpu, table, wires, parts)
+    if drawing is not None:
+        basis += f"; answers are drawn at the middle of a range: {drawing.basis}"
     return Speed(
         tokens_per_second=rate,
-        basis=_basis(setup, gpu, table, wires, parts),
+        basis=basis,
         mfu=mfu,
         step_seconds=parts.total,
         parts=parts,
-        tokens_per_second_range=None if low is None or high is None else (rate * low, rate * high),
+        tokens_per_second_range=None
+        if low is None or high is None
+        else (tokens / (trained / low + drawn[1]), tokens / (trained / high + drawn[0])),
     )
+
+
+def _drawing(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
+    """How long the answers of a step take, which a process draws in one batch; None: none are drawn.
+
+    TRL 1.16 (trainer/grpo_trainer.py, _prepare_inputs) draws those of all its micro batches at once.
+    """
+    if not setup.answer_len:
+        return None
+    return generation_speed(setup.model, gpu, drawn_batch(setup))
 
 
 def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | None:

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from estimator.errors import UserError, spelled_as
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
-from launchers.dataset import render, texts
-from launchers.dataset.preferences import Judged, Pair, Sample
+from launchers.dataset import prompts, render, texts
+from launchers.dataset.preferences import Judged, Pair, Sample, asked_of
 from launchers.dataset.prepared import IGNORE, Row
 from launchers.dataset.progress import Progress
 from launchers.dataset.rows import Conversation
@@ -51,7 +51,8 @@ class Chunk:
     """Some rows as documents: what is kept of them, one after the other, and what became of the others.
 
     A row is one document, a pair two (the chosen and the rejected one); of plain text of task pretrain a
-    document is as many as it has pieces. Rows with a document in which nothing counts are left out.
+    document is as many as it has pieces. Rows with a document in which nothing counts are left out. Of task
+    grpo a row is a prompt, in which nothing counts, and all are kept.
     """
 
     tokens: NDArray[np.int32]
@@ -251,6 +252,8 @@ def _borders(sizes: NDArray[np.number]) -> list[int]:
 
 def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
     """Rows as documents."""
+    if settings.task == "grpo":
+        return _chunk_of_prompts(rows, tokenizer, seq_len)
     samples = list(rows)
     splits = settings.task == "pretrain"
     tokens: list[NDArray[np.int32]] = []
@@ -288,6 +291,22 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         dropped=dropped,
         split=split,
         pieces=split_into,
+    )
+
+
+def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
+    """Rows as prompts; of a longer one the end is kept, where its question is."""
+    whole = [ids for _, ids in prompts.tokenised(map(asked_of, rows), tokenizer)]
+    kept = [ids[-seq_len:] for ids in whole]
+    tokens = np.fromiter(itertools.chain.from_iterable(kept), dtype=np.int32)
+    return Chunk(
+        tokens=tokens,
+        counted=np.zeros(len(tokens), dtype=np.bool_),
+        lengths=np.array([len(ids) for ids in kept], dtype=np.int32),
+        desirable=np.ones(len(kept), dtype=np.bool_),
+        whole=np.array([len(ids) for ids in whole], dtype=np.int32),
+        rows=len(rows),
+        truncated=sum(len(ids) > seq_len for ids in whole),
     )
 
 

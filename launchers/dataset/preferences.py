@@ -85,6 +85,13 @@ class Judged:
 Sample = Conversation | Pair | Judged  # one row of a dataset, of whatever task
 
 
+def asked_of(sample: Sample) -> Conversation:
+    """The conversation whose prompt the models are asked."""
+    if isinstance(sample, Pair):
+        return sample.chosen
+    return sample.conversation if isinstance(sample, Judged) else sample
+
+
 def read_judged(path: Path) -> Iterator[Judged]:
     """Read and check a file of judged answers (:func:`launchers.dataset.rows.read_as`).
 

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from estimator.errors import Change, UserError
 from estimator.setup import PAIR_TASKS
-from launchers.dataset import prepared, render, texts
+from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.documents import Documents, Packing, tokenise
-from launchers.dataset.preferences import Judged, Pair, Sample
+from launchers.dataset.preferences import Sample, asked_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
 from launchers.dataset.progress import Progress
-from launchers.dataset.rows import Conversation
 from launchers.dataset.seeding import random_stream
 from launchers.dataset.stored import Selected, characters_of, joined, sources_of
 from launchers.settings import Settings
@@ -79,7 +78,14 @@ def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, S
 
 def check_batch(rows: int, what: str, settings: Settings) -> None:
     """Raise UserError where there is less to train on than one batch. ``what``: the name of the rows."""
-    if rows < settings.global_batch_size:
+    if settings.task == "grpo" and rows < settings.rows_per_step:
+        raise UserError(
+            f"A step of global_batch_size {settings.global_batch_size} answers, rl.group_size "
+            f"{settings.rl.group_size} to each prompt, takes {settings.rows_per_step} prompts, and there are "
+            f"{rows:,}.",
+            ("Give ", Change("global_batch_size", rows * settings.rl.group_size), " or less, or more data."),
+        )
+    if rows < settings.rows_per_step:
         raise UserError(
             f"global_batch_size {settings.global_batch_size} is more than the {rows:,} {what}.",
             ("Give ", Change("global_batch_size", rows), " or less, or more data."),
@@ -103,6 +109,8 @@ def prepare(
     """
     model = _Model(model_dir, settings)
     _clear(folder)
+    if settings.task == "grpo":  # the rest is for the answer
+        seq_len -= settings.rl.answer_tokens(seq_len)
     with _tokenised(train, model, settings, seq_len, folder / "documents") as documents:
         if not len(documents):
             raise UserError(
@@ -114,6 +122,8 @@ def prepare(
         order = _order(_Lengths.of(documents, packing), settings)
         if held_out:
             _prepare_held_out(held_out, model, settings, seq_len, folder)
+        if settings.task == "grpo":
+            _write_prompts(folder, train, model)
         chats = _are_chats(train)
         return _write(documents, packing, order, model, seq_len, settings, folder, chats=chats)
 
@@ -158,16 +168,19 @@ def summary(info: PreparedInfo, dataset: str) -> str:
         kinds = ("pairs", "an answer with its prompt")
     elif info.task == "pretrain":
         kinds = ("documents", "a document")
+    elif info.task == "grpo":
+        kinds = ("prompts", "a prompt")
     samples = info.documents - info.pieces + info.split_rows
     share = info.truncated_rows / max(samples + info.dropped_rows, 1)
+    counted = f", {info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss"
     lines = [
-        f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens, "
-        f"{info.label_tokens / max(info.tokens, 1):.0%} of them count in the loss",
+        f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens{'' if info.task == 'grpo' else counted}",
         f"tokens {kinds[1]}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
         f"max {info.longest:,}",
     ]
     if info.truncated_rows:
-        lines.append(f"cut at {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
+        where = "before their last" if info.task == "grpo" else "at"
+        lines.append(f"cut {where} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
     elif info.split_rows:
         lines.append(
             f"split at {info.seq_len:,} tokens: {info.split_rows:,} documents, into {info.pieces:,} pieces"
@@ -249,12 +262,15 @@ def _prepare_held_out(
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for sample in held_out:
-            conversation = _asked_of(sample)
+            conversation = asked_of(sample)
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
-            messages = [message.as_template() for message in conversation.messages[:-1]]
+            messages = [message.as_template() for message in conversation.asked]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
             file.write(json.dumps(values | {"line": conversation.line}) + "\n")
-    one_by_one = settings.model_copy(update={"packing": False, "global_batch_size": 1, "epochs": 1})
+    alone = settings.rl.model_copy(update={"group_size": 1})
+    one_by_one = settings.model_copy(
+        update={"packing": False, "global_batch_size": 1, "epochs": 1, "rl": alone}
+    )
     with _tokenised(held_out, model, settings, seq_len, folder / "documents-held-out") as documents:
         if not len(documents):
             return
@@ -263,32 +279,27 @@ def _prepare_held_out(
             drawn = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
             packing = packing.in_order(drawn)
         order = np.arange(len(packing), dtype=np.int32)
-        _write(
-            documents,
-            packing,
-            order,
-            model,
-            seq_len,
-            one_by_one,
-            folder / "heldout",
-            chats=_are_chats(held_out),
-        )
+        if settings.task == "grpo":
+            _write_prompts(folder / "heldout", held_out, model)
+        chats = _are_chats(held_out)
+        _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout", chats=chats)
 
 
-def _asked_of(sample: Sample) -> Conversation:
-    """The conversation whose prompt the models are asked."""
-    if isinstance(sample, Pair):
-        return sample.chosen
-    return sample.conversation if isinstance(sample, Judged) else sample
+def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> None:
+    """Each row's prompt for those who score its answers: prompts.jsonl, in the order of the rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = prompts.prompts_of(map(asked_of, samples), model.tokenizer)
+    prompts.write(folder / prepared.PROMPTS, found)
 
 
 def _are_chats(rows: Sequence[Sample]) -> bool:
     """Whether there are chats among the first rows, which a template has written."""
-    return any(_asked_of(sample).messages for sample in islice(rows, LOOKED_AT))
+    return any(asked_of(sample).messages for sample in islice(rows, LOOKED_AT))
 
 
 def _clear(folder: Path) -> None:
     """Take away what an earlier run has left, so that nothing old is taken for new."""
+    (folder / prepared.PROMPTS).unlink(missing_ok=True)
     (folder / "info.json").unlink(missing_ok=True)
     (folder / "heldout.jsonl").unlink(missing_ok=True)
     shutil.rmtree(folder / "heldout", ignore_errors=True)
@@ -319,7 +330,7 @@ def _pack(documents: Documents, seq_len: int, seed: int) -> Packing:
 
 def _order(lengths: _Lengths, settings: Settings) -> NDArray[np.int32]:
     """Rows in the order of the whole run, epochs included."""
-    batch, count = settings.global_batch_size, len(lengths.tokens)
+    batch, count = settings.rows_per_step, len(lengths.tokens)
     check_batch(count, "sequences after packing" if settings.packing else "rows to train on", settings)
     if settings.tokens is not None:
         return _order_of_tokens(lengths, settings.tokens, settings)
@@ -337,8 +348,8 @@ def _order_of_tokens(lengths: _Lengths, budget: int, settings: Settings) -> NDAr
     passes = -(-budget // int(lengths.tokens.sum()))
     order = _epochs(lengths, passes + 1, settings)  # one more, out of which the last batch is filled
     needed = int(np.searchsorted(np.cumsum(lengths.tokens[order]), budget)) + 1
-    steps = -(-needed // settings.global_batch_size)
-    return order[: steps * settings.global_batch_size]
+    steps = -(-needed // settings.rows_per_step)
+    return order[: steps * settings.rows_per_step]
 
 
 def _epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.int32]:
@@ -347,7 +358,7 @@ def _epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.in
     drawn = (random_stream(settings.seed, "epoch", epoch).permutation(count) for epoch in range(epochs))
     orders = [order.astype(np.int32) for order in drawn]
     if settings.longest_first and not settings.packing:
-        orders[0] = longest_first(orders[0], lengths.widths, settings.global_batch_size)
+        orders[0] = longest_first(orders[0], lengths.widths, settings.rows_per_step)
     return np.concatenate(orders)
 
 
@@ -391,8 +402,8 @@ def _write(
         packed=settings.packing,
         pad_id=model.pad_id,
         vocab_size=model.vocab_size,
-        global_batch_size=settings.global_batch_size,
-        total_steps=len(order) // settings.global_batch_size,
+        global_batch_size=settings.rows_per_step,
+        total_steps=len(order) // settings.rows_per_step,
         seed=settings.seed,
         fingerprint=digest.hexdigest(),
         documents=len(documents),
@@ -421,6 +432,8 @@ def _begun_fingerprint(
         digest.update(desirable.tobytes())
     if settings.trains_on_pairs:
         digest.update(b"pairs")
+    if settings.task == "grpo":
+        digest.update(f"answers {settings.rl.group_size}".encode())
     if settings.new_tokens:
         digest.update(repr(settings.new_tokens).encode())
     if model.tokenizer_json.exists():

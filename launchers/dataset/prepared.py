@@ -12,10 +12,12 @@ A folder with::
     length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed; two of a
                       pair, the chosen conversation and the rejected one)
     desirable.npy     bool [rows], whether the answer is a good one; of judged answers alone
+    prompts.jsonl     each row's prompt as launchers.dataset.prompts.Prompt; of task grpo alone, whose rows
+                      are prompts, of which nothing counts
     order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included;
                       unless packed (or switched off), step 0 has the longest rows, in falling length
 
-Step s of a run trains on ``order[s * batch : (s + 1) * batch]`` (batch: global_batch_size) whatever the
+Step s of a run trains on ``order[s * batch : (s + 1) * batch]`` (batch: info.global_batch_size) whatever the
 number of processes, so a run may go on at another world size without missing or repeating a row.
 """
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need th
     from numpy.typing import NDArray
 
 IGNORE = -100
+PROMPTS = "prompts.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +51,7 @@ class PreparedInfo:
     packed: bool
     pad_id: int
     vocab_size: int
-    global_batch_size: int
+    global_batch_size: int  # rows of a step
     total_steps: int
     seed: int
     fingerprint: str  # of tokenizer, data and settings: equal means the same training order and tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,16 +223,27 @@ def _apply(
 
 
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
-    """What the model is given, special tokens included, and what follows: the last answer, or more text."""
+    """What the model is given, special tokens included, and what follows: the last answer, or more text.
+
+    Nothing follows where a chat ends with a question.
+    """
     if conversation.text is None:
-        messages = [message.as_template() for message in conversation.messages]
-        prompt = _apply(tokenizer, messages[:-1], conversation, prompt=True)
-        return prompt, conversation.messages[-1].content
-    text = conversation.text
+        asked = replace(conversation, messages=conversation.asked)
+        messages = [message.as_template() for message in asked.messages]
+        prompt = _apply(tokenizer, messages, asked, prompt=True)
+        _check_tools(asked, prompt)
+        answered = len(asked.messages) < len(conversation.messages)
+        return prompt, conversation.messages[-1].content if answered else ""
+    beginning = beginning_of(conversation.text)
+    prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + beginning
+    return prompt, conversation.text[len(beginning) :][:_REFERENCE_CHARS]
+
+
+def beginning_of(text: str) -> str:
+    """What of a plain text the model is asked to go on with: half of it at most, in whole words."""
     cut = min(len(text) // 2, _PROMPT_CHARS)
     cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut
-    prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + text[:cut]
-    return prompt, text[cut : cut + _REFERENCE_CHARS]
+    return text[:cut]
 
 
 def _melted(conversation: Conversation, before: str, after: str) -> UserError:

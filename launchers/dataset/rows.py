@@ -58,6 +58,12 @@ class Conversation:
         """The same, of that dataset of the run."""
         return replace(self, source=source)
 
+    @property
+    def asked(self) -> tuple[Message, ...]:
+        """The turns before a chat's last answer: all of them where it ends with a question."""
+        ends = bool(self.messages) and self.messages[-1].role == "assistant"
+        return self.messages[:-1] if ends else self.messages
+
 
 def read(path: Path) -> Iterator[Conversation]:
     """The conversations of a file: see :func:`read_as`."""

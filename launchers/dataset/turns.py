@@ -121,6 +121,14 @@ def keys_of(messages: list[Any]) -> tuple[str, str]:
     return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
 
 
+def ends_with_question(values: Any) -> bool:
+    """Whether the last turn of a list is one that the assistant is to answer."""
+    values = decoded(values)
+    last = values[-1] if isinstance(values, list) and values else None
+    role = last.get(keys_of(values)[0]) if isinstance(last, dict) else None
+    return isinstance(role, str) and _ROLES.get(role) in ("user", "tool")
+
+
 def system_of(row: Fields) -> tuple[Message, ...]:
     """The turn that a row's ``system`` is."""
     if not row.get("system"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from estimator.models import PROJECTIONS
-from estimator.planning.support import Training
+from estimator.planning.training import Training
 
 if TYPE_CHECKING:
     from estimator.models import ModelSpec
@@ -22,6 +22,7 @@ ENGINES = {
     "torchtune": "launchers.engines.torchtune.engine:Torchtune",
     "deepspeed": "launchers.engines.deepspeed.engine:DeepSpeed",
     "fsdp2": "launchers.engines.fsdp2.engine:Fsdp2",
+    "trl": "launchers.engines.trl.engine:Trl",
 }
 
 

@@ -36,6 +36,7 @@ class TrainJob:
     start_step: int = 0  # steps already done in the checkpoint
     resume_dir: Path | None = None  # that checkpoint's files, the union of all nodes' parts
     reference: Path | None = None  # launchers.reference's file, where the task needs one
+    reward: str | None = None  # what scores answers, on this machine: file.py:name, module:name or a folder
     keeps_result: bool = True  # whether the trained model is written at the end; a trial's isn't
 
     def save(self) -> Path:

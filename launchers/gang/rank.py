@@ -94,6 +94,7 @@ class RankReporter:
         dtf: float | None,
         dtb: float | None,
         metrics: dict[str, float] | None = None,
+        all_tokens: int | None = None,
     ) -> None:
         """One optimizer step; see launchers.report.telemetry.Step for the units."""
         self._writer.write(
@@ -109,6 +110,7 @@ class RankReporter:
                 dtf=dtf,
                 dtb=dtb,
                 metrics=metrics,
+                all_tokens=all_tokens,
             )
         )
         self.memory(step)

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launchers.dataset import render
-from launchers.dataset.rows import Conversation
-from launchers.dataset.turns import Message
+from launchers.dataset.prompts import Prompt
 
 SHARD_ANSWERS = 64  # answers in a shard, about, or one batch where that is more: what a kill loses
 
@@ -31,26 +29,6 @@ class BatchLimit:
     def prompts(self, longest: int, answers_each: int) -> int:
         """How many prompts' answers that is, one's at least; ``longest``: tokens of prompt and answer."""
         return max(1, min(self.sequences, self.tokens // longest) // answers_each)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """One prompt: what a row of the dataset has before its last answer."""
-
-    index: int  # its place among the prompts of the run
-    text: str  # as the model sees it, special tokens included
-    shown: str  # as a scoring function and a person see it: the turns' contents, without roles or tokens
-    tokens: int  # of the text
-    messages: tuple[Message, ...] = ()  # of a chat, without the last answer
-    tools: str = ""  # that the chat may call
-    prefix: str | None = None  # of plain text: the part that the model goes on with
-
-    def with_answer(self, answer: str) -> Conversation:
-        """The prompt with an answer, as a row to train on."""
-        if self.prefix is not None:
-            return Conversation(text=self.prefix + answer)
-        turn = Message(role="assistant", content=answer)
-        return Conversation(messages=(*self.messages, turn), tools=self.tools)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,25 +54,6 @@ class Scores:
 
     index: int  # the prompt's
     scores: tuple[float, ...]
-
-
-def prompts_of(conversations: Sequence[Conversation], tokenizer: Any) -> list[Prompt]:
-    """The prompts of the rows, in their order: a chat up to its last answer, a plain text's beginning."""
-    prompts = []
-    for index, conversation in enumerate(conversations):
-        text, rest = render.prompt_of(conversation, tokenizer)
-        tokens = len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-        if conversation.text is not None:
-            prefix = conversation.text[: len(conversation.text) - len(rest)]
-            prompts.append(Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix))
-        else:
-            before = conversation.messages[:-1]
-            shown = "\n\n".join(message.content for message in before)
-            tools = conversation.tools
-            prompts.append(
-                Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=before, tools=tools)
-            )
-    return prompts
 
 
 def shards_of(
@@ -132,14 +91,6 @@ def write_rows(path: Path, rows: Iterable[Prompt | Answers | Scores]) -> None:
         for row in rows:
             file.write(json.dumps(dataclasses.asdict(row)) + "\n")
     temporary.replace(path)
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file that :func:`write_rows` has made."""
-    return [
-        Prompt(**{**row, "messages": tuple(Message(**message) for message in row["messages"])})
-        for row in _rows(path)
-    ]
 
 
 def read_answers(path: Path) -> list[Answers]:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import Change, UserError
-from launchers.dataset import render
+from launchers.dataset import prompts, render
+from launchers.dataset.prompts import Prompt
 from launchers.evaluate import load_model, precision_on
 from launchers.imports import collector_paused
 from launchers.rejection import answers as rows
-from launchers.rejection.answers import Answer, Answers, BatchLimit, Prompt
-from launchers.rejection.shards import make_shards, serve
+from launchers.rejection.answers import Answer, Answers, BatchLimit
+from launchers.rejection.shards import make_shards
+from launchers.request_process import serve
 from launchers.settings import Settings
 
 
@@ -51,7 +53,7 @@ class GenerationRequest:
     def _all_shards(self) -> list[list[Prompt]]:
         rejection = self.settings.rejection
         return rows.shards_of(
-            rows.read_prompts(self.prompts),
+            prompts.read_written(self.prompts),
             rejection.answers,
             limit=self.limit,
             new_tokens=rejection.max_new_tokens,
@@ -126,10 +128,10 @@ class _Sampler:
         self._ends = set(ends) if isinstance(ends, (list, tuple)) else {ends}
         self._most_prompts = 2**31  # at once; less where memory did not do
 
-    def answers(self, prompts: Sequence[Prompt]) -> list[Answers]:
+    def answers(self, asked: Sequence[Prompt]) -> list[Answers]:
         """The answers to each prompt, in the order of the prompts."""
         found: list[Answers] = []
-        left = list(prompts)
+        left = list(asked)
         while left:
             batch = left[: self._fitting(left)]
             answered = self._try(batch)

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from estimator.errors import Change, UserError
+from launchers.dataset.prompts import Prompt
 from launchers.dataset.rows import Conversation
-from launchers.rejection.answers import Answers, Prompt, Scores
+from launchers.rejection.answers import Answers, Scores
 from launchers.settings import Rejection
 
 SHOWN = 5  # best answers, and as many of the worst, that a selection shows

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from estimator.errors import UserError, spelled_as
-from launchers.cluster.processes import PARENT, die_with_parent, started, tail
+from estimator.errors import UserError
+from launchers.cluster.processes import started, tail
 from launchers.rejection.answers import shard_name
-from launchers.spelling import SET
+from launchers.request_process import PROBLEM
 
 POLL_S = 0.2  # between two looks for finished shards
-PROBLEM = "problem.json"  # {"problem", "advice"}: why the process has ended, where the user can mend it
 
 
 def make_shards(
@@ -81,17 +78,3 @@ def make_shards(
         raise UserError(**json.loads(problem.read_text()))
     how = f"was ended by {signal.Signals(-status).name} ({-status})" if status < 0 else "has failed"
     raise RuntimeError(f"{module} {how}, {len(missing)} of {len(shards)} shards are missing. {tail(log, 30)}")
-
-
-def serve(work: Callable[[Path], None]) -> None:
-    """What such a process does: ``work`` on the request; a UserError in it is left for the parent."""
-    if PARENT in os.environ:
-        die_with_parent(int(os.environ[PARENT]))
-    request = Path(sys.argv[1])
-    try:
-        with spelled_as(SET):
-            work(request)
-    except UserError as error:
-        said = {"problem": error.problem, "advice": error.advice}
-        request.with_name(PROBLEM).write_text(json.dumps(said))
-        raise SystemExit(1) from None

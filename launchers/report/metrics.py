@@ -18,7 +18,8 @@ from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo, Event, Step
 
 # Of a task's figures those that a line of the terminal has room for
-SHOWN = {"reward_margin": "margin", "accuracy": "accuracy"}
+SHOWN = {"reward": "reward", "kl": "KL"}
+SHOWN |= {"reward_margin": "margin", "accuracy": "accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +108,8 @@ class Meter:
         recent = sorted(self._seconds[-20:])
         world = self._plan.layout.world_size
         samples_per_second = self._plan.layout.global_batch_size / event.dt
-        speed = speed_of(self._tokens[event.step - 1], event.dt, world_size=world, plan=self._plan)
+        tokens = self._tokens[event.step - 1] if event.all_tokens is None else event.all_tokens
+        speed = speed_of(tokens, event.dt, world_size=world, plan=self._plan)
         return Metrics(
             step=event.step,
             loss=event.loss,

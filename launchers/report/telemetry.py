@@ -48,6 +48,7 @@ class Step:
     dtf: float | None  # forward passes
     dtb: float | None  # backward passes
     metrics: dict[str, float] | None = None  # the task's own, over all ranks; rank 0 only
+    all_tokens: int | None = None  # of all ranks, where the data don't tell them; rank 0 only
     at: float = field(default_factory=time.time)
     kind: str = "step"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from estimator import models
 from estimator.errors import UserError, spelled_as
 from estimator.job import Machine, Target
 from estimator.models import ModelRef
@@ -21,6 +22,8 @@ from launchers import pipeline
 from launchers.engines.reward_head import as_trained
 from launchers.model_card import slug
 from launchers.pipeline import PlannedRun
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 from launchers.spelling import SET
 
@@ -41,10 +44,13 @@ class Start:
     model: ModelRef
     model_dir: Path
     data_dir: Path
+    reward: str | None = None  # what scores the answers of task grpo, as TrainJob has it
 
     def to_json(self) -> str:
         """As JSON text, for a file that node 0 writes and the other nodes read once."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in ("secret", "attempt", "key")}
+        values: dict[str, Any] = {
+            name: getattr(self, name) for name in ("secret", "attempt", "key", "reward")
+        }
         values |= {"model_dir": str(self.model_dir), "data_dir": str(self.data_dir)}
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
         values["model"] = self.model.to_dict()
@@ -54,7 +60,7 @@ class Start:
     def from_json(cls, text: str) -> Start:
         values = json.loads(text)
         return cls(
-            **{name: values[name] for name in ("secret", "attempt", "key")},
+            **{name: values[name] for name in ("secret", "attempt", "key", "reward")},
             plan=Plan.from_json(json.dumps(values["plan"])),
             settings=Settings.model_validate(values["settings"]),
             model=ModelRef.from_dict(values["model"]),
@@ -134,6 +140,7 @@ def prepare_start(
         shutil.rmtree(data_dir, ignore_errors=True)
         model_dir = as_trained(model_dir, settings, folder)
         info = pipeline.tokenise(rows, held_out, settings, model_dir, data_dir)
+        reward = _fetch_reward(settings, folder, cache=cache)
     return Start(
         secret=secrets.token_hex(32),
         attempt=attempt,
@@ -143,7 +150,28 @@ def prepare_start(
         model=model,
         model_dir=model_dir.resolve(),
         data_dir=data_dir.resolve(),
+        reward=reward,
     )
+
+
+def _fetch_reward(settings: Settings, folder: Path, *, cache: Path | None) -> str | None:
+    """What scores answers, where all nodes find it: a copy of a function's file, a reward model's folder."""
+    shown = settings.rl.reward
+    if settings.task != "grpo" or shown is None:
+        return None
+    scorer = scorer_of(shown)
+    if scorer.file is not None:
+        copied = folder / "reward" / Path(scorer.file).name
+        copied.parent.mkdir(exist_ok=True)
+        shutil.copyfile(Path(scorer.file).expanduser(), copied)
+        return f"{copied.resolve()}:{scorer.function}"
+    if scorer.function is not None:
+        return shown
+    source = models.locate(shown)
+    kept = (cache or folder / "weights") / slug(source.location or source.name)
+    fetched = pipeline.fetch_weights(source, kept, rewards=True).resolve()
+    check_reward_model(fetched, "rl.reward", shown)
+    return str(fetched)
 
 
 def _key(settings: Settings) -> str:

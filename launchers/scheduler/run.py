@@ -149,6 +149,7 @@ def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -
         data_dir=start.data_dir,
         work_dir=work / "node",
         total_steps=Prepared(start.data_dir).info.total_steps,
+        reward=start.reward,
     )
     attempt = Attempt(
         run=f"{request.output.name}-{place.job}",
@@ -219,6 +220,7 @@ def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> Evaluati
         model_dir=model_dir,
         data_dir=start.data_dir,
         work=work,
+        reward=start.reward,
     )
 
 

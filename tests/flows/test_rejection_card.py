@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from decorators.card.blocks import Chart, Grid, Text
 from flows import rejection_card
+from launchers.dataset.prompts import Prompt
 from launchers.dataset.turns import Message
-from launchers.rejection.answers import Answer, Answers, Prompt, Scores
+from launchers.rejection.answers import Answer, Answers, Scores
 from launchers.rejection.selection import distribution, overview, select
 from launchers.settings import Rejection
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from decorators.gpu_profile import STAGED_VARIABLE
-from estimator import models
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.job import Machine
 from estimator.plan import GIB
-from flows import finetune_artifacts, finetune_launch, rejection_launch, rejection_node
+from flows import finetune_launch, rejection_launch
 from launchers import settings
-from launchers.store.bundles import LocalStorage
 
 
 @pytest.fixture
@@ -136,28 +133,3 @@ def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> 
     found = rejection_launch.check(settings.build(values))
     assert (found.prompts, found.held_out, found.longest) == (None, None, None)
     assert found.trained.max_steps is None
-
-
-def test_a_file_of_a_run_that_goes_elsewhere_is_in_the_store(
-    functions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = LocalStorage(tmp_path / "store")
-    monkeypatch.setattr(rejection_launch, "datastore", lambda **_: store)
-    monkeypatch.setattr(rejection_node, "datastore", lambda **_: store)
-    monkeypatch.delenv(STAGED_VARIABLE, raising=False)
-    score = f"{functions}:length"
-    values = settings.build({"rejection": {"score": score}})
-    staged = rejection_launch.stage_scorer(values)
-    assert list(staged) == [score]
-    assert rejection_node.scoring_file(score, str(functions), tmp_path / "local") == functions
-    monkeypatch.setenv(STAGED_VARIABLE, "")  # so that what carry() sets is taken back
-    finetune_artifacts.carry(models.resolve("tiny-llama", online=False), staged)
-    fetched = rejection_node.scoring_file(score, "not/there.py", tmp_path / "fetched")
-    assert fetched.read_text() == functions.read_text()
-    assert fetched != functions
-
-
-def test_a_module_is_not_put_into_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rejection_launch, "datastore", lambda **_: LocalStorage(tmp_path))
-    values = settings.build({"rejection": {"score": "package.module:f"}})
-    assert rejection_launch.stage_scorer(values) == {}

@@ -232,8 +232,8 @@ def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> N
     assert all(row.text for row in samples)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
-def test_every_engine_learns_plain_text(engine: str) -> None:
+@pytest.mark.parametrize("engine", [name for name in engines.ENGINES if name != "trl"])
+def test_every_engine_that_learns_from_rows_learns_plain_text(engine: str) -> None:
     chosen = settings.build({"task": "pretrain", "engine": engine, "model": "llama-8b"})
     assert engines.get(engine).unsupported(chosen, find("llama-8b")) is None
     job = pipeline.build_job(pipeline.resolve_auto(chosen, find("llama-8b")), find("llama-8b"), None)
@@ -245,3 +245,63 @@ def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset:
     with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:
         pipeline.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
     assert refused.value.advice == "Give --global-batch-size 57 or less, or more data."
+
+
+REWARDS = """
+def length(prompt, answer): return len(answer)
+def nan(prompt, answer): return float("nan")
+def raising(prompt, answer): raise KeyError("no such thing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, "Nothing says how the answers of task grpo are rewarded"),
+        ({"reward": "rewards.py:nan"}, "rewards.py:nan returned nan"),
+        ({"reward": "rewards.py:raising"}, "rewards.py:raising raised KeyError"),
+        ({"reward": "rewards.py:missing"}, "there is no function missing in it"),
+        ({"reward": "nowhere.py:length"}, "there is no file nowhere.py"),
+        (
+            {"reward": "./model"},
+            "rl.reward ./model is no reward model: its config.json says LlamaForCausalLM",
+        ),
+        ({"reward": "./nowhere"}, "nowhere"),
+        ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves nothing of seq_len 256"),
+    ],
+)
+def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything_is_planned(
+    values: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rewards.py").write_text(REWARDS)
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+
+    def planned(*_: object) -> None:
+        raise AssertionError("it was planned")
+
+    with pytest.raises(UserError) as raised:
+        pipeline.plan_run(settings.build({"task": "grpo", "rl": values}), HERE, choose=planned)  # type: ignore[arg-type]
+    assert problem in raised.value.problem
+    assert "\n" not in raised.value.problem
+
+
+def test_a_plan_of_grpo_counts_prompts_by_groups_and_draws_with_trl(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Name a prime."}\n' * 20)
+    values = {
+        "task": "grpo",
+        "method": "lora",
+        "dataset": str(tmp_path / "prompts.jsonl"),
+        "global_batch_size": 32,
+        "evaluation": {"fraction": 0},
+        "rl": {"reward": f"{tmp_path}/rewards.py:length", "group_size": 8},
+    }
+    run = pipeline.plan_run(settings.build(values), HERE, calibrated=False)
+    assert (run.plan.engine, run.plan.layout.sharding, run.settings.engine) == ("trl", "none", "trl")
+    assert pipeline.count_steps(run.settings) == 20 // (32 // 8)
+    assert any(line.startswith("grpo: a process draws") for line in run.plan.why)
+    few = settings.build(values | {"global_batch_size": 256})
+    with pytest.raises(UserError, match="takes 32 prompts, and there are 20"):
+        pipeline.plan_run(few, HERE, calibrated=False)

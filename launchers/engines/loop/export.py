@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from estimator.errors import Change, UserError
 from launchers.engines import _hf_layout, _merge
 from launchers.engines.loop import quantised
-from launchers.engines.loop.sharding import ShardedModel
+from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
@@ -41,7 +41,7 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
         )
 
 
-def save(model: ShardedModel, job: TrainJob, env: RankEnv) -> None:
+def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
     """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter.
 
     A LLaMA-Adapter can't be merged, and is alone; so is an adapter on experts, which the base's files hold

@@ -74,7 +74,17 @@ def _with_prompts(model: Any, job: TrainJob) -> Any:
 
 
 def _with_low_rank(model: Any, job: TrainJob) -> Any:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
+
+    # DeepSpeed wants one type, and its optimizer keeps them in fp32
+    adapted = get_peft_model(model, low_rank_config(model, job), autocast_adapter_dtype=False)
+    whole_modules.tie(adapted)
+    return adapted
+
+
+def low_rank_config(model: Any, job: TrainJob) -> Any:
+    """PEFT's configuration of the job's adapters in this model."""
+    from peft import LoraConfig
 
     settings, lora = job.settings, job.settings.lora
     options = whole_modules.peft_options(model, settings.trained_modules)
@@ -82,22 +92,16 @@ def _with_low_rank(model: Any, job: TrainJob) -> Any:
         options["modules_to_save"] = [*options.get("modules_to_save", ()), HEAD]
     if lora.experts:
         options["target_parameters"] = expert_tensors(model)
-    adapted = get_peft_model(
-        model,
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=adapted_layers(model, settings),
-            use_rslora=lora.rslora,
-            use_dora=job.plan.method == "dora",
-            task_type="SEQ_CLS" if rewards else "CAUSAL_LM",
-            **options,
-        ),
-        autocast_adapter_dtype=False,  # DeepSpeed wants one type, and its optimizer keeps them in fp32
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=adapted_layers(model, settings),
+        use_rslora=lora.rslora,
+        use_dora=job.plan.method == "dora",
+        task_type="SEQ_CLS" if rewards else "CAUSAL_LM",
+        **options,
     )
-    whole_modules.tie(adapted)
-    return adapted
 
 
 def adapted_layers(model: Any, settings: Settings) -> list[str]:

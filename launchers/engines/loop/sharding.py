@@ -10,10 +10,26 @@ from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
 
-class ShardedModel(Protocol):
-    """A model with its optimizer and schedule, divided over the ranks."""
+class TrainedModel(Protocol):
+    """A model that was trained, whatever has trained it."""
 
     device: torch.device
+
+    def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
+        """What was trained, whole and on the CPU, by name; every rank calls it, rank 0 gets the tensors.
+
+        None: the model on rank 0 has them itself.
+        """
+        ...
+
+    @property
+    def module(self) -> Any:
+        """The transformers (or PEFT) model."""
+        ...
+
+
+class ShardedModel(TrainedModel, Protocol):
+    """A model with its optimizer and schedule, divided over the ranks."""
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
         """A forward pass: [sequences, positions, vocabulary]."""
@@ -40,18 +56,6 @@ class ShardedModel(Protocol):
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
-        ...
-
-    def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
-        """What was trained, whole and on the CPU, by name; every rank calls it, rank 0 gets the tensors.
-
-        None: the model on rank 0 has them itself.
-        """
-        ...
-
-    @property
-    def module(self) -> Any:
-        """The transformers (or PEFT) model."""
         ...
 
 

@@ -60,16 +60,18 @@ def test_nothing_is_left_behind_in_the_folder(model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(
+    "values", [{"packing": False}, {"packing": True}, {"task": "grpo", "rl": {"group_size": 2}}]
+)
 def test_several_processes_make_what_one_makes_in_the_same_order(
-    model: Path, tmp_path: Path, several: None, packing: bool
+    model: Path, tmp_path: Path, several: None, values: dict[str, Any]
 ) -> None:
     rows = [*chats(100), Conversation(text="word " * 200)]
-    settings = build({"global_batch_size": 4, "packing": packing})
+    settings = build({"global_batch_size": 4, **values})
     one = prepare(rows, model, settings, 64, tmp_path / "one")
     two = prepare(stored(tmp_path / "rows", rows), model, settings, 64, tmp_path / "two")
     assert one == two
-    for path in (tmp_path / "one").glob("*.npy"):
+    for path in [*(tmp_path / "one").glob("*.npy"), *(tmp_path / "one").glob("*.jsonl")]:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 

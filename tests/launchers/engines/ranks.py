@@ -37,6 +37,7 @@ TRAINING = {  # what an engine imports before it trains, and while it does
     "torchtune": ("launchers.engines.torchtune.recipe",),
     "deepspeed": ("launchers.engines.deepspeed.sharding", "deepspeed", *_LOOP),
     "fsdp2": ("launchers.engines.fsdp2.sharding", "torch.distributed.fsdp", *_LOOP),
+    "trl": ("launchers.engines.trl.trainer", "datasets", *_LOOP),
 }
 
 

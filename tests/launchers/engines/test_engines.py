@@ -32,7 +32,7 @@ RUN = {"torchtune": {"llama", "mistral", "qwen2"}, "deepspeed": LOOP, "fsdp2": L
 LEAKS = {"falcon", "gpt_oss", "llama4_text", "mpt", "granite"}  # nobody has looked at the last one
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", RUN)
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_only_the_families_that_an_engine_was_made_for_are_run(engine: str, family: str) -> None:
     rows = [spec for spec in map(models.find, models.names()) if spec.family == family]
@@ -116,7 +116,7 @@ def test_torchtune_refuses_by_its_name_what_it_would_ignore(
     assert engines.get("deepspeed").unsupported(Settings(seq_len=256), spec) is None
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", RUN)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -132,7 +132,7 @@ def test_no_engine_takes_a_model_that_rotates_a_part_of_each_head(
     assert "partial_rotary_factor 0.5" in reason
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", RUN)
 @pytest.mark.parametrize(
     "fields", [{}, {"hidden_act": "swish"}, {"hidden_act": None, "attention_dropout": 0, "pretraining_tp": 2}]
 )
@@ -176,7 +176,7 @@ def job_of(engine: str, work: Path, model: Path, data: Path, **values: Any) -> T
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", RUN)
 def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
     engine: str, tmp_path: Path, model: Path
 ) -> None:
@@ -196,9 +196,7 @@ def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
 @pytest.mark.slow
 def test_with_the_longest_rows_first_all_engines_report_the_same_losses(tmp_path: Path, model: Path) -> None:
     data = varied(tmp_path / "data", model)
-    found = {
-        engine: RUNS[engine].run(job_of(engine, tmp_path / engine, model, data)) for engine in engines.ENGINES
-    }
+    found = {engine: RUNS[engine].run(job_of(engine, tmp_path / engine, model, data)) for engine in RUN}
     losses = {engine: RUNS[engine].losses(steps) for engine, steps in found.items()}
     assert len(losses["torchtune"]) == STEPS
     assert losses["deepspeed"] == pytest.approx(losses["torchtune"], rel=1e-4)
@@ -206,7 +204,7 @@ def test_with_the_longest_rows_first_all_engines_report_the_same_losses(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", RUN)
 def test_switched_off_a_run_is_the_one_over_the_drawn_order(engine: str, tmp_path: Path, model: Path) -> None:
     off = {"longest_first": False, "expandable_segments": False}
     data = Prepared(varied(tmp_path / "data", model, **off))

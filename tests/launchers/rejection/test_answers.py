@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from launchers.dataset import render
+from launchers.dataset.prompts import Prompt, prompts_of, read_written
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
-from launchers.rejection.answers import Answer, Answers, BatchLimit, Prompt, Scores
+from launchers.rejection.answers import Answer, Answers, BatchLimit, Scores
 from launchers.settings import Settings
 
 CHAT = Conversation(
@@ -22,6 +23,7 @@ CHAT = Conversation(
         Message(role="assistant", content="2"),
     )
 )
+LONG = Conversation(text="word " * 1000)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> list[Prompt]:
     folder = tmp_path_factory.mktemp("model")
     tiny_llama.make(folder)
     tokenizer = render.load_tokenizer(folder, Settings())
-    return rows.prompts_of([CHAT, Conversation(text="one two three four")], tokenizer)
+    return list(prompts_of([CHAT, Conversation(text="one two three four"), LONG], tokenizer))
 
 
 def test_a_chat_is_a_prompt_up_to_its_last_answer(prompts: list[Prompt]) -> None:
@@ -45,6 +47,9 @@ def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> Non
     text = prompts[1]
     assert text.prefix == "one two"
     assert text.with_answer(" and so on").text == "one two and so on"
+    long = prompts[2]
+    assert long.prefix == "word " * 39 + "word"
+    assert long.text.endswith(long.prefix)
 
 
 LIMIT = BatchLimit(sequences=64, tokens=16384)
@@ -80,7 +85,7 @@ def test_rows_come_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) 
     scores = [Scores(index=3, scores=(0.5, -1.0))]
     for name, values in (("p", prompts), ("a", answers), ("s", scores)):
         rows.write_rows(tmp_path / name, values)
-    assert rows.read_prompts(tmp_path / "p") == prompts
+    assert read_written(tmp_path / "p") == prompts
     assert rows.read_answers(tmp_path / "a") == answers
     assert rows.read_scores(tmp_path / "s") == scores
     assert {path.name for path in tmp_path.iterdir()} == {"p", "a", "s"}, "no half-written file is left"

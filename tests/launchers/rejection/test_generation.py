@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from launchers.dataset import render
+from launchers.dataset.prompts import prompts_of
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
@@ -39,7 +40,7 @@ def request(
 ) -> GenerationRequest:
     folder.mkdir(exist_ok=True)
     settings = Settings(rejection=Rejection(answers=4, max_new_tokens=new_tokens))
-    rows.write_rows(folder / "prompts.jsonl", rows.prompts_of(CHATS, render.load_tokenizer(model, settings)))
+    rows.write_rows(folder / "prompts.jsonl", prompts_of(CHATS, render.load_tokenizer(model, settings)))
     return GenerationRequest(
         base_dir=model,
         model_dir=model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,18 @@ import numpy as np
 import pytest
 
 from estimator.errors import UserError
+from launchers.dataset.prompts import Prompt
 from launchers.dataset.turns import Message
 from launchers.engines.reward_head import with_reward_head
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection import scoring
-from launchers.rejection.answers import Answer, Answers, Prompt
+from launchers.rejection.answers import Answer, Answers
 from launchers.rejection.scoring import ScoringRequest
 from launchers.settings import Settings
 
 FUNCTIONS = """
-import sys
-import numpy
-def length(prompt, answer): return len(answer)
-def array(prompt, answer): return numpy.float32(0.5)
-def nan(prompt, answer): return float("nan")
-def raising(prompt, answer): raise KeyError("no such\\nthing")
-def words(prompt, answer): return "good"
-def one(answer): return 1.0
-def ending(prompt, answer): sys.exit(3)
 def picky(prompt, answer): return 1.0 / len(answer)
-constant = 3
 """
 PROMPTS = [
     Prompt(
@@ -49,44 +39,6 @@ def functions(tmp_path: Path) -> Path:
     path = tmp_path / "functions.py"
     path.write_text(FUNCTIONS)
     return path
-
-
-@pytest.mark.parametrize("name", ["length", "array"])
-def test_a_function_with_a_number_is_taken(functions: Path, name: str) -> None:
-    scoring.check_function(f"{functions}:{name}")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nan", "returned nan"),
-        ("raising", "raised KeyError: 'no such\\nthing'"),
-        ("words", "returned 'good', which is no number"),
-        ("one", "raised TypeError"),
-        ("ending", "has ended its process"),
-        ("constant", "there is no function constant"),
-        ("missing", "there is no function missing"),
-    ],
-)
-def test_any_other_function_is_refused_in_a_line(functions: Path, name: str, words: str) -> None:
-    with pytest.raises(UserError) as raised:
-        scoring.check_function(f"{functions}:{name}")
-    assert words in raised.value.problem
-    assert "\n" not in raised.value.problem
-
-
-def test_files_and_modules_that_are_not_there_are_named() -> None:
-    with pytest.raises(UserError, match=r"there is no file nothing\.py"):
-        scoring.load_function("nothing.py:f", "nothing.py:f")
-    with pytest.raises(UserError, match="can't be imported: ModuleNotFoundError"):
-        scoring.load_function("no_such_module:f", "no_such_module:f")
-
-
-def test_a_function_is_told_from_a_model_by_its_form() -> None:
-    assert scoring.scorer_of("a/b.py:f").file == "a/b.py"
-    assert scoring.scorer_of("package.module:f").module == "package.module"
-    for model in ("org/name", "s3://bucket/model", "./folder", "/folder/model", "llama-8b"):
-        assert scoring.scorer_of(model).function is None, model
 
 
 def request(tmp_path: Path, answered: list[Answers], **more: Any) -> ScoringRequest:
@@ -173,13 +125,3 @@ def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_
                 expected.append(model(torch.from_numpy(tokens).long()[None]).logits.item())
     assert found == pytest.approx(expected, abs=1e-4)
     assert len(set(found)) == 4
-
-
-def test_a_model_that_is_no_reward_model_is_refused(tmp_path: Path, reward_model: Path) -> None:
-    scoring.check_reward_model(reward_model, "it")
-    config = json.loads((reward_model / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(UserError, match=r"is no reward model: its config\.json says LlamaForCausalLM"):
-        scoring.check_reward_model(tmp_path, "it")
-    with pytest.raises(UserError, match="neither a function nor a model folder"):
-        scoring.check_reward_model(tmp_path / "nowhere", "it")

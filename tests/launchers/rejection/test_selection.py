@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from estimator.errors import UserError
+from launchers.dataset.prompts import Prompt
 from launchers.dataset.turns import Message
-from launchers.rejection.answers import Answer, Answers, Prompt, Scores
+from launchers.rejection.answers import Answer, Answers, Scores
 from launchers.rejection.selection import Comparison, distribution, mean_of, overview, select
 from launchers.settings import Rejection
 

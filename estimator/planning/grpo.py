@@ -1,0 +1,60 @@
+"""What TRL's GRPO can't train as it is run here, each as one clause for a person."""
+
+from __future__ import annotations
+
+from estimator.models import ModelSpec
+from estimator.models.architectures import family_of
+from estimator.planning.training import Training
+from estimator.setup import LLAMA_ADAPTERS
+
+ELSEWHERE = "task grpo draws answers in every step, which engine trl does"
+# The rest are in several groups or in bits, which transformers' Trainer was not tried with here
+OPTIMIZERS = ("adamw", "adafactor", "sgd")
+
+
+def unsupported(model: ModelSpec, training: Training) -> str | None:
+    """Why TRL 1.16 can't do it here, as one clause, or None."""
+    if training.task != "grpo":
+        return f"task {training.task}: engine trl learns grpo alone here"
+    if training.lora_experts and not model.experts:
+        return f"lora.experts: {model.name} has no experts"
+    return _model(model) or _training(training)
+
+
+def _model(model: ModelSpec) -> str | None:
+    if not model.causal:
+        return f"grpo trains a model that answers, and {model.name} is an encoder"
+    if family_of(model.family).code_elsewhere:
+        return f"transformers has no code of {model.family} models, of which {model.name} is one"
+    if model.sees_images:
+        return f"grpo is of models of text alone here, and {model.name} sees images too"
+    if model.quantised_weights:
+        return f"grpo trains weights of 16 or 32 bits, and {model.name} is in {model.quantised_weights}"
+    if model.experts:
+        return f"grpo: TRL was not tried here with mixtures of experts, of which {model.name} is one"
+    return None
+
+
+def _training(training: Training) -> str | None:
+    if training.zero or training.fsdp:
+        return "grpo has a whole copy of the model on each GPU here (DDP), so nothing is divided"
+    if training.packing:
+        return "packing: the answers of grpo are drawn in the step, a sequence each"
+    if training.method == "qlora":
+        return "grpo with method qlora: a base in 4 bits would be made whole again for every token drawn"
+    if training.method in LLAMA_ADAPTERS:
+        return f"grpo with method {training.method}: LLaMA-Adapters' prompts are not drawn with here"
+    if training.trained_modules or training.new_tokens:
+        what = "new_tokens" if training.new_tokens else "lora.modules_to_save"
+        return f"{what}: TRL's GRPO reads the head's weight past PEFT's trained copy of it"
+    if training.fp8 != "none":
+        return f"fp8 {training.fp8}: TRL's GRPO has no float8 products here"
+    if training.compile:
+        return "compile: answers are drawn token by token, in shapes that change"
+    if training.part_recomputed:
+        return "TRL recomputes whole blocks, and all of them"
+    if training.optimizer not in OPTIMIZERS:
+        return f"optimizer {training.optimizer}: grpo steps {', '.join(OPTIMIZERS)} here"
+    if training.optimizer_in_backward:
+        return "optimizer.in_backward: TRL steps after the whole backward pass; torchtune can"
+    return None

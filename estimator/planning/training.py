@@ -1,0 +1,32 @@
+"""What an engine is asked to train, as far as its answer depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.models import PROJECTIONS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What an engine's answer depends on, beside the model."""
+
+    method: str
+    seq_len: int
+    task: str = "sft"
+    precision: str = "auto"
+    fp8: str = "none"
+    compile: bool = False
+    optimizer: str = "adamw"
+    optimizer_in_backward: bool = False
+    part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks
+    packing: bool = False
+    lora_targets: tuple[str, ...] = PROJECTIONS
+    rslora: bool = False
+    lora_experts: bool = False  # adapters on experts too
+    quantization: str = "nf4-double"  # of qlora's base
+    processes: int = 1
+    trained_modules: tuple[str, ...] = ()  # whole, beside LoRA's adapters
+    new_tokens: int = 0  # that embedding and head get rows for
+    zero: bool = False  # whether ZeRO's stage or offload is asked for
+    fsdp: bool = False  # whether FSDP2's sharding, replicas or offload are asked for

@@ -1,0 +1,49 @@
+"""TRL's GRPO: answers drawn in each step, scored, and compared within their group. One copy a process."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from estimator.planning import support
+from launchers.engines import training_of
+from launchers.engines.loop.engine import LoopEngine
+from launchers.gang.job import TrainJob
+from launchers.imports import collector_paused
+
+if TYPE_CHECKING:
+    from estimator.models import ModelSpec
+    from launchers.settings import Settings
+
+# What GRPOConfig gets from the plan and from other settings, which count on it
+_PLANNED = frozenset(
+    {
+        *("output_dir", "max_steps", "num_train_epochs", "per_device_train_batch_size"),
+        *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_generations"),
+        *("save_strategy", "save_steps", "logging_strategy", "logging_steps", "shuffle_dataset", "use_cpu"),
+        *("bf16", "fp16", "deepspeed", "fsdp", "num_iterations", "optim", "optim_args", "report_to"),
+        *("gradient_checkpointing", "seed", "max_completion_length", "beta", "loss_type", "temperature"),
+        *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm"),
+    }
+)
+
+
+class Trl(LoopEngine):
+    """The Engine for TRL; see launchers.engines.Engine."""
+
+    def unsupported(self, settings: Settings, spec: ModelSpec) -> str | None:
+        if settings.task == "grpo":
+            for key in sorted(settings.engine_options):
+                if key in _PLANNED:
+                    return f"engine_options.{key} can't be set by hand: it follows from other settings"
+                if key.startswith(("use_vllm", "vllm_")):
+                    return f"engine_options.{key}: no vLLM server is started here; transformers draws answers"
+        return support.unsupported("trl", spec, training_of(settings, spec))
+
+    def train(self, job: TrainJob) -> None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local by now
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        with collector_paused():
+            from launchers.engines.trl.trainer import train
+
+        train(job)

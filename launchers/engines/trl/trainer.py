@@ -1,0 +1,264 @@
+"""One rank of GRPO: TRL's trainer, with our data, optimizer, telemetry and checkpoints.
+
+The rows of a step are those of the prepared order, so that a run goes on with the prompts that follow. What
+the trainer saves every few steps becomes the node's part of a checkpoint, as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from transformers import PrinterCallback, TrainerCallback
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from launchers.dataset import prompts, render
+from launchers.dataset.prepared import PROMPTS, Prepared
+from launchers.dataset.prompts import Prompt
+from launchers.engines import _merge
+from launchers.engines.loop import export, generators, optimizer
+from launchers.engines.loop.model import low_rank_config
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
+from launchers.models import causal
+from launchers.scoring.rewards import rewards_of
+
+# TRL's names of the figures that are reported, and ours
+FIGURES = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "kl": "kl",
+    "entropy": "entropy",
+    "completions/mean_length": "answer_tokens",
+    "completions/clipped_ratio": "answers_cut",
+    "frac_reward_zero_std": "groups_alike",
+}
+
+
+def train(job: TrainJob) -> None:
+    """Train one rank, from the newest checkpoint or from the weights (see Engine.train)."""
+    env = RankEnv.read()
+    device = _start(job, env)
+    reporter = RankReporter(job.telemetry_dir, env)
+    reporter.started(
+        device=f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
+        backend=dist.get_backend(),
+        engine="trl",
+    )
+    reporter.phase("load")
+    generators.seed(job.settings.seed)  # adapters begin alike on all ranks
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    trainer = _Trainer(job, env, reporter, device)
+    if job.plan.method != "full" and env.rank == 0:
+        export.check_mergeable(trainer.trained, job)
+    reporter.phase("train", job.start_step)
+    if job.start_step < job.total_steps:
+        trainer.train(resume_from_checkpoint=str(job.resume_dir) if job.resume_dir else None)
+    if job.keeps_result:
+        reporter.phase("save", job.total_steps)
+        export.save(_Finished(trainer.trained, device), job, env)
+    dist.barrier()
+    reporter.phase("done", job.total_steps)
+    reporter.close()
+    dist.destroy_process_group()
+
+
+def _start(job: TrainJob, env: RankEnv) -> torch.device:
+    """Join the process group; accelerate takes the one that is there."""
+    cuda = job.plan.layout.device == "cuda"
+    device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=_merge.LIMIT)
+    return device
+
+
+class _Finished:
+    """The trained model as export.save takes it; it is whole on every rank."""
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self.module, self.device = module, device
+
+    def trained_state(self, _job: TrainJob) -> None:
+        """None: rank 0's model has it."""
+
+
+class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
+    """TRL's trainer over prepared prompts."""
+
+    def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, device: torch.device) -> None:
+        self._job = job
+        self._room = (job.settings.seq_len or 0) - _answer_tokens(job)  # tokens of a prompt
+        tokenizer = render.load_tokenizer(job.model_dir, job.settings)
+        tokenizer.padding_side = "left"
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(render.pad_id_of(tokenizer))
+        data = Prepared(job.data_dir)
+        asked = prompts.read_written(job.data_dir / PROMPTS)
+        order = [int(row) for row in data.order[: job.total_steps * data.info.global_batch_size]]
+        model = causal.load(job.model_dir, dtype=_dtype(job))
+        super().__init__(
+            model=model,
+            args=_config(job),
+            reward_funcs=_reward_function(job, asked, device),
+            train_dataset=Dataset.from_dict({"prompt": [asked[row].text for row in order], "row": order}),
+            processing_class=tokenizer,
+            peft_config=None if job.plan.method == "full" else low_rank_config(model, job),
+            callbacks=[_Listener(job, env, reporter)],
+        )
+        self.remove_callback(PrinterCallback)
+
+    @property
+    def trained(self) -> Any:
+        """The model without what it is wrapped in for training."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def create_optimizer(self, *_: Any, **__: Any) -> torch.optim.Optimizer:
+        if getattr(self, "optimizer", None) is None:
+            trained = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+            self.optimizer: Any = optimizer.build(self._job, trained)[0]
+        steps: torch.optim.Optimizer = self.optimizer
+        return steps
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002
+        if getattr(self, "lr_scheduler", None) is None:
+            self.lr_scheduler: Any = _schedule(self._job, optimizer or self.optimizer)
+        return self.lr_scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """From the host's memory: torch knows no place called cpu:0, where accelerate puts CPUs' ranks."""
+        if checkpoint is None:
+            return
+        for name, states in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
+            file = Path(checkpoint) / f"{name}.pt"
+            states.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        """Prompts have their special tokens; of one that is too long the end is kept, as in preparation."""
+        found = self.processing_class(text=prompts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [ids[-self._room :] for ids in found], None, {}
+
+
+def _schedule(job: TrainJob, steps: Any) -> Any:
+    return optimizer.schedule(job)(steps)
+
+
+def _answer_tokens(job: TrainJob) -> int:
+    return job.settings.rl.answer_tokens(job.settings.seq_len or 0)
+
+
+def _dtype(job: TrainJob) -> torch.dtype:
+    """Of the weights: trained ones are kept in fp32 under autocast, a frozen base in 16 bits."""
+    precision = job.plan.layout.precision
+    whole = precision == "fp32" or (precision == "bf16-mixed" and job.plan.method == "full")
+    return torch.float32 if whole else torch.bfloat16
+
+
+def _config(job: TrainJob) -> GRPOConfig:
+    settings, layout = job.settings, job.plan.layout
+    values: dict[str, Any] = {
+        "output_dir": str(_saved(job)),
+        "max_steps": job.total_steps,
+        "per_device_train_batch_size": layout.micro_batch_size,
+        "gradient_accumulation_steps": layout.accumulation,
+        "learning_rate": optimizer.peak_lr(settings),
+        "max_grad_norm": settings.clip_grad_norm or 0.0,
+        "gradient_checkpointing": layout.activation_checkpointing,
+        "bf16": layout.precision != "fp32",
+        "use_cpu": layout.device == "cpu",
+        "seed": settings.seed,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "steps" if job.checkpoint_every else "no",
+        "save_steps": job.checkpoint_every or 500,
+        "ddp_timeout": int(_merge.LIMIT.total_seconds()),
+        "shuffle_dataset": False,  # the prepared order is a drawn one
+        "num_generations": settings.rl.group_size,
+        "max_completion_length": _answer_tokens(job),
+        "temperature": settings.rl.temperature,
+        "beta": settings.rl.beta_of(job.plan.method),
+        "loss_type": settings.rl.loss,
+        "disable_dropout": False,
+    }
+    return GRPOConfig(**(values | settings.engine_options))
+
+
+def _saved(job: TrainJob) -> Path:
+    """Where the trainer writes its checkpoints; they are moved from here."""
+    return job.work_dir / "engine" / "trl"
+
+
+def _reward_function(job: TrainJob, asked: Sequence[Prompt], device: torch.device) -> Any:
+    """The job's rewards as TRL calls them."""
+    if job.reward is None:
+        raise ValueError("grpo learns from rewards, and the job names none")
+    shown = job.settings.rl.reward or job.reward
+    rewards = rewards_of(job.reward, shown, str(device), bf16=job.plan.layout.precision != "fp32")
+
+    def reward(completions: list[str], row: list[int], **_: Any) -> list[float]:
+        return rewards([asked[each] for each in row], completions)
+
+    return reward
+
+
+class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """Turns what the trainer says of its steps into telemetry, and what it saves into checkpoints."""
+
+    def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
+        self._job, self._env, self._reporter = job, env, reporter
+        self._began = self._took = self._lr = 0.0
+        self._tokens = 0  # of all steps so far
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._tokens = state.num_input_tokens_seen
+
+    def on_step_begin(self, *_: Any, **given: Any) -> None:
+        self._began, self._lr = time.perf_counter(), given["optimizer"].param_groups[0]["lr"]
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._took = time.perf_counter() - self._began
+        every, step = self._job.checkpoint_every, state.global_step
+        control.should_save = bool(every) and step % every == 0 and step < self._job.total_steps
+
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "reward" not in logs:  # of the whole run, at its end
+            return
+        first = self._env.rank == 0
+        drawn, self._tokens = state.num_input_tokens_seen - self._tokens, state.num_input_tokens_seen
+        layout = self._job.plan.layout
+        norm = logs.get("grad_norm")
+        figures = {ours: logs[name] for name, ours in FIGURES.items() if logs.get(name) is not None}
+        self._reporter.step(
+            step=state.global_step,
+            loss=float(logs["loss"]) if first else None,
+            metrics=figures if first else None,
+            lr=self._lr,
+            grad_norm=None if norm is None else float(norm),
+            samples=layout.micro_batch_size * layout.accumulation,
+            tokens=int(drawn) // self._env.world_size,
+            all_tokens=int(drawn) if first else None,
+            dt=self._took,
+            dtf=None,
+            dtb=None,
+        )
+
+    def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Every rank has written its part: it becomes this node's."""
+        step = state.global_step
+        self._reporter.phase("checkpoint", step)
+        dist.barrier()
+        folder = self._job.checkpoint_dir(step)
+        if self._env.local_rank == 0:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            (_saved(self._job) / f"checkpoint-{step}").rename(folder)
+        dist.barrier()
+        checkpoint_part_done(folder, self._env, step)
+        self._reporter.phase("train", step)

@@ -1,0 +1,41 @@
+"""Rewards of drawn answers, by a function of the user's or a reward model, as a job names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launchers.dataset.prompts import Prompt
+from launchers.models import causal
+from launchers.scoring.functions import load_function, score_by, scorer_of
+from launchers.scoring.reward_model import RewardModel
+
+Rewards = Callable[[Sequence[Prompt], Sequence[str]], list[float]]
+
+
+def rewards_of(reward: str, shown: str, device: str, *, bf16: bool) -> Rewards:
+    """What gives each prompt's answer a finite number; UserError where it does not.
+
+    Parameters
+    ----------
+    reward:
+        ``file.py:function``, ``module:function`` or a reward model's folder, on this machine.
+    shown:
+        What the user calls it, for errors.
+    device:
+        Where a reward model is put, a copy for each process; in 16 bits where ``bf16`` says so.
+    """
+    if scorer_of(reward).function is not None:
+        function = load_function(reward, shown)
+        return lambda prompts, answers: [
+            score_by(function, shown, prompt.shown, answer)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+    import torch
+
+    folder = Path(reward)
+    model = causal.load(folder, dtype=torch.bfloat16 if bf16 else torch.float32).eval().to(device)
+    scored = RewardModel(folder, model, shown)
+    return lambda prompts, answers: scored.rewards(
+        [prompt.with_answer(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    )

@@ -1,0 +1,56 @@
+"""What TRL's GRPO is asked for that it can't do here, and who else is asked for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import models
+from estimator.errors import UserError
+from launchers import engines, pipeline
+from launchers.settings import build
+
+GRPO = {"task": "grpo", "rl": {"reward": "a.py:f"}}
+TINY = models.find("tiny-llama")
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "dora"])
+def test_grpo_is_trained_by_trl_alone(method: str) -> None:
+    settings = build({**GRPO, "method": method})
+    assert pipeline.able_engine(settings, TINY) == "trl"
+    for engine in ("torchtune", "deepspeed", "fsdp2"):
+        assert "which engine trl does" in (engines.get(engine).unsupported(settings, TINY) or "")
+
+
+@pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto", "reward"])
+def test_trl_trains_nothing_else(task: str) -> None:
+    reason = engines.get("trl").unsupported(build({"task": task, "method": "lora"}), TINY)
+    assert reason == f"task {task}: engine trl learns grpo alone here"
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"packing": True}, "packing"),
+        ({"method": "qlora"}, "qlora"),
+        ({"method": "adapter-v1"}, "adapter-v1"),
+        ({"zero": {"stage": 3}}, "nothing is divided"),
+        ({"fsdp": {"sharding": "full"}}, "nothing is divided"),
+        ({"compile": True}, "compile"),
+        ({"fp8": "tensorwise"}, "fp8"),
+        ({"optimizer": {"name": "muon"}}, "optimizer muon"),
+        ({"method": "lora", "new_tokens": ["<x>"]}, "new_tokens"),
+        ({"method": "lora", "lora": {"modules_to_save": ["lm_head"]}}, "modules_to_save"),
+        ({"recompute": {"what": "selective"}}, "whole blocks"),
+        ({"engine_options": {"use_vllm": True}}, "no vLLM server"),
+        ({"engine_options": {"num_generations": 4}}, "follows from other settings"),
+    ],
+)
+def test_what_it_can_not_do_is_said_in_a_clause(asked: dict[str, Any], named: str) -> None:
+    settings = build({**GRPO, **asked})
+    reason = engines.get("trl").unsupported(settings, TINY)
+    assert named in (reason or "")
+    assert "\n" not in (reason or "")
+    with pytest.raises(UserError, match="--engine trl"):
+        pipeline.check_supported(settings.model_copy(update={"engine": "trl"}), TINY)

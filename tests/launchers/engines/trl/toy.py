@@ -1,0 +1,67 @@
+"""A small GRPO job: tiny-llama, a few prompts, and a reward that can be learnt in some steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from launchers.dataset import prepare, prompts
+from launchers.gang.job import TrainJob
+from launchers.models import tiny_llama
+from launchers.settings import Settings
+from tests.launchers.engines.loop import runs
+
+GROUP, ANSWERS, LENGTH = 8, 16, 6
+REWARD = """
+def vowels(prompt, answer):
+    return sum(answer.count(letter) for letter in "aeiou") / max(1, len(answer))
+"""
+
+
+def make(folder: Path) -> None:
+    """The model and the function that all jobs share."""
+    tiny_llama.make(folder / "model")
+    (folder / "toy.py").write_text(REWARD)
+
+
+def job(
+    folder: Path, name: str, method: str, *, world: int, steps: int, of: int | None = None, **more: Any
+) -> TrainJob:
+    """A job of ``steps`` steps, of a run of ``of``; its data are those of all such runs."""
+    values = {
+        "task": "grpo",
+        "method": method,
+        "engine": "trl",
+        "seq_len": 64,
+        "max_steps": of or steps,
+        "epochs": 100,
+        "global_batch_size": ANSWERS,
+        "optimizer": {"lr": 4e-3 if method == "full" else 1e-2},
+        "schedule": {"name": "constant", "warmup_steps": 0},
+        "rl": {
+            "reward": str(folder / "toy.py") + ":vowels",
+            "group_size": GROUP,
+            "max_completion_length": LENGTH,
+            **more.pop("rl", {}),
+        },
+        "lora": {"rank": 16, "alpha": 32},
+    }
+    settings = Settings.model_validate(values)
+    data = folder / f"data-{of or steps}"
+    if not data.is_dir():
+        rows = [prompts.parse({"prompt": f"Say something about number {number}."}) for number in range(16)]
+        prepare.prepare(rows, folder / "model", settings, 64, data)
+    return runs.make_job(
+        folder / name,
+        folder / "model",
+        data,
+        steps=steps,
+        world=world,
+        micro=ANSWERS // world // world,  # one forward pass of one process, two of each of two
+        accumulation=world,
+        engine="trl",
+        sharding="ddp" if world > 1 else "none",
+        settings=values,
+        reward=settings.rl.reward,
+        **more,
+    )
