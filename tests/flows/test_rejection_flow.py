@@ -77,12 +77,12 @@ class Flow:
                 start_new_session=True,
             )
 
-    def run(self, *arguments: str, timeout: float = 400) -> int:
+    def run(self, *arguments: str, timeout: float = 800) -> int:
         """Run to the end; the exit status."""
         self.start(*arguments)
         return self.end(timeout)
 
-    def end(self, timeout: float = 400) -> int:
+    def end(self, timeout: float = 800) -> int:
         assert self.process is not None
         status = self.process.wait(timeout)
         assert left_behind(self.home) == []
