@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from estimator.job import Machine
 from estimator.plan import GIB
 from flows import finetune_launch, rejection_launch
 from launchers import settings
+from launchers.models import tiny_llama
 
 
 @pytest.fixture
@@ -103,6 +105,27 @@ def test_each_stage_and_the_whole_have_hours_and_a_price(
     assert re.search(r"total \d+ min to \d+ min, \$[\d.]+ to \$[\d.]+, without score", text)
     more = printed(params | {"overrides": ("rejection.nodes=2",)}, "batch", capsys)
     assert "generate 2 nodes, each 1x H100 SXM" in more
+
+
+def test_a_reward_model_at_hand_is_sized_and_priced(
+    tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((tiny_llama.make(tmp_path / "model") / "config.json").read_text())
+    config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "config.json").write_text(json.dumps(config))
+    params = {
+        "model": "llama-8b",
+        "method": "full",
+        "gpu": "H100 SXM",
+        "gpus": 8,
+        "from_catalogue": True,
+        "score": str(tmp_path / "reward"),
+        "dataset": str(dataset),
+    }
+    text = printed(params, "kubernetes", capsys)
+    assert re.search(r"score 1 node with 1x H100 SXM of \S+: \d+ min, \$[\d.]+", text)
+    assert "without" not in text.partition("Rejection sampling:")[2]
 
 
 def test_several_nodes_on_a_machine_with_gpus_are_refused(

@@ -84,6 +84,7 @@ def test_two_nodes_draw_what_one_draws(model: Path, tmp_path: Path) -> None:
             name = rows.shard_name(shard)
             assert (asked.shards_dir / name).read_text() == (alone.shards_dir / name).read_text()
     assert made == {0: [0, 2], 1: [1]}
+    assert generate(request(model, tmp_path / "idle", node=3, nodes=4), lambda *_: None) == 0
 
 
 def test_a_killed_process_leaves_what_it_has_finished(model: Path, tmp_path: Path) -> None:
