@@ -486,6 +486,18 @@ def dotted_names() -> list[str]:
     return walk(Settings, "")
 
 
+def flat(settings: Settings) -> dict[str, str]:
+    """Every setting's value by its dotted name, in the words of ``--set``."""
+
+    def value_of(name: str) -> str:
+        value: Any = settings
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+
+    return {name: value_of(name) for name in dotted_names()}
+
+
 def help_of(name: str) -> str:
     """The one-paragraph help of a setting, by its dotted name."""
     section: Any = Settings

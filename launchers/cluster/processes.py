@@ -265,6 +265,20 @@ def tail(path: Path, lines: int = 20) -> str:
         return ""
 
 
+def rank_log_tail(logs_dir: Path, lines: int = 15) -> str:
+    """The last lines of what the node's first rank has written, of its newest attempt; empty: none yet."""
+    logs = logs_dir.glob("*/gang_*/attempt_0/0/stderr.log")
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return ""
+    with newest.open("rb") as file:
+        file.seek(max(0, newest.stat().st_size - 16_384))
+        text = file.read().decode(errors="replace").rstrip()
+    # A progress bar writes line over line: the last one is what a terminal would show
+    shown = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    return "\n".join(line[:200] for line in shown[-lines:])
+
+
 def sweep(marker: str, task_pid: int) -> None:
     """The sweeper: wait for a node's task to end, then end all that is left of its gang."""
     for how in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
