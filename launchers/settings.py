@@ -358,6 +358,8 @@ class Settings(_Section):
     """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps."""
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
+    log_every: Positive = 1
+    """Steps from one line to the next, where the output is no terminal (on one, a line is renewed)."""
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Experiment trackers that get every step's metrics."""
     output_dir: str = "finetuned"
