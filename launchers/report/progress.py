@@ -30,7 +30,9 @@ class Progress:
 
     def step(self, metrics: Metrics, memory_peak_bytes: int | None) -> None:
         """Show a step; on a terminal in the place of the one before, with the memory."""
-        if sys.stdout.isatty() or self._live is not None:
+        if not sys.stdout.isatty():
+            self.close()  # the terminal may have gone (launchers.cluster.hangup)
+        if sys.stdout.isatty():
             self._renew(step_line(metrics, self._total, memory_peak_bytes))
         elif not self._begun or metrics.step in (self._total, metrics.step // self._every * self._every):
             print(step_line(metrics, self._total), flush=True)
