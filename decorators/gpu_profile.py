@@ -176,7 +176,8 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         # The plan predicts training: beside anything else its figures would mislead.
         plan = current_plan() if self.resolver is not None and self.role == "train" else None
         card = _metaflow.card() if self.role in _WITH_CARD else None
-        _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card)
+        about = current_plan() if self.resolver is not None else None
+        _active = Profile(plan=plan, step=step_name, interval_s=self.interval, card=card, about=about)
         _active.start()
 
     def post_step(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
 
 from decorators import _metaflow
-from decorators.profile.history import CardState, History
+from decorators.profile.history import CardState, History, Setting
 from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
@@ -41,12 +42,24 @@ class Profile:
         Seconds between two samples, at least.
     card:
         Metaflow's handle of the card, or None.
+    about:
+        The run's plan, for the title of a step for which it predicts nothing.
     """
 
     def __init__(
-        self, *, plan: Plan | None, step: str, interval_s: float = 1.0, card: Any | None = None
+        self,
+        *,
+        plan: Plan | None,
+        step: str,
+        interval_s: float = 1.0,
+        card: Any | None = None,
+        about: Plan | None = None,
     ) -> None:
         self.plan = plan
+        self._about = about
+        self._settings: tuple[Setting, ...] = ()
+        self._log: Callable[[], str] = str
+        self._log_tail = ""
         self._step = step
         self._card = card
         self._lock = threading.Lock()
@@ -107,6 +120,10 @@ class Profile:
             self._history.total_steps = total_steps
             self._history.tokens_of_steps = tokens_of_steps
 
+    def describe(self, settings: Sequence[Setting], log: Callable[[], str]) -> None:
+        """Name the step's hyper-parameters, and what gives the end of its log, for the card."""
+        self._settings, self._log = tuple(settings), log
+
     def add(self, event: Event) -> None:
         """Take an event of a rank's telemetry: what ``on_event`` is given."""
         with self._lock:
@@ -119,6 +136,8 @@ class Profile:
 
     def state(self) -> CardState:
         """All that a card shows, as of now."""
+        with contextlib.suppress(OSError):  # its folder goes when the step's work ends
+            self._log_tail = self._log() or self._log_tail
         with self._lock, self._sampler.lock:
             return CardState(
                 plan=self.plan,
@@ -135,6 +154,9 @@ class Profile:
                 failed=self._failed,
                 trials=tuple(self._trials),
                 evaluation=self._evaluation,
+                about=self._about,
+                settings=self._settings,
+                log_tail=self._log_tail,
             )
 
     def _measured(self) -> Measured:
@@ -163,7 +185,7 @@ class Profile:
             ),
             host_total_bytes=int(psutil.virtual_memory().total),
             host_rss_peak_bytes=samples.rss_peak,
-            host_pss_peak_bytes=samples.pss_peak,
+            host_pss_peak_bytes=samples.pss_of_peak,
             mean_cpu_cores=sampler.cpu_seconds / duration if samples.count > 1 else None,
             shared_memory_peak_bytes=samples.shared_memory_peak,
             disk_free_min_bytes=samples.disk_free_min,

@@ -12,6 +12,7 @@ from metaflow import current
 from decorators._metaflow import in_container
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.profile.calibration import keep_trial
+from decorators.profile.history import Setting
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
@@ -19,12 +20,13 @@ from estimator.plan import Plan
 from flows.finetune_artifacts import fetch_bundle, fetch_model
 from launchers import handover
 from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.processes import rank_log_tail
 from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
 from launchers.report.metrics import Metrics, tokens_of_steps
-from launchers.settings import Settings
+from launchers.settings import Settings, flat
 from launchers.store.bundles import put_bundle
 from launchers.training import Attempt, train
 from launchers.trial import TrialResult
@@ -104,6 +106,7 @@ def train_on_node(
         reward=reward,
     )
     profile.expect(total_steps=job.total_steps, tokens_of_steps=tokens_of_steps(prepared))
+    profile.describe(_settings_in_words(settings), lambda: rank_log_tail(job.logs_dir))
     attempt = _this_attempt(store, node=address.node)
     tried: list[TrialResult] = []
 
@@ -138,6 +141,11 @@ def train_on_node(
         logs=attempt.logs,
         tried=tuple(tried),
     )
+
+
+def _settings_in_words(settings: Settings) -> list[Setting]:
+    default = flat(Settings())
+    return [Setting(name=name, value=value, default=default[name]) for name, value in flat(settings).items()]
 
 
 def _this_attempt(store: MetaflowStorage, *, node: int) -> Attempt:

@@ -438,6 +438,8 @@ class Settings(_Section):
     """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps."""
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
+    log_every: Positive = 1
+    """Steps from one line to the next, where the output is no terminal (on one, a line is renewed)."""
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Experiment trackers that get every step's metrics."""
     output_dir: str = "finetuned"
@@ -598,6 +600,18 @@ def dotted_names() -> list[str]:
         return names
 
     return walk(Settings, "")
+
+
+def flat(settings: Settings) -> dict[str, str]:
+    """Every setting's value by its dotted name, in the words of ``--set``."""
+
+    def value_of(name: str) -> str:
+        value: Any = settings
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+
+    return {name: value_of(name) for name in dotted_names()}
 
 
 def help_of(name: str) -> str:

@@ -16,7 +16,8 @@ from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
-from launchers.report.metrics import Meter, Metrics, dist_lines, step_line, tokens_of_steps
+from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
+from launchers.report.progress import Progress
 from launchers.report.telemetry import DistInfo, Event, Memory, Phase
 from launchers.report.trackers import Trackers
 from launchers.store.bundles import Storage, put_bundle
@@ -216,6 +217,7 @@ class _Listener:
         self._memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
         self._on_event = on_event
         self._trackers: Trackers | None = None
+        self._progress = Progress(total_steps=job.total_steps, every=job.settings.log_every)
 
     def __call__(self, event: Event) -> None:
         self._on_event(event)
@@ -231,7 +233,7 @@ class _Listener:
         metrics = self._meter.add(event)
         if metrics is not None:
             self.metrics.append(metrics)
-            print(step_line(metrics, self._job.total_steps), flush=True)
+            self._progress.step(metrics, self.memory_peak_bytes)
             self._track(metrics)
 
     @property
@@ -257,5 +259,6 @@ class _Listener:
         self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
 
     def close(self) -> None:
+        self._progress.close()
         if self._trackers is not None:
             self._trackers.close()

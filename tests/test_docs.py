@@ -559,6 +559,7 @@ def test_every_command_of_the_estimator_runs(place: Path) -> None:
         )
         said = f"{where}: finetune {shlex.join(words)}: {done.stderr}"
         theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
+        theirs = theirs or words[0] == "runs"  # there are none here
         assert done.returncode in ((0, 1) if theirs else (0,)), said
         assert "Traceback" not in done.stderr, said
 

@@ -39,7 +39,7 @@ What is used, and why no public interface serves:
 """
 
 from decorators._metaflow.attempts import before_retry, outlived
-from decorators._metaflow.cards import card, make_in_process, push_card
+from decorators._metaflow.cards import card, make_in_process, push_card, standalone_page
 from decorators._metaflow.commands import (
     Backend,
     command,
@@ -121,6 +121,7 @@ __all__ = [
     "s3_client",
     "say",
     "shape_pods",
+    "standalone_page",
     "storage",
     "user_errors",
     "waited_attempt",

@@ -22,6 +22,14 @@ from metaflow.system_context import system_context
 from decorators._metaflow.datastores import datastore_given_up
 
 CARD_ID = "finetune"
+# On a narrow screen Metaflow's page leaves a chart no width, and it knows no dark one.
+_STYLE = """<style>
+.mf-card .vega-embed { display: block !important; width: 100%; overflow-x: auto; }
+@media (prefers-color-scheme: dark) {
+  html { background: #fff; filter: invert(0.92) hue-rotate(180deg); }
+}
+</style>
+</head>"""
 
 
 def card() -> Any | None:
@@ -70,6 +78,7 @@ class _InProcess(CardCreator):  # type: ignore[misc]
             title = (options or {}).get("title", "")
             page = BlankCard(options={"title": title}, components=components)
             content = update_card(page, mode, task, data or {}).data
+            content = content if mode == "refresh" else _styled(content)
             cards = CardDatastore(self._datastore, pathspec=pathspec)
             save = cards.save_data if mode == "refresh" else cards.save_card
             save(card_uuid, BlankCard.type, content, card_id=card_id)
@@ -80,6 +89,19 @@ class _InProcess(CardCreator):  # type: ignore[misc]
             if not final:
                 raise  # whoever pushes the card says it
             logger(f"The card could not be stored: {type(error).__name__}: {error}", bad=True)
+
+
+def standalone_page(title: str, components: list[Any]) -> str:
+    """A page like a card's, of no task: one HTML file that needs no network."""
+    from metaflow.plugins.cards.card_modules.basic import SectionComponent
+
+    contents = SectionComponent(contents=[component.render() for component in components]).render()
+    page = BlankCard(options={"title": ""}, components=[contents])
+    return _styled(update_card(page, "render", SimpleNamespace(pathspec=title), {}).data)
+
+
+def _styled(page: str) -> str:
+    return page.replace("</head>", _STYLE, 1)
 
 
 def make_in_process(manager: Any) -> None:

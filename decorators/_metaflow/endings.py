@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
@@ -14,6 +17,8 @@ from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.users import ensure_user
 from estimator.errors import UserError
 from launchers.cluster.hangup import outlive_shell
+
+_WHERE = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
 
 
 class FinetuneError(MetaflowException):  # type: ignore[misc]
@@ -64,6 +69,29 @@ def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> Finetu
 
 
 _in_main = False
+_interrupted = False
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _interrupted
+    _interrupted = True
+    signal.default_int_handler(number, frame)
+
+
+def resume_command(words: Sequence[str], run_id: str) -> str:
+    """The command that goes on with a run that ``words`` have started.
+
+    Metaflow takes parameters and configs from the run; where it is to run must be said again.
+    """
+    given = iter(words[1:])
+    where = []
+    for word in given:
+        name, _, value = word.partition("=")
+        if name in _WHERE:
+            where += [word] if value else [word, next(given, "")]
+    return shlex.join(["python", words[0], *where, "resume", "--origin-run-id", run_id])
+
+
 _after_last_words: list[Callable[[], None]] = []
 
 
@@ -86,8 +114,11 @@ def main(flow: type[Any]) -> None:
     _in_main = True
     ensure_user()
     MetaflowInternalError.headline = "The run has failed"
-    if {"run", "resume"} & set(sys.argv[1:]):
+    launches = bool({"run", "resume"} & set(sys.argv[1:]))
+    if launches:
         outlive_shell()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in a script's background it isn't
+            signal.signal(signal.SIGINT, _interrupt)
     try:
         limit_datastore()
     except UserError as error:
@@ -102,6 +133,8 @@ def main(flow: type[Any]) -> None:
         raise
     finally:
         sys.stderr.flush()
+        if launches and _interrupted and system_context.run_id:
+            say(f"To go on where it stood: {resume_command(sys.argv, str(system_context.run_id))}")
         for do in _after_last_words:
             do()
 

@@ -40,7 +40,14 @@ class Grid:
     rows: tuple[tuple[Any, ...], ...]
 
 
-Block = Text | Chart | Grid
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Log:
+    """Lines that are shown as they are."""
+
+    text: str
+
+
+Block = Text | Chart | Grid | Log
 
 
 def size(value: float | None) -> str:

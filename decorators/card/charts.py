@@ -10,6 +10,7 @@ from estimator.charts import FARTHEST_CAPACITY
 from estimator.plan import GIB, MemoryEstimate
 
 MOST_POINTS = 500  # of one line, so that a card stays small however long the run
+LEAST_SMOOTHED = 40  # points; with fewer, each is drawn
 PAIR_WIDTH = 290  # pixels of one of two charts side by side; a card's column is about 720 wide
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar; nothing is fetched
 _CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
@@ -127,26 +128,54 @@ def line(
     *,
     from_zero: bool = False,
     number_format: str = "~s",
+    smooth: bool = False,
 ) -> dict[str, Any]:
-    """A value over the optimizer steps; steps without the value are left out."""
-    known = [{"step": step, "value": value} for step, value in thin(points) if value is not None]
-    return {
+    """A value over the optimizer steps; steps without the value are left out.
+
+    ``smooth``: a line smoothed over a twentieth of the steps, before the paler values themselves.
+    """
+    values = [(step, value) for step, value in points if value is not None]
+    known = [{"step": step, "value": value} for step, value in thin(values)]
+    y: dict[str, Any] = {
+        "type": "quantitative",
+        "title": None,
+        "scale": {"zero": from_zero},
+        "axis": {"format": number_format, "tickCount": 5},
+    }
+    view: dict[str, Any] = {
         "width": PAIR_WIDTH,
         "height": 130,
         "title": {"text": title, "fontSize": 12, "anchor": "start"},
         "data": {"values": known},
-        "mark": {"type": "line", "color": _LINE, "point": len(known) < 40, "tooltip": True},
-        "encoding": {
-            "x": _steps_axis(),
-            "y": {
-                "field": "value",
-                "type": "quantitative",
-                "title": None,
-                "scale": {"zero": from_zero},
-                "axis": {"format": number_format, "tickCount": 5},
-            },
-        },
     }
+    mark = {"type": "line", "color": _LINE, "point": len(known) < LEAST_SMOOTHED, "tooltip": True}
+    encoding = {"x": _steps_axis(), "y": {"field": "value", **y}}
+    if not smooth or len(values) < LEAST_SMOOTHED:
+        return {**view, "mark": mark, "encoding": encoding}
+    view["title"]["subtitle"] = "smoothed over a twentieth of the steps"
+    view["data"]["values"] = [
+        {"step": step, "value": value, "smoothed": round(smoothed, 6)}
+        for (step, value), smoothed in thin([*zip(values, smoothed_values(values), strict=True)])
+    ]
+    over = {"x": _steps_axis(), "y": {"field": "smoothed", **y}}
+    return {
+        **view,
+        "layer": [
+            {"mark": {**mark, "opacity": 0.3, "strokeWidth": 1}, "encoding": encoding},
+            {"mark": {**mark, "strokeWidth": 2}, "encoding": over},
+        ],
+    }
+
+
+def smoothed_values(points: Sequence[tuple[int, float]]) -> list[float]:
+    """Exponential moving average over about a twentieth of the points; the first ones count in full."""
+    keep = 1 - 1 / max(len(points) / 20, 1.0)
+    total = weight = 0.0
+    smoothed = []
+    for _, value in points:
+        total, weight = keep * total + value, keep * weight + 1.0
+        smoothed.append(total / weight)
+    return smoothed
 
 
 def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text
@@ -11,6 +12,12 @@ from launchers.held_out import CalibrationBin, Score
 
 _NAMES = {"accuracy": "pairs ranked right"}
 _SHOWN_CHARS = 400  # of a prompt or an answer
+_CHAT_SIGNS = re.compile(r"<\|[\w ]{1,40}\|>|</?s>|<bos>|<eos>|<end_of_turn>")  # of common families
+_SPEAKER = re.compile(  # Llama's, ChatML's, Gemma's
+    r"(?:<\|start_header_id\|>|<\|im_start\|>|<start_of_turn>)\s*(\w+)\s*(?:<\|end_header_id\|>)?"
+)
+_LONG_WORD = re.compile(r"\S{24}(?=\S)")
+_MAY_BREAK = "\N{ZERO WIDTH SPACE}"
 
 
 def evaluation_blocks(result: EvaluationResult) -> list[Block]:
@@ -19,12 +26,20 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
     if result.calibration:
         blocks.append(Chart(spec=calibration_chart(result.calibration)))
     if result.answers:
-        rows = tuple(
-            tuple(text[:_SHOWN_CHARS] for text in (each.prompt, each.reference, each.base, each.finetuned))
-            for each in result.answers
-        )
-        blocks.append(Grid(headers=("prompt", "wanted", "before", "after"), rows=rows))
+        blocks.append(Text(markdown="### Answers to held-out prompts"))
+        for each in result.answers:
+            said = (("wanted", each.reference), ("before", each.base), ("after", each.finetuned))
+            rows = tuple((name, _shown(text)) for name, text in said)
+            blocks.append(Grid(headers=("prompt", _shown(each.prompt)), rows=rows))
     return blocks
+
+
+def _shown(text: str) -> str:
+    """The begin of a text that may be of one long word, in a cell that may be narrow; no template's signs."""
+    text = _SPEAKER.sub(r" \1: ", text)
+    text = " ".join(_CHAT_SIGNS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
+    cut = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
+    return _LONG_WORD.sub(lambda word: word[0] + _MAY_BREAK, cut) or "(nothing)"
 
 
 def _figures(result: EvaluationResult) -> Grid:

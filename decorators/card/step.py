@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from decorators.card import charts
-from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
 from decorators.card.evaluation import evaluation_blocks
 from decorators.card.trial import trial_rows
-from decorators.profile.history import CardState, RankRow
+from decorators.profile.history import CardState, RankRow, Setting
 from estimator.plan import Plan, Request
 from launchers.report.metrics import dist_lines, duration
 
+LOG_TITLE = "The end of the log"
 MOST_RANKS = 64  # rows of the rank table
 MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their maximum
 
@@ -27,10 +28,12 @@ def draw(state: CardState) -> list[Block]:
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
     if state.evaluation is not None:
         blocks += evaluation_blocks(state.evaluation)
-    blocks += [
-        Chart(spec=_memory_bars(state)),
-        Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))),
-    ]
+    if state.plan is not None:
+        blocks.append(Chart(spec=_memory_bars(state)))
+        blocks.append(Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))))
+    else:
+        known = [(what, measured) for what, _, measured in comparison(state) if measured != UNKNOWN]
+        blocks.append(Grid(headers=("", "measured"), rows=tuple(known)))
     if state.trials:
         blocks += [
             Text(markdown="### Tried before the run"),
@@ -38,7 +41,7 @@ def draw(state: CardState) -> list[Block]:
         ]
     notes = (
         state.measured.notes
-        if state.plan
+        if state.plan or state.about
         else ("Nothing was predicted for this step.", *state.measured.notes)
     )
     if notes:
@@ -54,12 +57,18 @@ def draw(state: CardState) -> list[Block]:
     if state.ranks:
         blocks += _ranks(state.ranks)
     blocks += [Text(markdown="### What was measured"), Grid(headers=("", ""), rows=node_rows(state))]
+    if state.settings:
+        blocks += _settings(state.settings)
+    if state.log_tail:
+        blocks += [Text(markdown=f"### {LOG_TITLE}"), Log(text=state.log_tail)]
     return blocks
 
 
 def title(state: CardState) -> str:
     """Model, method, engine and hardware."""
     measured = state.measured
+    if state.plan is None and state.about is not None:
+        return safe(f"{state.about.model} · {state.about.method} · {state.about.engine} · {measured.step}")
     if state.plan is None:
         name = measured.device_names[0] if measured.device_names else "no GPU"
         return (
@@ -304,9 +313,9 @@ def _memory_bars(state: CardState) -> dict[str, Any]:
 def _curves(state: CardState) -> dict[str, Any]:
     steps = state.steps
     views = [
-        charts.line([(s.step, s.loss) for s in steps], "loss"),
+        charts.line([(s.step, s.loss) for s in steps], "loss", smooth=True),
         charts.line([(s.step, s.lr) for s in steps], "learning rate", from_zero=True, number_format=".1e"),
-        charts.line([(s.step, s.tokens_per_second) for s in steps], "tokens/s", from_zero=True),
+        charts.line([(s.step, s.tokens_per_second) for s in steps], "tokens/s", from_zero=True, smooth=True),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
     for name in steps[-1].task if steps else ():
@@ -329,6 +338,22 @@ def _plan(plan: Plan) -> list[Block]:
         if lines:
             listed = "\n".join(f"- {safe(text)}" for text in lines)
             blocks.append(Text(markdown=f"**{heading}**\n\n{listed}"))
+    return blocks
+
+
+def _settings(settings: Sequence[Setting]) -> list[Block]:
+    """All hyper-parameters: those that differ from the defaults first."""
+    blocks: list[Block] = []
+    chosen = [each for each in settings if each.value != each.default]
+    if chosen:
+        rows = tuple((each.name, each.value, each.default) for each in chosen)
+        blocks += [
+            Text(markdown="### Settings of this run"),
+            Grid(headers=("", "used", "default"), rows=rows),
+        ]
+    others = ", ".join(f"{safe(each.name)} {safe(each.value)}" for each in settings if each not in chosen)
+    if others:
+        blocks.append(Text(markdown=f"**As by default:** {others}"))
     return blocks
 
 

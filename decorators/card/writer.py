@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from decorators._metaflow import make_in_process
-from decorators.card.blocks import Block, Chart, Text
+from decorators.card.blocks import Block, Chart, Log, Text
 from decorators.card.step import draw
 from decorators.profile.history import CardState
 
@@ -20,14 +20,21 @@ def write_blocks(manager: Any, blocks: Sequence[Block]) -> None:
     """Replace the content of a card by these blocks."""
     make_in_process(manager)
     manager.clear()
-    manager.extend([_component(block) for block in blocks])
+    manager.extend(components(blocks))
+
+
+def components(blocks: Sequence[Block]) -> list[Any]:
+    """The blocks as Metaflow's components of cards."""
+    return [_component(block) for block in blocks]
 
 
 def _component(block: Block) -> Any:
-    from metaflow.cards import Markdown, Table, VegaChart
+    from metaflow.cards import Markdown, PythonCode, Table, VegaChart
 
     if isinstance(block, Text):
         return Markdown(block.markdown)
     if isinstance(block, Chart):
         return VegaChart(block.spec)
+    if isinstance(block, Log):
+        return PythonCode(code_string=block.text)  # its only block of lines as they are
     return Table(headers=list(block.headers), data=[list(row) for row in block.rows])

@@ -43,6 +43,15 @@ class RankRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One hyper-parameter, in words."""
+
+    name: str
+    value: str
+    default: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CardState:
     """A step's record so far. Times are seconds since the epoch."""
 
@@ -60,6 +69,9 @@ class CardState:
     failed: str | None  # the error's text
     trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
     evaluation: EvaluationResult | None = None
+    about: Plan | None = None  # whose model the step deals with, where nothing was predicted for it
+    settings: tuple[Setting, ...] = ()
+    log_tail: str = ""
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Measured:
     ranks: tuple[RankMeasured, ...]
     host_total_bytes: int
     host_rss_peak_bytes: int  # of the step's process tree; pages shared by processes count once for each
-    host_pss_peak_bytes: int | None  # the same with shared pages counted once; sampled rarely
+    host_pss_peak_bytes: int | None  # the same with shared pages counted once; None: not seen near the peak
     mean_cpu_cores: float | None  # of the step's process tree
     shared_memory_peak_bytes: int | None  # /dev/shm, whoever used it
     disk_free_min_bytes: int | None  # of the file system of the working directory

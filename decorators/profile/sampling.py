@@ -24,6 +24,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 OWN_CPU_BUDGET = 0.004  # of the step's time, for one core
 PSS_SECONDS = 10.0
 PSS_CPU_BUDGET = 0.001
+GROWN = 1.1  # times the resident memory at the last look at PSS: look again, on ten times the budget
+PSS_OF_PEAK = 0.9  # of the highest resident memory: a PSS from below that is none of the peak
 KEPT_SAMPLES = 1000
 MOST_NOTES = 5
 
@@ -140,6 +142,7 @@ class Samples:
     count: int = 0
     rss_peak: int = 0
     pss_peak: int | None = None
+    rss_at_pss_peak: int = 0
     shared_memory_peak: int | None = None
     disk_free_min: int | None = None
     gpu_start: tuple[int, ...] = ()
@@ -152,7 +155,8 @@ class Samples:
     def add(self, sample: Sample, seconds: float) -> None:
         """Take a sample that stands for the last ``seconds``."""
         self.rss_peak = max(self.rss_peak, sample.rss_bytes)
-        self.pss_peak = _most(self.pss_peak, sample.pss_bytes)
+        if sample.pss_bytes is not None and sample.pss_bytes > (self.pss_peak or 0):
+            self.pss_peak, self.rss_at_pss_peak = sample.pss_bytes, sample.rss_bytes
         self.shared_memory_peak = _most(self.shared_memory_peak, sample.shared_memory_bytes)
         known = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
         self.disk_free_min = min(known, default=None)
@@ -164,9 +168,15 @@ class Samples:
                 self._stride *= 2
         self.count += 1
 
+    @property
+    def pss_of_peak(self) -> int | None:
+        """PSS at the peak of memory; None where none was sampled near it."""
+        return self.pss_peak if self.rss_at_pss_peak >= PSS_OF_PEAK * self.rss_peak else None
+
     def forget_peaks(self) -> None:
         """Take the next samples for the first ones, what GPUs held at the very start apart."""
         self.rss_peak, self.pss_peak, self.shared_memory_peak = 0, None, None
+        self.rss_at_pss_peak = 0
         self.gpu_peak = self.gpu_start
 
     def _add_gpus(self, gpus: tuple[GpuSample, ...], seconds: float) -> None:
@@ -201,7 +211,8 @@ class Sampler:
         self.started = time.monotonic()
         self._interval = interval_s
         self._tree = ProcessTree(foreign)
-        self._next_pss = 0.0
+        self._next_pss = self._next_pss_if_grown = 0.0
+        self._rss_at_pss = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-profile-sampler", daemon=True)
 
@@ -253,17 +264,20 @@ class Sampler:
             self._stop.wait(max(self._interval, cost / OWN_CPU_BUDGET))
 
     def _sample(self, gpus: Gpus) -> Sample:
-        pss = None
-        if time.monotonic() >= self._next_pss:
+        rss, pss, now = self._tree.sample(), None, time.monotonic()
+        grown = rss > GROWN * self._rss_at_pss and now >= self._next_pss_if_grown
+        if now >= self._next_pss or grown:
             before = time.thread_time()
             pss = self._tree.pss()
             cost = time.thread_time() - before
-            self._next_pss = time.monotonic() + max(PSS_SECONDS, cost / PSS_CPU_BUDGET)
+            self._rss_at_pss = rss
+            self._next_pss = now + max(PSS_SECONDS, cost / PSS_CPU_BUDGET)
+            self._next_pss_if_grown = now + cost / (10 * PSS_CPU_BUDGET)
         memory = psutil.virtual_memory()
         return Sample(
             at=time.time(),
             gpus=gpus.sample(),
-            rss_bytes=self._tree.sample(),
+            rss_bytes=rss,
             pss_bytes=pss,
             host_used_bytes=int(memory.total - memory.available),
             shared_memory_bytes=_used(SHARED_MEMORY),

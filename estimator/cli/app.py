@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 from estimator.changes import FINETUNE
 from estimator.errors import CannotFit, UserError, check_names
 
-# To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME.
+# To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; one that reads
+# Metaflow's runs lies among the flows.
 COMMANDS = {
     "plan": "The best configurations for a model, from goals to a ranked list.",
     "estimate": "Memory, speed and price of one configuration.",
@@ -23,7 +24,9 @@ COMMANDS = {
     "gpus": "GPUs and machines: memory, speed, price.",
     "models": "Models that are known by name.",
     "compare": "Score the estimator against a table of published measurements.",
+    "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
 }
+ELSEWHERE = {"runs": "flows.finetune_runs"}  # by name: nothing here knows Metaflow
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
 
@@ -60,8 +63,8 @@ class Commands(TyperGroup):
 
 
 def load(name: str) -> Any:
-    """The typer command of that name, from ``estimator/cli/NAME.py``."""
-    module = importlib.import_module(f"estimator.cli.{name}")
+    """The typer command of that name, from ``estimator/cli/NAME.py``, or from ``ELSEWHERE``."""
+    module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
     program.command(name, help=_help(module, name))(getattr(module, name))
     return typer.main.get_command(program)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,9 @@ _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _parent_matters = True
+# As Python's warnings module writes them, with the line of source below
+_WARNING = re.compile(r"^\S+:\d+: (?:User|Future|Deprecation|PendingDeprecation|Runtime)Warning: ")
+_NOTICE = re.compile(_WARNING.pattern + "|^Skipping import of cpp extensions due to incompatible torch")
 
 
 def marked_pids(marker: str) -> list[int]:
@@ -288,6 +292,32 @@ def tail(path: Path, lines: int = 20) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except OSError:
         return ""
+
+
+def rank_log_tail(logs_dir: Path, lines: int = 15) -> str:
+    """The last lines of what the node's first rank has written, of its newest attempt; empty: none yet."""
+    logs = logs_dir.glob("*/gang_*/attempt_0/0/stderr.log")
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    return "" if newest is None else telling_tail(newest, lines)
+
+
+def telling_tail(path: Path, lines: int = 20) -> str:
+    """As :func:`tail`, without what says nothing: libraries' warnings, and the earlier states of a bar."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 65_536))
+            text = file.read().decode(errors="replace").rstrip()
+    except OSError:
+        return ""
+    # A progress bar writes line over line: the last one is what a terminal would show
+    shown = [line.rstrip("\r").rpartition("\r")[2][:300] for line in text.split("\n")]
+    after_warning = [False, *(bool(_WARNING.search(line)) for line in shown)]
+    telling = (
+        line
+        for line, after in zip(shown, after_warning, strict=False)
+        if line.strip() and not _NOTICE.search(line) and not (after and line.startswith("  "))
+    )
+    return "\n".join([*telling][-lines:])
 
 
 def sweep(marker: str, task_pid: int) -> None:

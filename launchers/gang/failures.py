@@ -29,6 +29,9 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
+LOG_END = "The end of its "  # how a log's end begins where there is no traceback
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """One thing that went wrong on one node, as it travels between the nodes."""
@@ -103,7 +106,11 @@ class GangFailed(RuntimeError):  # noqa: N818 it says what has happened
     def __init__(self, failure: Failure) -> None:
         when = datetime.fromtimestamp(failure.at).astimezone().strftime("%H:%M:%S")
         text = f"{failure.message} (node {failure.node}, {when})"
-        super().__init__(f"{text}\n\n{failure.traceback.rstrip()}\n" if failure.traceback else text)
+        if failure.traceback:
+            text += f"\n\n{failure.traceback.rstrip()}\n"
+            if failure.traceback.startswith(LOG_END):  # a traceback ends with the cause, a log with anything
+                text += f"\n{failure.message}\n"
+        super().__init__(text)
         self.failure = failure
 
     def __reduce__(self) -> tuple[type[GangFailed], tuple[Failure]]:

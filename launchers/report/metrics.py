@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimator.plan import Plan
+from estimator.plan import GIB, Plan
 from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo, Event, Step
 
@@ -161,21 +161,23 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
     )
 
 
-def step_line(metrics: Metrics, total_steps: int) -> str:
-    """One line for the terminal."""
+def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None = None) -> str:
+    """One line for the terminal: first what Metaflow's 65 signs before it leave room for on 120 columns."""
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
+    parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
+    parts.append(f"eta {duration(metrics.eta_seconds)}")
     parts += [f"{SHOWN[name]} {value:.3f}" for name, value in metrics.task.items() if name in SHOWN]
+    if memory_peak_bytes is not None:
+        parts.append(f"{memory_peak_bytes / GIB:.1f} GiB")
     if metrics.lr is not None:
         parts.append(f"lr {metrics.lr:.2e}")
     if metrics.grad_norm is not None:
         parts.append(f"grad {metrics.grad_norm:.2f}")
     parts.append(f"dt {_times(metrics)}")
-    parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
     if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu:
-        parts[-1] += f" ({metrics.tokens_per_second_per_gpu:,.0f} each)"
+        parts.append(f"{metrics.tokens_per_second_per_gpu:,.0f} tok/s each")
     if metrics.mfu is not None:
         parts.append(f"MFU {metrics.mfu:.1%}")
-    parts.append(f"eta {duration(metrics.eta_seconds)}")
     return "  ".join(parts)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
+from decorators._metaflow.endings import resume_command
 from tests.decorators.conftest import Home, wait_until
 
 
@@ -18,3 +21,37 @@ def test_a_run_and_its_tasks_outlive_the_terminal_they_were_started_from(home: H
     finally:
         flow.kill()
         flow.wait()
+
+
+def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> None:
+    flow = home.start("profiled.py", "--metadata=local", "run", "--seconds=60")
+    try:
+        output = home.path / "output.txt"
+        wait_until(lambda: "began at" in output.read_text() or flow.poll() is not None)
+        os.killpg(flow.pid, signal.SIGINT)
+        assert flow.wait(30) == 1, output.read_text()
+    finally:
+        flow.kill()
+        flow.wait()
+    (run_id,) = home.runs("ProfiledFlow")
+    said = output.read_text()
+    last = said.rstrip().splitlines()[-1]
+    assert last.startswith("To go on where it stood: python ")
+    assert last.endswith(f"profiled.py --metadata=local resume --origin-run-id {run_id}")
+    assert said.count("To go on where it stood") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["f.py", "run", "--model", "m"], "python f.py resume --origin-run-id 7"),
+        (["f.py", "--with", "retry", "run"], "python f.py --with retry resume --origin-run-id 7"),
+        (
+            ["f.py", "--config", "settings", "s.yaml", "run", "--with", "kubernetes:cpu=3"],
+            "python f.py --with kubernetes:cpu=3 resume --origin-run-id 7",
+        ),
+        (["f.py", "resume", "--origin-run-id", "6"], "python f.py resume --origin-run-id 7"),
+    ],
+)
+def test_where_a_run_goes_is_said_again_when_it_goes_on(words: list[str], command: str) -> None:
+    assert resume_command(words, "7") == command

@@ -31,3 +31,12 @@ def test_the_parts_of_a_step_add_up_to_its_time() -> None:
         "rest": 0.2,
     }
     assert [v["part"] for v in values if v["step"] == 2] == ["rest"]
+
+
+def test_a_smoothed_line_follows_the_values_and_few_values_are_not_smoothed() -> None:
+    points = [(step, 1.0 if step % 2 else 3.0) for step in range(1, 401)]
+    smoothed = charts.smoothed_values(points)
+    assert smoothed[0] == 1.0
+    assert all(abs(value - 2.0) < 0.2 for value in smoothed[100:])
+    assert "layer" in charts.line(points, "loss", smooth=True)
+    assert "layer" not in charts.line(points[:20], "loss", smooth=True)

@@ -16,7 +16,7 @@ def test_losses_perplexities_and_answers_stand_side_by_side() -> None:
     result = EvaluationResult(
         base=Score(loss=2.0, labels=50, rows=7),
         finetuned=Score(loss=1.0, labels=50, rows=7),
-        answers=(Answer(prompt="p" * 1000, reference="r", base="b", finetuned="f"),),
+        answers=(Answer(prompt="p" * 1000, reference="r <|eot_id|>", base="", finetuned="f"),),
     )
     figures, answers = grids(result)
     assert figures.rows == (
@@ -24,7 +24,10 @@ def test_losses_perplexities_and_answers_stand_side_by_side() -> None:
         ("perplexity", "7.389", "2.718"),
         ("held-out rows", "7", "7"),
     )
-    assert answers.rows == (("p" * 400, "r", "b", "f"),)
+    assert answers.rows == (("wanted", "r"), ("before", "(nothing)"), ("after", "f"))
+    prompt = answers.headers[1]
+    assert prompt.replace("\N{ZERO WIDTH SPACE}", "") == "p" * 400 + "..."
+    assert max(map(len, prompt.split("\N{ZERO WIDTH SPACE}"))) <= 24 + len("...")
 
 
 def test_of_pairs_the_tasks_own_figures_are_shown() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from decorators.card import charts
 from decorators.card import step as card
-from decorators.card.blocks import Block
+from decorators.card.blocks import Block, Log
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
+from decorators.profile.history import Setting
 from estimator.plan import GIB, Override
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import STARTED, make_state
@@ -145,3 +146,24 @@ def test_a_long_run_makes_a_card_of_the_same_size() -> None:
 def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:
     assert '"MFU"' in json.dumps(_charts(draw(make_state())))
     assert '"MFU"' not in json.dumps(_charts(draw(make_state(on_gpus=False))))
+
+
+def test_settings_are_whole_with_those_that_differ_first_and_the_log_ends_the_card() -> None:
+    settings = (
+        Setting(name="optimizer.lr", value="0.003", default="auto"),
+        Setting(name="seed", value="0", default="0"),
+    )
+    blocks = draw(make_state(settings=settings, log_tail="one\ntwo"))
+    assert blocks[-1] == Log(text="one\ntwo")
+    text = _text(blocks[:-1])
+    assert "optimizer.lr | 0.003 | auto" in text
+    assert "**As by default:** seed 0" in text
+
+
+def test_a_step_for_which_nothing_is_predicted_shows_only_what_is_known() -> None:
+    state = make_state(steps=0, on_gpus=False)
+    evaluated = dataclasses.replace(state, plan=None, about=state.plan)
+    assert title(evaluated) == "tiny-llama · full · torchtune · train"
+    grid = next(block for block in draw(evaluated) if isinstance(block, Grid))
+    assert grid.headers == ("", "measured")
+    assert "unknown" not in {row[1] for row in grid.rows}

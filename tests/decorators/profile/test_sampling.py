@@ -221,6 +221,16 @@ def _nvml(count: int) -> Any:
     return nvml
 
 
+def test_a_pss_from_before_the_peak_is_no_figure_of_the_peak() -> None:
+    samples = Samples()
+    samples.add(dataclasses.replace(_sample(60), pss_bytes=56), 1.0)
+    assert samples.pss_of_peak == 56
+    samples.add(_sample(500), 1.0)
+    assert samples.pss_of_peak is None
+    samples.add(dataclasses.replace(_sample(480), pss_bytes=400), 1.0)
+    assert samples.pss_of_peak == 400
+
+
 def _sample(used: int) -> Sample:
     gpu = GpuSample(used_bytes=used, utilisation=None, power_watts=None, temperature_celsius=None)
     return Sample(

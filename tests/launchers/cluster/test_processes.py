@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,22 @@ def test_another_thread_leaves_the_handlers_alone() -> None:
     thread.start()
     thread.join(10)
     assert seen == [before]
+
+
+def test_the_end_of_a_log_is_without_what_says_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "stderr.log"
+    log.write_text(
+        "Skipping import of cpp extensions due to incompatible torch version 2.13 for torchao version 0.15\n"
+        "/x/y.py:379: UserWarning: 'set_vital' is deprecated\n"
+        "  torch.set_vital('Dataloader')\n"
+        "  0%|  | 0/3\r 33%|# | 1/3\r100%|###| 3/3\n"
+        "  an indented line that is none of a warning's\n"
+        "RuntimeError: the cause\n"
+    )
+    assert processes.telling_tail(log).splitlines() == [
+        "100%|###| 3/3",
+        "  an indented line that is none of a warning's",
+        "RuntimeError: the cause",
+    ]
+    assert processes.telling_tail(log, lines=1) == "RuntimeError: the cause"
+    assert processes.telling_tail(tmp_path / "none") == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,13 @@ def test_the_first_failure_is_the_cause_save_where_it_is_known_to_be_a_consequen
 
 def test_what_the_user_can_mend_is_shown_before_what_other_nodes_say_of_it() -> None:
     assert root_cause([failure("rank", 1.0), failure("user", 2.0)]).kind == "user"
+
+
+def test_a_failure_that_shows_the_end_of_a_log_ends_with_the_cause() -> None:
+    killed = replace(failure("rank", 1.0), traceback="The end of its log:\nstep 3\nstep 4\n")
+    assert str(killed.error()).splitlines()[-1] == "rank at 1.0"
+    raised = replace(failure("rank", 1.0), traceback="Traceback (most recent call last):\nValueError: x\n")
+    assert str(raised.error()).splitlines()[-1] == "ValueError: x"
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def test_the_step_line_fits_a_terminal() -> None:
     line = step_line(metrics, 100_000)
     assert line.startswith("step 1/100000  loss 4.0000")
     assert len(line) < 130
+    assert len(line[: line.index("  lr ")]) < 120 - 65  # before Metaflow's own signs
+    assert "2.0 GiB" in step_line(metrics, 100_000, 2 * 2**30)
 
 
 def test_a_summary_leaves_out_the_step_that_warms_up() -> None:

@@ -1,0 +1,182 @@
+"""Runs beside each other: figures, settings that differ, and curves over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
+from decorators.card.charts import SCHEMA, smoothed_values, thin
+from decorators.profile.measured import Measured
+from estimator.plan import Plan
+from launchers.evaluate import EvaluationResult
+from launchers.report.metrics import Metrics, duration, median
+
+_POINTS = 200  # of one run's curve
+_APART = ("output_dir",)  # settings that are never the reason of a difference
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What is kept of a run; None and empty: it has not come so far."""
+
+    run: str
+    begun: datetime
+    state: str  # "finished", "failed", "not finished"
+    plan: Plan
+    settings: dict[str, str]  # by dotted names
+    metrics: tuple[Metrics, ...] = ()
+    measured: Measured | None = None
+    evaluation: EvaluationResult | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        measured, evaluation = self.measured, self.evaluation
+        return {
+            "run": self.run,
+            "begun": self.begun.isoformat(timespec="seconds"),
+            "state": self.state,
+            "plan": self.plan.to_dict(),
+            "settings": self.settings,
+            "metrics": [metrics.to_dict() for metrics in self.metrics],
+            "measured": measured.to_dict() if measured else None,
+            "evaluation": evaluation.to_dict() if evaluation else None,
+        }
+
+
+def figures(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:
+    """Rows of (what, each run's figure); "predicted -> measured" where there are both."""
+    rows = [
+        ("begun", [f"{r.begun:%Y-%m-%d %H:%M}" for r in records]),
+        ("state", [r.state for r in records]),
+        ("model", [r.plan.model for r in records]),
+        ("method", [f"{r.plan.method}, {r.plan.engine}" for r in records]),
+        ("nodes x processes", [_processes(r.plan) for r in records]),
+        ("steps", [f"{r.metrics[-1].step:,}" if r.metrics else "-" for r in records]),
+        ("loss, first -> last", [_losses(r) for r in records]),
+        ("held-out loss, before -> after", [_held_out(r) for r in records]),
+        ("memory, predicted -> measured", [_memory(r) for r in records]),
+        ("tokens/s, predicted -> measured", [_speed(r) for r in records]),
+        ("time, predicted -> measured", [_time(r) for r in records]),
+        ("USD, predicted -> measured", [_usd(r) for r in records]),
+    ]
+    return [(name, tuple(cells)) for name, cells in rows if set(cells) - {_pair(None, None), "-"}]
+
+
+def differing_settings(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:
+    """Rows of (dotted name, each run's value) for the settings that are not the same in all runs."""
+    names = dict.fromkeys(name for record in records for name in record.settings)
+    rows = [(name, tuple(record.settings.get(name, "-") for record in records)) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in _APART]
+
+
+def draw_runs(flow: str, records: Sequence[RunRecord]) -> list[Block]:
+    """The blocks of the page that compares runs."""
+    heads = tuple(record.run for record in records)
+    blocks: list[Block] = [
+        Text(markdown=f"## {safe(flow)}: {len(records)} run{'s' if len(records) > 1 else ''}"),
+        Grid(headers=("", *heads), rows=tuple((name, *cells) for name, cells in figures(records))),
+    ]
+    differing = differing_settings(records)
+    if differing:
+        blocks.append(Text(markdown="### Settings that differ"))
+        blocks.append(Grid(headers=("", *heads), rows=tuple((name, *cells) for name, cells in differing)))
+    elif len(records) > 1:
+        blocks.append(Text(markdown="All settings are the same."))
+    trained = [record for record in records if record.metrics]
+    for title, field in (("loss", "loss"), ("learning rate", "lr"), ("tokens/s", "tokens_per_second")):
+        if trained:
+            blocks.append(Chart(spec=curves(trained, title, field)))
+    return blocks
+
+
+def curves(records: Sequence[RunRecord], title: str, field: str) -> dict[str, Any]:
+    """One figure of several runs over the steps, smoothed but for the learning rate."""
+    values = []
+    for record in records:
+        points = [(m.step, value) for m in record.metrics if (value := getattr(m, field)) is not None]
+        shown = [value for _, value in points] if field == "lr" else smoothed_values(points)
+        values += [
+            {"run": record.run, "step": step, "value": value}
+            for step, value in thin([*zip((step for step, _ in points), shown, strict=True)], _POINTS)
+        ]
+    return {
+        "$schema": SCHEMA,
+        "width": "container",
+        "height": 190,
+        "title": {
+            "text": title if field == "lr" else f"{title}, smoothed over a twentieth of the steps",
+            "fontSize": 12,
+            "anchor": "start",
+        },
+        "data": {"values": values},
+        "mark": {"type": "line", "tooltip": True},
+        "encoding": {
+            "x": {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
+            "y": {
+                "field": "value",
+                "type": "quantitative",
+                "title": None,
+                "scale": {"zero": field != "loss"},
+                "axis": {"format": ".1e" if field == "lr" else "~s", "tickCount": 5},
+            },
+            "color": {
+                "field": "run",
+                "type": "nominal",
+                "title": None,
+                "sort": [record.run for record in records],
+                "legend": {"orient": "bottom", "columns": 3},
+            },
+        },
+    }
+
+
+def _processes(plan: Plan) -> str:
+    gpu = f" {plan.request.gpu}" if plan.request.gpu else ""
+    return f"{plan.layout.nodes} x {plan.layout.processes_per_node}{gpu}"
+
+
+def _losses(record: RunRecord) -> str:
+    if not record.metrics:
+        return "-"
+    return f"{record.metrics[0].loss:.4f} -> {record.metrics[-1].loss:.4f}"
+
+
+def _held_out(record: RunRecord) -> str:
+    result = record.evaluation
+    if result is None or result.finetuned is None:
+        return "-"
+    before = UNKNOWN if result.base is None else f"{result.base.loss:.4f}"
+    return f"{before} -> {result.finetuned.loss:.4f}"
+
+
+def _pair(predicted: str | None, measured: str | None) -> str:
+    return f"{predicted or '?'} -> {measured or '?'}"
+
+
+def _memory(record: RunRecord) -> str:
+    peak = record.measured.memory_peak_bytes if record.measured else None
+    predicted = record.plan.prediction.memory.shows_bytes
+    return _pair(size(predicted), None if peak is None else size(peak))
+
+
+def _speed(record: RunRecord) -> str:
+    predicted = record.plan.prediction.tokens_per_second
+    steady = [metrics.tokens_per_second for metrics in record.metrics[1:] or record.metrics]
+    measured = median(steady)
+    return _pair(*(None if value is None else f"{value:,.0f}" for value in (predicted, measured)))
+
+
+def _time(record: RunRecord) -> str:
+    hours = record.plan.prediction.hours
+    seconds = record.measured.duration_seconds if record.measured else None
+    return _pair(
+        None if hours is None else duration(hours * 3600), None if seconds is None else duration(seconds)
+    )
+
+
+def _usd(record: RunRecord) -> str:
+    predicted = record.plan.prediction.usd
+    measured = record.measured.usd if record.measured else None
+    return _pair(*(None if value is None else f"{value:,.2f}" for value in (predicted, measured)))

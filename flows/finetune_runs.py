@@ -1,0 +1,84 @@
+"""finetune runs: runs of the flow beside each other, in the terminal or as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from decorators.card.runs import RunRecord
+
+FLOW = "FinetuneFlow"
+SHOWN = 4
+
+
+def runs(
+    chosen: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs. [default: the newest]")
+    ] = None,
+    flow: Annotated[str, typer.Option(help="The flow's name: RejectionFlow, LinearFinetuneFlow.")] = FLOW,
+    last: Annotated[int, typer.Option(min=1, help="How many, where none is named.")] = SHOWN,
+    html: Annotated[Path | None, typer.Option(help="Write a page with curves and all figures.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
+) -> None:
+    """Compare runs of the flow: what differs, the loss, predicted beside measured, the price.
+
+    Reads where Metaflow keeps the runs: by its configuration, or in the folder where they were started.
+    """
+    from estimator.cli.output import console, note, print_json, write_text
+    from flows.finetune_past import read_runs
+
+    records = read_runs(flow, chosen or (), last)
+    if html is not None:
+        from decorators._metaflow import standalone_page
+        from decorators.card.runs import draw_runs
+        from decorators.card.writer import components
+
+        write_text(html, standalone_page(f"Runs of {flow}", components(draw_runs(flow, records))))
+        note(f"written: {html}")
+    if as_json:
+        print_json([record.to_dict() for record in records])
+    elif html is None:
+        out = console()
+        out.print(_figures(records))
+        differing = _settings(records)
+        if differing is not None:
+            out.print(differing)
+
+
+def _figures(records: list[RunRecord]) -> Table:
+    """A column for each run: settings make rows too many for columns, runs never are."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from decorators.card.runs import figures
+
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("run", style="bold")
+    for record in records:
+        table.add_column(record.run, justify="right", overflow="fold")
+    for name, cells in figures(records):
+        table.add_row(name, *cells)
+    return table
+
+
+def _settings(records: list[RunRecord]) -> Table | None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from decorators.card.runs import differing_settings
+
+    rows = differing_settings(records)
+    if not rows:
+        return None
+    table = Table(box=SIMPLE_HEAD, title="settings that differ", title_justify="left")
+    table.add_column("setting", style="bold")
+    for record in records:
+        table.add_column(record.run, justify="right", overflow="fold")
+    for name, cells in rows:
+        table.add_row(name, *cells)
+    return table

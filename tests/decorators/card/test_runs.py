@@ -1,0 +1,66 @@
+"""Runs beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+
+from decorators.card.blocks import Chart
+from decorators.card.runs import RunRecord, curves, differing_settings, draw_runs, figures
+from launchers.evaluate import EvaluationResult
+from launchers.held_out import Score
+from launchers.settings import Settings, flat
+from tests.decorators.profile.states import make_state
+from tests.launchers.report.test_trackers import metrics
+
+
+def _record(run: str = "11", *, steps: int = 60, lr: float = 1e-4, **changes: object) -> RunRecord:
+    state = make_state()
+    assert state.plan is not None
+    settings = Settings.model_validate({"optimizer": {"lr": lr}, "output_dir": run})
+    record = RunRecord(
+        run=run,
+        begun=datetime(2026, 11, 24, 9, 30),
+        state="finished",
+        plan=state.plan,
+        settings=flat(settings),
+        metrics=tuple(dataclasses.replace(metrics(step), loss=2.0 / step) for step in range(1, steps + 1)),
+        measured=state.measured,
+        evaluation=EvaluationResult(
+            base=Score(loss=2.0, labels=50, rows=7), finetuned=Score(loss=1.0, labels=50, rows=7)
+        ),
+    )
+    return dataclasses.replace(record, **changes)  # type: ignore[arg-type]
+
+
+def test_predicted_stands_beside_measured_and_what_a_run_has_not_got_is_a_dash() -> None:
+    begun = _record("12", metrics=(), measured=None, evaluation=None, state="not finished")
+    rows = dict(figures([_record(), begun]))
+    assert rows["begun"][0] == "2026-11-24 09:30"
+    assert rows["state"] == ("finished", "not finished")
+    assert rows["steps"] == ("60", "-")
+    assert rows["loss, first -> last"] == ("2.0000 -> 0.0333", "-")
+    assert rows["held-out loss, before -> after"] == ("2.0000 -> 1.0000", "-")
+    assert rows["memory, predicted -> measured"] == ("34.0 GiB -> 31.9 GiB", "34.0 GiB -> ?")
+    assert rows["time, predicted -> measured"] == ("1:30:00 -> 4:20", "1:30:00 -> ?")
+    assert rows["USD, predicted -> measured"] == ("61.45 -> 2.96", "61.45 -> ?")
+
+
+def test_only_settings_that_differ_are_rows_and_a_folder_is_no_difference() -> None:
+    rows = differing_settings([_record("11"), _record("12", lr=3e-4)])
+    assert rows == [("optimizer.lr", ("0.0001", "0.0003"))]
+    assert differing_settings([_record("11"), _record("12")]) == []
+
+
+def test_the_curves_of_runs_lie_over_each_other_and_stay_small() -> None:
+    spec = curves([_record("11", steps=5000), _record("12")], "loss", "loss")
+    values = spec["data"]["values"]
+    assert {value["run"] for value in values} == {"11", "12"}
+    assert len(values) == 200 + 60
+    assert max(value["step"] for value in values) == 5000
+
+
+def test_a_page_of_runs_that_have_not_trained_has_no_chart() -> None:
+    blocks = draw_runs("FinetuneFlow", [_record(metrics=())])
+    assert not [block for block in blocks if isinstance(block, Chart)]
+    assert len([block for block in draw_runs("F", [_record()]) if isinstance(block, Chart)]) == 3
