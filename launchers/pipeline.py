@@ -200,7 +200,7 @@ def _check_files(settings: Settings, model: ModelRef) -> None:
     if model.kind == "folder":
         check_complete(Path(model.location))
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
-        for _ in read_samples(settings, Path(settings.evaluation.dataset).expanduser()):
+        for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
             pass
 
 
