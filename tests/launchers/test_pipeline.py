@@ -137,7 +137,7 @@ def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path,
         ({"seq_len": 10**6}, "takes at most"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": str(tmp_path / "empty")}, "config.json"),
-        ({"evaluation": {"dataset": str(tmp_path / "gone.jsonl")}}, "can't be read"),
+        ({"evaluation": {"dataset": str(tmp_path / "gone.jsonl")}}, "There is no dataset"),
     ):
         chosen = settings.build({"dataset": str(dataset), **values})
         with pytest.raises(UserError) as refused:
