@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -356,6 +357,7 @@ def read_data(
 
     ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a file in a folder.
     """
+    shutil.rmtree(folder / "rows", ignore_errors=True)  # of an earlier attempt, with other settings
     with stored.Writer(folder / "rows" / "train") as writer:
         for number, name in enumerate(mixture.names(settings)):
             path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from estimator import remote
 from estimator.errors import UserError
 from launchers.dataset import files, python_docs
+from launchers.dataset.progress import Progress
 
 BUILT_IN = "python-docs"
 Kind = Literal["built-in", "path", "s3", "hub"]
@@ -123,10 +124,12 @@ def _from_hub(dataset: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (re.sub(r"[/:#]", "--", dataset) + ".jsonl")
     temporary = target.with_name(target.name + ".part")
+    progress = Progress(f"reading {dataset}", len(rows))
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            for row in rows:
+            for number, row in enumerate(rows, start=1):
                 file.write(json.dumps(row, default=str) + "\n")
+                progress.at(number)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -206,6 +206,9 @@ def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, 
     samples, _ = pipeline.read_data(mixed, tmp_path / "data")
     assert [row.source for row in samples] == [0] * 60 + [1] * 10
     assert pipeline.count_steps(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
+    own = mixed.model_copy(update={"evaluation": settings.Evaluation(dataset=str(other))})
+    assert len(pipeline.read_data(own, tmp_path / "data")[1] or ()) == 10
+    assert pipeline.read_data(mixed, tmp_path / "data")[1] is None, "nothing of an earlier attempt"
     other.write_text("{broken")
     with pytest.raises(UserError, match=r"other\.jsonl, line 1"):
         pipeline.count_steps(mixed)
