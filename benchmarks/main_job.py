@@ -170,7 +170,7 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
         model = tiny_llama.make(folder / "model")
         dataset = python_docs.write(folder / "docs.jsonl")
         wanted = pipeline.resolve_auto(settings.build(CHOSEN), find("tiny-llama"))
-        train, held_out = prepare.split(rows.read(dataset), wanted)
+        train, held_out = prepare.split(list(rows.read(dataset)), wanted)
         prepare.prepare(train, model, wanted, CHOSEN["seq_len"], folder / "data", held_out)
         found = []
         for number in range(pairs):  # in turn, so that a slow stretch of the machine meets both

@@ -25,7 +25,7 @@ from estimator import models, remote
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import GIB, Plan
 from launchers import engines, model_card, pipeline
-from launchers.dataset import mixture, sources
+from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
 from launchers.model_card import Facts, cache_folder, slug
 from launchers.settings import Settings
@@ -70,7 +70,7 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = stage_file(store, Path(dataset).expanduser())
+                datasets[dataset] = _stage_dataset(store, sources.local(dataset))
         if model.kind == "folder":
             model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
         return model, datasets
@@ -81,6 +81,14 @@ def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = 
     key = f"staged/{_fingerprint(Path(model.location))}"
     folder = cache_folder() / slug(model.name)
     put_bundle(store, key, pipeline.fetch_weights(model, folder, rewards=rewards))
+    return key
+
+
+def _stage_dataset(store: MetaflowStorage, path: Path) -> str:
+    if path.is_file():
+        return stage_file(store, path)
+    key = f"staged/{_fingerprint(path)}"
+    put_bundle(store, key, path)
     return key
 
 
@@ -108,12 +116,12 @@ def _fingerprint(folder: Path) -> str:
 
 
 def fetch_dataset(dataset: str, folder: Path) -> Path:
-    """The dataset as a file on this machine, wherever it comes from."""
+    """The dataset as a file or folder on this machine, wherever it comes from."""
     key = staged_key(dataset)
     if key is None:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
-    return next(path for path in folder.iterdir() if path.is_file())
+    return folder if files.is_saved(folder) else next(path for path in folder.iterdir() if path.is_file())
 
 
 def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:

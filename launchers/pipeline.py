@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -245,7 +246,7 @@ def _check_files(settings: Settings, model: ModelRef) -> None:
     if model.kind == "folder":
         check_complete(Path(model.location))
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
-        for _ in read_samples(settings, Path(settings.evaluation.dataset).expanduser()):
+        for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
             pass
 
 
@@ -421,6 +422,7 @@ def read_data(
 
     ``fetch`` brings a dataset, as ``settings.dataset`` names it, to a file in a folder.
     """
+    shutil.rmtree(folder / "rows", ignore_errors=True)  # of an earlier attempt, with other settings
     with stored.Writer(folder / "rows" / "train") as writer:
         for number, name in enumerate(mixture.names(settings)):
             path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))

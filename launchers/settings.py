@@ -357,9 +357,9 @@ class Settings(_Section):
     """The training engine. auto: torchtune, or deepspeed, or fsdp2, or for task grpo trl: the first that can
     train the model that way."""
     dataset: str = "python-docs"
-    """JSONL of chat messages, instruction/response or text, for preferences of pairs, for pretrain of text
-    (also .txt, .parquet): a local path, s3://, a Hugging Face id, or python-docs (made from the running
-    Python's documentation)."""
+    """JSONL, JSON, CSV or Parquet of chat messages, instruction/response or text, for preferences of pairs,
+    for pretrain of text (also .txt): a local path, a folder of save_to_disk, s3://, a Hugging Face id, or
+    python-docs (made from the running Python's documentation). NAME#SPLIT names a split."""
     mixture: dict[str, Weight] = Field(default_factory=dict)
     """More datasets beside `dataset`, with weights: how often an epoch has the rows of each. 2: twice; 0.5: a
     drawn half."""

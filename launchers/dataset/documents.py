@@ -37,8 +37,8 @@ from launchers.dataset.stored import Selected, StoredRows, decode, encode
 from launchers.settings import Settings
 from launchers.spelling import SET
 
-CHUNK_ROWS = 2048
-CHUNK_BYTES = 2 << 20  # of rows as they are stored
+CHUNK_ROWS = 512
+CHUNK_BYTES = 1 << 20  # of rows as they are stored
 # Less than this is tokenised sooner than a process has imported transformers (some 5 s).
 ALONE_BYTES = 12 << 20
 MAX_PROCESSES = 16  # each takes 0.3 GiB

@@ -293,8 +293,8 @@ class _Parquet(Rows):
                 for batch in file.iter_batches(batch_size=_BATCH, columns=columns or None):
                     for row in batch.to_pylist():
                         number += 1
+                        self._share = number / total
                         yield number, row
-                    self._share = number / total
         except (OSError, pyarrow.ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} can't be read as Parquet: {reason}") from None

@@ -206,7 +206,9 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     leaves = 1 << max(len(lengths) - 1, 0).bit_length()
     room = [capacity] * (2 * leaves)
     bins: list[list[int]] = []
+    progress = Progress("packing", len(lengths), "documents")
     for index, length in enumerate(lengths):
+        progress.at(index)
         node = 1
         while node < leaves:
             node *= 2

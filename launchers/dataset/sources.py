@@ -1,4 +1,8 @@
-"""Where a dataset comes from: the built-in one, a local file, S3, the Hugging Face Hub. All end as a file."""
+"""Where a dataset comes from: the built-in one, a local file or folder, S3, the Hugging Face Hub.
+
+All end as a file, or as a folder that ``save_to_disk`` has made. ``NAME#SPLIT`` names a split of a folder, or
+of a dataset of the Hub; without it the split is ``train``.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,14 @@ from typing import Any, Literal
 
 from estimator import remote
 from estimator.errors import UserError
-from launchers.dataset import python_docs
+from launchers.dataset import files, python_docs
+from launchers.dataset.progress import Progress
 
 BUILT_IN = "python-docs"
 Kind = Literal["built-in", "path", "s3", "hub"]
-SUFFIXES = (".json", ".jsonl", ".txt", ".parquet")  # of names that are paths, there or not
+SUFFIXES = (*files.SUFFIXES, ".txt")  # of names that are paths, there or not
+SPLIT = "train"
+_SPLITS = "dataset_dict.json"  # in a folder of save_to_disk, of several splits
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")  # org/name, or org/name:configuration
 
 
@@ -23,15 +30,22 @@ def kind_of(dataset: str) -> Kind:
         return "built-in"
     if dataset.startswith("s3://"):
         return "s3"
-    path = Path(dataset).expanduser()
+    name, _ = split_of(dataset)
+    path = Path(name).expanduser()
     named = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
     if named or path.exists():
         return "path"
-    return "hub" if _HUB_ID.fullmatch(dataset) else "path"
+    return "hub" if _HUB_ID.fullmatch(name) else "path"
+
+
+def split_of(dataset: str) -> tuple[str, str | None]:
+    """A dataset's name and the split that is asked for; a file that exists has its name whole."""
+    name, _, split = dataset.rpartition("#")
+    return (name, split) if name and not Path(dataset).expanduser().exists() else (dataset, None)
 
 
 def fetch(dataset: str, folder: Path) -> Path:
-    """The dataset as a local file: a local one in place, any other in ``folder``; of the Hub as JSONL.
+    """The dataset as a local file or folder: a local one in place, others in ``folder``; of the Hub as JSONL.
 
     Raises UserError that says why it can't be had. The rows are not looked at: see rows.read.
     """
@@ -39,20 +53,59 @@ def fetch(dataset: str, folder: Path) -> Path:
     if kind == "built-in":
         return python_docs.write(folder / f"{BUILT_IN}.jsonl")
     if kind == "path":
-        return _local(dataset)
+        return local(dataset)
     return _from_s3(dataset, folder) if kind == "s3" else _from_hub(dataset, folder)
 
 
-def _local(dataset: str) -> Path:
-    path = Path(dataset).expanduser()
-    if path.is_dir():
-        raise UserError(f"Dataset {path} is a folder.", "Give one file.")
+def local(dataset: str) -> Path:
+    """The file of a local dataset, or the folder of its split; UserError where there is none."""
+    name, split = split_of(dataset)
+    path = Path(name).expanduser()
     if not path.exists():
         raise UserError(
             f"There is no dataset {path}.",
-            f"Give a JSONL file, s3://bucket/key, a Hugging Face id (org/name), or {BUILT_IN}.",
+            f"Give {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {BUILT_IN}.",
         )
+    if path.is_dir():
+        return _in_folder(path, split)
+    if split is not None:
+        raise UserError(f"Dataset {path} is a file: it has no split {split}.", f"Give {path}")
     return path
+
+
+def _in_folder(folder: Path, split: str | None) -> Path:
+    """A split's folder or file: of what save_to_disk has made, or of files that are named after splits."""
+    if files.is_saved(folder):
+        if split is not None:
+            raise UserError(f"Dataset {folder} is one split: there is no {split} in it.", f"Give {folder}")
+        return folder
+    if (folder / _SPLITS).is_file():
+        found = {name: folder / name for name in _splits(folder)}
+    else:
+        found = {
+            path.stem: path
+            for path in sorted(folder.iterdir())
+            if path.is_file() and path.suffix.lower() in SUFFIXES
+        }
+    if split is None and len(found) == 1:
+        return next(iter(found.values()))
+    chosen = found.get(split or SPLIT)
+    if chosen is None:
+        there = f"has {', '.join(found)}" if found else "holds no rows"
+        example = f"{folder}#{next(iter(found), SPLIT)}"
+        raise UserError(
+            f"Dataset {folder} {there}, but no split {split or SPLIT}.",
+            f"Give one of them, as {example}" if found else f"Give {files.FORMS}.",
+        )
+    return chosen
+
+
+def _splits(folder: Path) -> list[str]:
+    try:
+        names = json.loads((folder / _SPLITS).read_text())["splits"]
+        return [str(name) for name in names]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"Dataset {folder}: {_SPLITS} can't be read.", "Save the dataset anew.") from None
 
 
 def _from_s3(url: str, folder: Path) -> Path:
@@ -65,22 +118,25 @@ def _from_s3(url: str, folder: Path) -> Path:
 
 
 def _from_hub(dataset: str, folder: Path) -> Path:
-    name, _, configuration = dataset.partition(":")
-    rows = _load_from_hub(name, configuration or None)
+    whole, split = split_of(dataset)
+    name, _, configuration = whole.partition(":")
+    rows = _load_from_hub(name, configuration or None, split or SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / (re.sub(r"[/:]", "--", dataset) + ".jsonl")
+    target = folder / (re.sub(r"[/:#]", "--", dataset) + ".jsonl")
     temporary = target.with_name(target.name + ".part")
+    progress = Progress(f"reading {dataset}", len(rows))
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            for row in rows:
+            for number, row in enumerate(rows, start=1):
                 file.write(json.dumps(row, default=str) + "\n")
+                progress.at(number)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     return target
 
 
-def _load_from_hub(name: str, configuration: str | None) -> Any:
+def _load_from_hub(name: str, configuration: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError:
@@ -92,7 +148,7 @@ def _load_from_hub(name: str, configuration: str | None) -> Any:
 
     with remote.hub_errors("dataset", name):
         try:
-            return datasets.load_dataset(name, configuration, split="train", token=remote.hub_token())
+            return datasets.load_dataset(name, configuration, split=split, token=remote.hub_token())
         except DatasetsError as error:
             if isinstance(error, FileNotFoundError):  # not there, gated, or offline
                 raise
@@ -100,7 +156,7 @@ def _load_from_hub(name: str, configuration: str | None) -> Any:
         except ValueError as error:  # no such configuration or split
             raise UserError(
                 f"Dataset {name}: {_first_line(error)}",
-                f"Write {name}:configuration to choose one; the split must be called train.",
+                f"Write {name}:configuration to choose one, and {name}#split for another split than {SPLIT}.",
             ) from None
 
 

@@ -2,9 +2,11 @@
 
 A folder with::
 
-    rows.jsonl    a row a line, in our own short form (:func:`encode`)
-    index.npz     "offsets" int64 [rows + 1], where each line begins; "sources" int32 [rows], which dataset of
-                  the run a row is of; "characters" int64 [rows], the length of a plain text (0 of a chat)
+    rows.jsonl      a row a line, in our own short form (:func:`encode`)
+    offsets.npy     int64 [rows + 1], where each line begins
+    sources.npy     int32 [rows], which dataset of the run a row is of
+    characters.npy  int64 [rows], the length of a plain text (0 of a chat)
+    info.json       {"fingerprint": sha256 of rows.jsonl}
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ if TYPE_CHECKING:  # a tenth of a second to import; the flow's processes need th
     import numpy as np
     from numpy.typing import NDArray
 
-_ROWS, _INDEX = "rows.jsonl", "index.npz"
+_ROWS, _INFO = "rows.jsonl", "info.json"
 _BUFFER = 1 << 20
 
 
 class Writer:
-    """Writes a folder of rows; its index comes last, so a folder without one is not complete."""
+    """Writes a folder of rows; info.json comes last, so a folder without it is not complete."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        (folder / _INDEX).unlink(missing_ok=True)
+        (folder / _INFO).unlink(missing_ok=True)
         self._file = (folder / _ROWS).open("wb", buffering=_BUFFER)
         self._digest = hashlib.sha256()
         self._offsets, self._sources, self._characters = array("q", [0]), array("i"), array("q")
@@ -64,27 +66,23 @@ class Writer:
     def _write_index(self) -> None:
         import numpy as np
 
-        np.savez(
-            self._folder / _INDEX,
-            offsets=np.frombuffer(self._offsets, dtype=np.int64),
-            sources=np.frombuffer(self._sources, dtype=np.int32),
-            characters=np.frombuffer(self._characters, dtype=np.int64),
-            digest=np.array(self._digest.hexdigest()),
-        )
+        np.save(self._folder / "offsets.npy", np.frombuffer(self._offsets, dtype=np.int64))
+        np.save(self._folder / "sources.npy", np.frombuffer(self._sources, dtype=np.int32))
+        np.save(self._folder / "characters.npy", np.frombuffer(self._characters, dtype=np.int64))
+        (self._folder / _INFO).write_text(json.dumps({"fingerprint": self._digest.hexdigest()}))
 
 
 class StoredRows(Sequence[Sample]):
     """The rows of a folder that :class:`Writer` has made."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         import numpy as np
 
-        with np.load(folder / _INDEX) as index:
-            self.offsets: NDArray[np.int64] = index["offsets"]
-            self.sources: NDArray[np.int32] = index["sources"]
-            self.characters: NDArray[np.int64] = index["characters"]
-            self.fingerprint = str(index["digest"])
+        self.folder = folder
+        self.fingerprint = str(json.loads((folder / _INFO).read_text())["fingerprint"])
+        self.offsets: NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
+        self.sources: NDArray[np.int32] = np.load(folder / "sources.npy", mmap_mode="r")
+        self.characters: NDArray[np.int64] = np.load(folder / "characters.npy", mmap_mode="r")
 
     @cached_property
     def _file(self) -> Any:

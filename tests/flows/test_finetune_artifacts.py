@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 
 from decorators.storage import MetaflowStorage
 from estimator import models
 from flows import finetune_artifacts
 from launchers import pipeline, settings
+from launchers.store.bundles import get_bundle
 
 
 def test_every_local_dataset_of_a_run_reaches_its_tasks(
@@ -40,3 +43,27 @@ def test_every_local_dataset_of_a_run_reaches_its_tasks(
     samples, kept = pipeline.read_data(local, tmp_path / "work", fetch=finetune_artifacts.fetch_dataset)
     assert [row.source for row in samples] == [0] * 60 + [1]
     assert len(kept) == 1
+
+
+def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    implementation = SimpleNamespace(TYPE="local", datastore_root=str(tmp_path / "store"))
+    store = MetaflowStorage(implementation, "finetune-cache")
+    monkeypatch.setattr(finetune_artifacts, "datastore", lambda **_: store)
+    saved = tmp_path / "saved"
+    splits = {name: datasets.Dataset.from_list([{"text": name}] * 3) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(saved)
+    chosen = settings.build({"dataset": str(saved), "evaluation": {"dataset": f"{saved}#test"}})
+    model = models.resolve("tiny-llama", online=False)
+    _, staged = finetune_artifacts.stage(chosen, model)
+    monkeypatch.setenv(finetune_artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
+    finetune_artifacts.carry(model, staged)
+    shutil.rmtree(saved)
+    fetch = finetune_artifacts.fetch_dataset
+    read = pipeline.read_data(chosen, tmp_path / "work", fetch=fetch)
+    key = finetune_artifacts.keep_rows(store, read, tmp_path / "work" / "rows")
+    get_bundle(store, key, tmp_path / "later")
+    train, held_out = pipeline.stored_data(tmp_path / "later")
+    assert [row.text for row in train] == ["train"] * 3  # type: ignore[union-attr]
+    assert [row.text for row in held_out or ()] == ["test"] * 3  # type: ignore[union-attr]

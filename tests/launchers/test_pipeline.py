@@ -137,7 +137,7 @@ def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path,
         ({"seq_len": 10**6}, "takes at most"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": str(tmp_path / "empty")}, "config.json"),
-        ({"evaluation": {"dataset": str(tmp_path / "gone.jsonl")}}, "can't be read"),
+        ({"evaluation": {"dataset": str(tmp_path / "gone.jsonl")}}, "There is no dataset"),
     ):
         chosen = settings.build({"dataset": str(dataset), **values})
         with pytest.raises(UserError) as refused:
@@ -206,6 +206,9 @@ def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, 
     samples, _ = pipeline.read_data(mixed, tmp_path / "data")
     assert [row.source for row in samples] == [0] * 60 + [1] * 10
     assert pipeline.count_steps(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
+    own = mixed.model_copy(update={"evaluation": settings.Evaluation(dataset=str(other))})
+    assert len(pipeline.read_data(own, tmp_path / "data")[1] or ()) == 10
+    assert pipeline.read_data(mixed, tmp_path / "data")[1] is None, "nothing of an earlier attempt"
     other.write_text("{broken")
     with pytest.raises(UserError, match=r"other\.jsonl, line 1"):
         pipeline.count_steps(mixed)

@@ -1,8 +1,11 @@
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from estimator.errors import UserError
@@ -92,3 +95,22 @@ def test_several_processes_take_selected_rows_and_name_a_bad_one(
     with pytest.raises(UserError, match="line 45: the chat template refuses it: no 44"):
         tokenise(base, model, load_tokenizer(model, refusing), refusing, 64, tmp_path / "c")
     assert not (tmp_path / "c").exists()
+
+
+def test_a_process_that_is_killed_is_said_in_a_line(model: Path, tmp_path: Path, several: None) -> None:
+    def kill_one() -> None:
+        for _ in range(600):
+            for child in psutil.Process().children():
+                if "launchers.dataset.documents" in child.cmdline():
+                    child.kill()
+                    return
+            time.sleep(0.05)
+
+    base = stored(tmp_path / "rows", chats(60))
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(UserError, match="A process that tokenises was ended by SIGKILL") as error:
+        tokenise(base, model, None, Settings(), 64, tmp_path / "a")
+    killer.join()
+    assert "memory" in error.value.advice
+    assert not (tmp_path / "a").exists()

@@ -30,6 +30,8 @@ ROW = {"text": "hello"}
         ("/data/train", True),
         ("org/name", False),
         ("org/name:main", False),
+        ("org/name:main#validation", False),
+        ("./folder#validation", True),
         ("s3://bucket/data.jsonl", False),
     ],
 )
@@ -58,9 +60,48 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path, dataset: str) -> None
         fetch(dataset, tmp_path)
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a folder"):
-        fetch(str(tmp_path), tmp_path)
+class TestFolders:
+    @pytest.fixture
+    def saved(self, tmp_path: Path) -> Path:
+        """Two splits as save_to_disk leaves them."""
+        splits = {name: datasets.Dataset.from_list([{"text": name}] * 3) for name in ("train", "validation")}
+        datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+        return tmp_path / "saved"
+
+    def texts(self, dataset: str, tmp_path: Path) -> list[str | None]:
+        assert kind_of(dataset) == "path"
+        return [row.text for row in rows.read(fetch(dataset, tmp_path / "cache"))]
+
+    def test_a_saved_split_is_read_by_its_name(self, saved: Path, tmp_path: Path) -> None:
+        assert self.texts(str(saved), tmp_path) == ["train"] * 3
+        assert self.texts(f"{saved}#validation", tmp_path) == ["validation"] * 3
+        assert self.texts(str(saved / "validation"), tmp_path) == ["validation"] * 3
+
+    def test_files_that_are_named_after_splits_are_splits(self, tmp_path: Path) -> None:
+        folder = tmp_path / "files"
+        folder.mkdir()
+        (folder / "README.md").write_text("about")
+        (folder / "train.csv").write_text("text\none\n")
+        assert self.texts(str(folder), tmp_path) == ["one"]
+        (folder / "test.jsonl").write_text(json.dumps({"text": "two"}))
+        assert self.texts(str(folder), tmp_path) == ["one"]
+        assert self.texts(f"{folder}#test", tmp_path) == ["two"]
+
+    def test_a_split_that_is_not_there_is_named_with_those_that_are(
+        self, saved: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "file#1.jsonl").write_text(json.dumps(ROW))
+        assert self.texts(str(tmp_path / "file#1.jsonl"), tmp_path) == ["hello"]
+        for dataset, said in (
+            (f"{saved}#test", "has train, validation, but no split test"),
+            (f"{saved}/train#test", "is one split: there is no test in it"),
+            (f"{tmp_path}/empty", "holds no rows"),
+            (f"{tmp_path}/file#1.jsonl#train", "is a file: it has no split train"),
+        ):
+            with pytest.raises(UserError, match=said) as error:
+                fetch(dataset, tmp_path)
+            assert "\n" not in error.value.problem
 
 
 class TestS3:
@@ -138,6 +179,8 @@ class TestHub:
         path = fetch("org/name:main", tmp_path)
         assert len(list(rows.read(path))) == 3
         assert calls == [(("org/name", "main"), {"split": "train", "token": "hf_secret"})]
+        fetch("org/name#test", tmp_path)
+        assert calls[1] == (("org/name", None), {"split": "test", "token": "hf_secret"})
 
     @pytest.mark.parametrize(
         ("failure", "said"),
