@@ -188,7 +188,7 @@ def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow
         "--set=evaluation.generations=1",
     )
     assert status == 0, flow.log
-    assert "at most 12,800 tokens are generated, 800 answers are scored" in flow.log
+    assert "at most 12,800 tokens are generated, 800 answers are scored" in " ".join(flow.log.split())
     found = flow.artifacts()
     selection, comparison = found["selection"], found["comparison"]
     assert selection.overview.drawn.answers == 800
