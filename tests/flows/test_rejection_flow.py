@@ -188,7 +188,7 @@ def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow
         "--set=evaluation.generations=1",
     )
     assert status == 0, flow.log
-    assert "at most 12,800 tokens are generated, 800 answers are scored" in flow.log
+    assert "at most 12,800 tokens are generated, 800 answers are scored" in " ".join(flow.log.split())
     found = flow.artifacts()
     selection, comparison = found["selection"], found["comparison"]
     assert selection.overview.drawn.answers == 800
@@ -197,7 +197,7 @@ def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow
     assert comparison.prompts == 40
     assert comparison.after > comparison.before + 0.01
     assert comparison.text() in flow.log
-    assert all("Answers drawn" in flow.card(f"generate/{task}") for task in (3, 4))
+    assert "Answers drawn" in flow.card("generate")
     assert kept_of_one_node(found, flow.home) == found["kept"]
     for step in ("score", "select"):
         page = flow.card(step)
