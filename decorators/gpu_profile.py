@@ -57,7 +57,7 @@ PLAN_VARIABLE = "FINETUNE_PLAN"
 STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local files that the run needs
 CARD_REFRESH_SECONDS = 2
 Resolver = Callable[[dict[str, Any], Backend], Plan]
-_WITH_CARD = ("train", "evaluate")
+_WITH_CARD = ("train", "evaluate", "generate", "score", "compare")
 
 _plan_once = Once()
 _active: Profile | None = None

@@ -189,6 +189,36 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A step beside training that is sized and priced by itself. None is: not known.
+
+    Ranges go from the fast to the slow end; hours hold the start-up, where one is known.
+    """
+
+    name: Literal["generate", "score", "compare"]
+    request: Request  # of one node
+    nodes: int = 1  # each a task of its own, which doesn't wait for the others
+    hours: tuple[float, float] | None = None
+    usd: tuple[float, float] | None = None  # of all nodes
+    basis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """How the answers are drawn that a model is trained on, and what is done with them before."""
+
+    batch_sequences: int  # answers that are generated together, at most
+    batch_tokens: int  # of all of them, padding and new tokens included, at most
+    prompt_tokens: int  # the longest prompt that this was planned for
+    fits: bool | None  # whether one prompt's answers of the longest length do; None: not known
+    stages: tuple[Stage, ...]
+
+    def stage(self, name: str) -> Stage | None:
+        """The stage of that name."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
     """A planned value that was replaced, by what, and who said so."""
 
@@ -227,6 +257,7 @@ class Plan:
     task: str = "sft"
     prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
     evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
+    generation: Generation | None = None  # of rejection sampling
     schema: int = field(default=SCHEMA_VERSION)
 
     @property

@@ -148,6 +148,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             )
         except CannotFit as error:
             raise UserError(render_cannot_fit(error, _command(params), spelling=FLOW)) from None
+        if rejection:
+            run = replace(run, plan=rejection.planned(run))
         if run.plan.prediction.price_source and run.plan.request.instance_type:
             sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
         shown = render(run.plan) + (f"\n\n{rejection.text(run.plan)}" if rejection else "")

@@ -11,6 +11,7 @@ What generate and score have finished is kept shard by shard: a retry or `resume
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from metaflow import Parameter, card, config_expr, current, retry, step
 
@@ -61,14 +62,15 @@ class RejectionFlow(FinetuneFlow):
                 self.used_settings,
                 finetune_artifacts.fetch_tokenizer(self.model_reference, work / "model"),
             )
-        self.next(self.generate)
+        self.drawing_nodes = rejection_node.drawing_nodes(self.plan)
+        self.next(self.generate, foreach="drawing_nodes")
 
     @card(type="blank", id=CARD_ID)
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="generate")
     @retry(times=2, minutes_between_retries=0)
     @step
     def generate(self) -> None:
-        """Draw several answers to each prompt."""
+        """Draw several answers to each of a node's prompts; the nodes know nothing of each other."""
         with task_folder("generate") as work:
             base = as_trained(
                 finetune_artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
@@ -82,8 +84,11 @@ class RejectionFlow(FinetuneFlow):
                 model_dir=base,
                 model_name=self.model_reference,
                 work=work / "drawn",
+                node=self.input,
+                nodes=len(self.drawing_nodes),
             )
-            answers = self.drawn.shards.answers(work / "drawn" / "answers")
+            own = range(self.input, self.drawn.shards.count, len(self.drawing_nodes))
+            answers = rejection_node.answers_in(work / "drawn" / "answers", own)
         for name, value in self.drawn.facts():
             print(f"{name}: {value}")
         blocks = rejection_card.draw_answers(self.drawn.facts(), self.prompts, answers)
@@ -91,11 +96,13 @@ class RejectionFlow(FinetuneFlow):
         self.next(self.score)
 
     @card(type="blank", id=CARD_ID)
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="score")
     @retry(times=2, minutes_between_retries=0)
     @step
-    def score(self) -> None:
-        """Score all answers."""
+    def score(self, inputs: Any) -> None:
+        """Put the nodes' answers together, and score them."""
+        self.merge_artifacts(inputs, exclude=["drawn"])
+        self.drawn = rejection_node.gather([task.drawn for task in inputs])
         with task_folder("score") as work:
             self.scored = self._score("scores", self.prompts, self.drawn, work)
             seen = overview(
@@ -132,7 +139,7 @@ class RejectionFlow(FinetuneFlow):
         self._evaluate()
         self.next(self.compare)
 
-    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="compare")
     @retry(times=2, minutes_between_retries=0)
     @step
     def compare(self) -> None:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decorators.backends.overrides import request_for
 from estimator import models
 from estimator.errors import Change, UserError
-from estimator.plan import Plan
+from estimator.models import ModelSpec
+from estimator.plan import GIB, Generation, Plan, Stage
+from estimator.planning import generation
+from estimator.planning.generation import Drawing, Range
 from launchers import pipeline
 from launchers.dataset import sources
+from launchers.dataset.rows import Conversation
 from launchers.scoring.check import check_function
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
+
+WIDTH = 100  # columns, as the plan's own text has
+# That a chat template may add to the turns' texts: a system prompt of its own, and the roles of each turn
+TEMPLATE_TOKENS, TURN_TOKENS = 64, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,31 +36,74 @@ class PlannedRejection:
     settings: Settings
     trained: Settings  # the same, with the steps that the answers kept are enough for
     prompts: int | None  # None: not known before the dataset is fetched
+    held_out: int | None  # of them, to compare the finished model on
+    longest: int | None  # tokens of the longest prompt, at most
+
+    def planned(self, run: pipeline.PlannedRun) -> Plan:
+        """The run's plan with the stages of generation, scoring and comparison in it.
+
+        Raises UserError where several nodes are asked for and the machine is at hand.
+        """
+        plan, drawing = run.plan, self._drawing(run)
+        if drawing.nodes and drawing.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
+            raise UserError(
+                (Change("rejection.nodes", drawing.nodes), ": here one process sees all GPUs."),
+                ("Leave ", Change("rejection.nodes"), " out, or run on a cluster."),
+            )
+        return replace(plan, generation=generation.plan_generation(plan, run.model.spec, drawing))
+
+    def _drawing(self, run: pipeline.PlannedRun) -> Drawing:
+        rejection, model = self.settings.rejection, run.model.spec
+        room = max(1, model.max_seq_len - rejection.max_new_tokens)
+        by_function = scorer_of(rejection.score or "").function is not None
+        return Drawing(
+            prompts=self.prompts,
+            held_out=self.held_out,
+            answers=rejection.answers,
+            prompt_tokens=min(self.longest or run.settings.seq_len or pipeline.DEFAULT_SEQ_LEN, room),
+            new_tokens=rejection.max_new_tokens,
+            top_p=rejection.top_p,
+            reward_model=None if by_function else _reward_model(rejection.score or ""),
+            by_function=by_function,
+            nodes=rejection.nodes,
+        )
 
     def text(self, plan: Plan) -> str:
-        """For a terminal: what is generated at most, where, and what of its time and price is known."""
+        """For a terminal: what is generated at most, where, and what each stage takes and costs."""
+        planned = plan.generation
+        if planned is None:
+            raise ValueError("a plan of another run: it has no generation")
+        training = plan.prediction
+        trained = Stage(
+            name="compare",  # any: it is only summed up
+            request=plan.request,
+            hours=None if training.hours is None else (training.hours, training.hours),
+            usd=None if training.usd is None else (training.usd, training.usd),
+        )
+        rows = [
+            ("amount", self._amount()),
+            ("batch", _batch(plan, planned)),
+            *((stage.name, f"{_where(plan, stage)}: {_takes(plan, stage)}") for stage in planned.stages),
+            ("train", f"as above: {_takes(plan, trained)}"),
+            ("total", _total(plan)),
+            (
+                "basis",
+                "answers that all reach the longest length, to prompts of "
+                f"{planned.prompt_tokens:,} tokens; {planned.stages[0].basis}",
+            ),
+        ]
+        return "\n".join(["Rejection sampling:", *(_row(name, text) for name, text in rows)])
+
+    def _amount(self) -> str:
         rejection = self.settings.rejection
         each = rejection.answers * rejection.max_new_tokens
         drawn = f"{rejection.answers} answers of at most {rejection.max_new_tokens:,} tokens"
         if self.prompts is None:
-            amount = f"prompts: unknown until {self.settings.dataset} is fetched; {drawn} to each of them"
-        else:
-            amount = (
-                f"{self.prompts:,} prompts x {drawn}: at most {self.prompts * each:,} tokens are generated, "
-                f"{self.prompts * rejection.answers:,} answers are scored"
-            )
-        request = request_for(plan, "evaluate")
-        gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
-        machine = f" ({request.instance_type})" if request.instance_type else ""
-        lines = [
-            "Rejection sampling, before training:",
-            f"  amount   {amount}",
-            f"  steps    generate, score and compare, each on one node with {gpus}{machine}",
-            f"  score    {self.settings.rejection.score}",
-            f"  time     unknown: the speed of generation is not predicted{_per_hour(plan)}",
-            f"  price    {_price(plan)}",
-        ]
-        return "\n".join(lines)
+            return f"prompts: unknown until {self.settings.dataset} is fetched; {drawn} to each of them"
+        return (
+            f"{self.prompts:,} prompts x {drawn}: at most {self.prompts * each:,} tokens are generated, "
+            f"{self.prompts * rejection.answers:,} answers are scored"
+        )
 
 
 def check(settings: Settings) -> PlannedRejection:
@@ -81,9 +134,12 @@ def check(settings: Settings) -> PlannedRejection:
         source = models.locate(score)
         if source.kind == "folder":
             check_reward_model(Path(source.location), "rejection.score", score)
-    prompts = _count_prompts(settings)
-    if prompts is None:
-        return PlannedRejection(settings=settings, trained=settings, prompts=None)
+    found = _read_prompts(settings)
+    if found is None:
+        return PlannedRejection(
+            settings=settings, trained=settings, prompts=None, held_out=None, longest=None
+        )
+    prompts = len(found)
     kept = math.ceil(prompts * settings.rejection.top_share)
     held_out = 0
     if settings.evaluation.fraction and settings.evaluation.dataset is None and kept > 1:
@@ -96,35 +152,94 @@ def check(settings: Settings) -> PlannedRejection:
         )
     steps = (kept - held_out) * settings.epochs // settings.global_batch_size
     trained = settings.model_copy(update={"max_steps": min(steps, settings.max_steps or steps)})
-    return PlannedRejection(settings=settings, trained=trained, prompts=prompts)
+    return PlannedRejection(
+        settings=settings,
+        trained=trained,
+        prompts=prompts,
+        held_out=held_out,
+        longest=max(map(_most_tokens, found), default=None),
+    )
 
 
-def _count_prompts(settings: Settings) -> int | None:
-    """How many prompts there will be; None where the dataset has to be fetched from elsewhere first."""
+def _read_prompts(settings: Settings) -> list[Conversation] | None:
+    """The rows that give prompts; None where the dataset has to be fetched from elsewhere first."""
     kind = sources.kind_of(settings.dataset)
     if kind not in ("built-in", "path"):
         return None
     with tempfile.TemporaryDirectory() as folder:
-        count = len(pipeline.read_samples(settings, sources.fetch(settings.dataset, Path(folder))))
-    return min(count, settings.rejection.prompts or count)
+        samples = pipeline.read_samples(settings, sources.fetch(settings.dataset, Path(folder)))
+    return [each for each in samples if isinstance(each, Conversation)][: settings.rejection.prompts]
 
 
-def _per_hour(plan: Plan) -> str:
-    """What an hour of those steps costs, where it is known."""
-    usd = _usd_per_hour(plan)
-    return "" if usd is None else f"; an hour of a step's machine costs {usd:,.2f} USD"
+def _most_tokens(row: Conversation) -> int:
+    """Tokens of a row's prompt, at most: each stands for a byte or more, but for those of the template."""
+    if row.text is not None:
+        return len(row.text.encode())
+    turns = row.messages[:-1]
+    return TEMPLATE_TOKENS + sum(len(turn.content.encode()) + TURN_TOKENS for turn in turns)
 
 
-def _usd_per_hour(plan: Plan) -> float | None:
-    """Of one node of the training's kind, where the steps before training ask for the same machine."""
-    whole = plan.prediction.usd_per_hour
-    same = request_for(plan, "evaluate").instance_type == plan.request.instance_type is not None
-    return whole / plan.request.nodes if whole is not None and same else None
+def _reward_model(score: str) -> ModelSpec | None:
+    """The shape of the reward model; None where it can't be looked at from here."""
+    try:
+        return models.resolve(score, online=True).spec
+    except UserError:
+        return None
 
 
-def _price(plan: Plan) -> str:
+def _where(plan: Plan, stage: Stage) -> str:
+    request = request_for(plan, stage.name)
+    gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
+    machine = f" of {request.instance_type}" if request.instance_type else ""
+    return f"{stage.nodes} node{'s, each' if stage.nodes > 1 else ' with'} {gpus}{machine}"
+
+
+def _batch(plan: Plan, planned: Generation) -> str:
+    each = planned.batch_tokens
+    text = f"up to {planned.batch_sequences:,} answers and {each:,} tokens at once, padding included"
+    capacity = plan.prediction.memory.capacity_bytes
+    if planned.fits is False and capacity is not None:
+        text += (
+            f"; the answers to one prompt of {planned.prompt_tokens:,} tokens do not fit into "
+            f"{capacity / GIB:.1f} GiB, those to shorter ones may"
+        )
+    return text
+
+
+def _takes(plan: Plan, stage: Stage) -> str:
+    known = _figures(plan, stage.hours, stage.usd)
+    return known if stage.hours is not None or not stage.basis else f"{known}: {stage.basis}"
+
+
+def _total(plan: Plan) -> str:
+    """The sum of what is known, and what is missing from it."""
+    hours, usd, missing = generation.total(plan)
+    without = f", without {' and '.join(missing)}" if missing else ""
+    return _figures(plan, hours, usd) + (without if hours is not None else "")
+
+
+def _row(name: str, text: str) -> str:
+    return textwrap.fill(f"  {name:<9}{text}", WIDTH, subsequent_indent=" " * 11)
+
+
+def _figures(plan: Plan, hours: Range | None, usd: Range | None) -> str:
+    """Time and price, as far as they are known."""
+    time = "time unknown" if hours is None else f"{_range(hours, _hours)}"
     if plan.target == "local":
-        return "none on this machine"
-    training = plan.prediction.usd
-    known = "unknown" if training is None else f"{training:,.2f} USD"
-    return f"of the whole run: training {known} (at most, see the plan), generation and scoring unknown"
+        return time
+    return f"{time}, {'price unknown' if usd is None else _range(usd, _usd)}"
+
+
+def _range(values: Range, words: Callable[[float], str]) -> str:
+    low, high = (words(value) for value in values)
+    return low if low == high else f"{low} to {high}"
+
+
+def _hours(hours: float) -> str:
+    if hours * 60 < 1:
+        return f"{hours * 3600:.0f} s"
+    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:,.1f} h"
+
+
+def _usd(usd: float) -> str:
+    return f"${usd:,.2f}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from metaflow import current
 
 from decorators.storage import datastore, origin_run_ids
 from estimator.plan import Plan
+from estimator.planning.generation import CPU_BATCH_TOKENS, CPU_SEQUENCES
 from flows import scorers
 from launchers.dataset import render
 from launchers.dataset.preferences import Sample
@@ -18,7 +20,7 @@ from launchers.dataset.prompts import Prompt, prompts_of
 from launchers.dataset.rows import Conversation
 from launchers.rejection import answers as rows
 from launchers.rejection import generation, scoring
-from launchers.rejection.answers import Answers, Scores
+from launchers.rejection.answers import Answers, BatchLimit, Scores
 from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
 from launchers.store.bundles import sha256_of
@@ -52,14 +54,15 @@ class Shards:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Answers to some prompts."""
+    """Answers to some prompts, those that one node has drawn or all of them."""
 
-    shards: Shards
+    shards: Shards  # of all nodes
     prompts: int
     answers: int
     tokens: int
     cut: int  # answers that end where the longest length was reached
-    earlier: int  # shards that an earlier attempt or the resumed run had left
+    own: int  # shards that the node was to make
+    earlier: int  # of them, that an earlier attempt or the resumed run had left
     tokens_per_second: float | None  # of this attempt, loading included; None: it had nothing to do
 
     def facts(self) -> list[tuple[str, str]]:
@@ -70,8 +73,23 @@ class Drawn:
             ("answers", f"{self.answers:,}, {self.cut:,} of them cut at the longest length"),
             ("tokens generated", f"{self.tokens:,}"),
             ("tokens/s, loading included", speed),
-            ("shards", f"{self.shards.count}, {self.earlier} of them there before this attempt"),
+            ("shards", f"{self.own}, {self.earlier} of them there before this attempt"),
         ]
+
+
+def gather(parts: Sequence[Drawn]) -> Drawn:
+    """All answers, of what each node has drawn."""
+    speeds = [part.tokens_per_second for part in parts if part.tokens_per_second is not None]
+    return dataclasses.replace(
+        parts[0],
+        prompts=sum(part.prompts for part in parts),
+        answers=sum(part.answers for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        cut=sum(part.cut for part in parts),
+        own=parts[0].shards.count,
+        earlier=sum(part.earlier for part in parts),
+        tokens_per_second=sum(speeds) if speeds else None,
+    )
 
 
 def prepare_prompts(samples: Sequence[Sample], settings: Settings, model_dir: Path) -> list[Prompt]:
@@ -91,8 +109,10 @@ def draw(
     model_dir: Path,
     model_name: str,
     work: Path,
+    node: int = 0,
+    nodes: int = 1,
 ) -> Drawn:
-    """Generate the answers that no earlier attempt, and no run that this one resumes, has generated.
+    """Generate a node's answers that no earlier attempt, and no run that this one resumes, has generated.
 
     Parameters
     ----------
@@ -111,6 +131,9 @@ def draw(
         shards_dir=work / "answers",
         settings=settings,
         device=plan.layout.device,
+        limit=batch_limit(plan),
+        node=node,
+        nodes=nodes,
     )
     sampling = settings.rejection.model_dump(mode="json", include={*_SAMPLING})
     own = rows.fingerprint(
@@ -119,30 +142,46 @@ def draw(
         settings.seed,
         plan.layout.device,
         rows.SHARD_ANSWERS,
+        dataclasses.asdict(request.limit),
         sha256_of(request.prompts),
     )
-    count = len(rows.shards_of(prompts, settings.rejection.answers))
-    keeper = _Keeper(f"{name}-{own}", count, request.shards_dir, "answers")
+    answered, count = request.shards(), request.count()
+    keeper = _Keeper(f"{name}-{own}", tuple(answered), count, request.shards_dir, "answers")
     began = time.monotonic()
     generation.generate(request, keeper.keep)
     seconds = time.monotonic() - began
-    shards = Shards(key=keeper.key, count=count)
-    found = [answer for each in shards.answers(request.shards_dir) for answer in each.answers]
-    made = [
-        answer.tokens
-        for shard in keeper.made
-        for each in rows.read_answers(request.shards_dir / rows.shard_name(shard))
-        for answer in each.answers
-    ]
+    drawn = {shard: answers_in(request.shards_dir, [shard]) for shard in answered}
+    found = [answer for each in drawn.values() for answers in each for answer in answers.answers]
+    made = [answer.tokens for shard in keeper.made for each in drawn[shard] for answer in each.answers]
     return Drawn(
-        shards=shards,
-        prompts=len(prompts),
+        shards=Shards(key=keeper.key, count=count),
+        prompts=sum(map(len, answered.values())),
         answers=len(found),
         tokens=sum(answer.tokens for answer in found),
         cut=sum(not answer.ended for answer in found),
-        earlier=count - len(keeper.made),
+        own=len(answered),
+        earlier=len(answered) - len(keeper.made),
         tokens_per_second=sum(made) / seconds if made else None,
     )
+
+
+def answers_in(folder: Path, shards: Iterable[int]) -> list[Answers]:
+    """The answers of these shards, which are in the folder."""
+    return [each for shard in shards for each in rows.read_answers(folder / rows.shard_name(shard))]
+
+
+def drawing_nodes(plan: Plan) -> list[int]:
+    """The numbers of the nodes that draw answers; one, where the plan doesn't say."""
+    stage = plan.generation.stage("generate") if plan.generation is not None else None
+    return list(range(stage.nodes if stage is not None else 1))
+
+
+def batch_limit(plan: Plan) -> BatchLimit:
+    """What is generated at once, by the plan; about a shard where it doesn't say."""
+    planned = plan.generation
+    if planned is None:
+        return BatchLimit(sequences=CPU_SEQUENCES, tokens=CPU_BATCH_TOKENS)
+    return BatchLimit(sequences=planned.batch_sequences, tokens=planned.batch_tokens)
 
 
 _SAMPLING = ("answers", "temperature", "top_p", "max_new_tokens")  # settings that decide what is drawn
@@ -180,22 +219,26 @@ def score(
         device=plan.layout.device,
     )
     own = rows.fingerprint(identity, drawn.shards.key)
-    keeper = _Keeper(f"{name}-{own}", drawn.shards.count, request.shards_dir, "scores")
+    count = drawn.shards.count
+    keeper = _Keeper(f"{name}-{own}", range(count), count, request.shards_dir, "scores")
     scoring.score(request, keeper.keep)
-    return Shards(key=keeper.key, count=drawn.shards.count)
+    return Shards(key=keeper.key, count=count)
 
 
 class _Keeper:
-    """Keeps each finished shard in the run's datastore, and begins with those that are there."""
+    """Keeps each finished shard in the run's datastore, and begins with those that are there.
 
-    def __init__(self, name: str, count: int, folder: Path, what: str) -> None:
+    ``shards`` are the node's own, by their number among all ``count``.
+    """
+
+    def __init__(self, name: str, shards: Sequence[int], count: int, folder: Path, what: str) -> None:
         self.key = f"rejection/{current.run_id}/{name}"
         self.made: list[int] = []
         self._store, self._count, self._what = datastore(), count, what
         folder.mkdir(parents=True, exist_ok=True)
-        found = sum(self._fetch(name, folder / rows.shard_name(shard)) for shard in range(count))
+        found = sum(self._fetch(name, folder / rows.shard_name(shard)) for shard in shards)
         if found:
-            print(f"{what}: {found} of {count} shards are there already", flush=True)
+            print(f"{what}: {found} of {len(shards)} shards are there already", flush=True)
 
     def _fetch(self, name: str, file: Path) -> bool:
         """Whether the shard was there: of this run, or of one that it was resumed from."""

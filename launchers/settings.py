@@ -205,6 +205,8 @@ class Rejection(_Section):
     """Draw each token from the likeliest ones that together have this probability."""
     max_new_tokens: Positive = 256
     """Longest answer in tokens; longer ones are cut there."""
+    nodes: Positive | None = None
+    """Nodes that draw answers at the same time, each with its share of the prompts. Empty: as planned."""
     min_score: float | None = None
     """The best answer to a prompt is kept only with this score or a higher one."""
     top_share: float = Field(default=1.0, gt=0, le=1)

@@ -32,7 +32,7 @@ _FIELDS = {  # a decorator's attribute: the request's field
     "shared_memory": "shared_memory_mib",
     "disk": "disk_mib",
 }
-Role = Literal["train", "evaluate", "data", "none"]
+Role = Literal["train", "evaluate", "generate", "score", "compare", "data", "none"]
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
 
 
@@ -81,11 +81,16 @@ def request_for(plan: Plan, role: Role) -> Request:
     """What a step of that role asks for: the whole request to train, of the plan's other steps their own.
 
     A plan of a flow's own may say nothing of them: then a step that evaluates asks for one of the training
-    nodes, and one that only handles files for their disk and no GPUs.
+    nodes, and one that only handles files for their disk and no GPUs. Without a plan for generation its steps
+    ask for what the evaluation asks for.
     """
     request = plan.request
-    if role == "evaluate":
+    stage = plan.generation.stage(role) if plan.generation is not None else None
+    if stage is not None and not stage.request.gpus_per_node and request.gpus_per_node:
+        return dataclasses.replace(stage.request, node_labels=request.node_labels)
+    if role in ("evaluate", "generate", "score", "compare"):
         own = plan.evaluate or dataclasses.replace(request, nodes=1)
+        own = own if stage is None else stage.request
         # Where the user has the nodes chosen another way, or some are avoided, that holds here too
         return dataclasses.replace(own, instance_type=request.instance_type, node_labels=request.node_labels)
     if role == "data":

@@ -25,7 +25,7 @@ WEIGHTS, CACHE, ACTIVATIONS, LOGITS, RUNTIME = (
 WEIGHT_BYTES: dict[Device, int] = {"cuda": GPU_WEIGHT_BYTES, "cpu": 4}  # launchers/evaluate.py, precision_on
 
 # Copies of the cache that a batch gets room for. A DynamicCache is a new tensor in each step, a token longer
-# than the last (transformers 5.4, cache_utils.py, torch.cat), so that freed blocks are too small for the next.
+# than the last (transformers 5.4, cache_utils.py, torch.cat), so that no freed block is large enough for it.
 # PyTorch's allocator reserves what there is (84 GB where 26 GB were allocated, in the rows of
 # huggingface/optimum-benchmark of data/generation.csv) and gives blocks back when memory is short. With room
 # for a second copy it has to once for many steps, and not for each layer. transformers before DynamicCache

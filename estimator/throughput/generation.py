@@ -1,4 +1,4 @@
-"""Speed of generation by transformers' ``generate``: prompts at the rate of products, tokens at that of memory.
+"""Speed of transformers' ``generate``: prompts at the rate of products, new tokens at that of memory.
 
 A step makes one token of each sequence. It reads all weights and the keys and values of all tokens so far,
 and takes at least those bytes over the memory's bandwidth: Pope et al. 2022 (arXiv:2211.05102), section 2.1.
@@ -43,9 +43,7 @@ class GenerationSpeed:
     prompt_seconds: tuple[float, float] | None = None  # the prompts' forward pass
     step_seconds: tuple[float, float] | None = None  # a token of each sequence, at half of the new tokens
     seconds: tuple[float, float] | None = None
-    tokens_per_second: tuple[float, float] | None = (
-        None  # new tokens of all sequences, prompts' time included
-    )
+    tokens_per_second: tuple[float, float] | None = None  # new ones, over the whole time
 
 
 def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> GenerationSpeed:
@@ -72,6 +70,15 @@ def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> Generat
         seconds=(fast, slow),
         tokens_per_second=(new / slow, new / fast),
     )
+
+
+def forward_seconds(
+    model: ModelSpec, gpu: Gpu | None, sequences: int, tokens: int
+) -> tuple[float, float] | None:
+    """Seconds of a forward pass of whole texts, as a reward model does: fast and slow end; None: unknown."""
+    if gpu is None or _unknown(model, gpu):
+        return None
+    return _prompt_seconds(model, gpu, Batch(sequences=sequences, prompt_tokens=tokens, new_tokens=0))
 
 
 def balanced_sequences(gpu: Gpu) -> int | None:

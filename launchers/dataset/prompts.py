@@ -26,6 +26,7 @@ class Prompt:
     index: int  # its place among the prompts of the run
     text: str  # as the model sees it, special tokens included
     shown: str  # as a scoring function and a person see it: the turns' contents, without roles or tokens
+    tokens: int  # of the text
     messages: tuple[Message, ...] = ()  # of a chat, without the last answer
     prefix: str | None = None  # of plain text: the part that the model goes on with
 
@@ -68,13 +69,14 @@ def prompts_of(conversations: Sequence[Conversation], tokenizer: Any) -> list[Pr
     prompts = []
     for index, conversation in enumerate(conversations):
         text, rest = render.prompt_of(conversation, tokenizer)
+        tokens = len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
         if conversation.text is not None:
             prefix = conversation.text[: len(conversation.text) - len(rest)]
-            prompts.append(Prompt(index=index, text=text, shown=prefix, prefix=prefix))
+            prompts.append(Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix))
         else:
             before = conversation.asked
             shown = "\n\n".join(message.content for message in before)
-            prompts.append(Prompt(index=index, text=text, shown=shown, messages=before))
+            prompts.append(Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=before))
     return prompts
 
 

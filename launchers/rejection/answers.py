@@ -16,7 +16,19 @@ from typing import Any
 
 from launchers.dataset.prompts import Prompt
 
-SHARD_ANSWERS = 64  # answers in a shard, about: what is lost with a process that is killed
+SHARD_ANSWERS = 64  # answers in a shard, about, or one batch where that is more: what a kill loses
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimit:
+    """What the model is given at once, at most. One prompt's answers are always drawn together."""
+
+    sequences: int  # answers
+    tokens: int  # of all answers together, padding and new tokens included
+
+    def prompts(self, longest: int, answers_each: int) -> int:
+        """How many prompts' answers that is, one's at least; ``longest``: tokens of prompt and answer."""
+        return max(1, min(self.sequences, self.tokens // longest) // answers_each)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,14 +56,22 @@ class Scores:
     scores: tuple[float, ...]
 
 
-def shards_of(prompts: Sequence[Prompt], answers_each: int) -> list[list[Prompt]]:
-    """The prompts in shards of about ``SHARD_ANSWERS`` answers, the longest prompts (in characters) first.
+def shards_of(
+    prompts: Sequence[Prompt], answers_each: int, *, limit: BatchLimit, new_tokens: int
+) -> list[list[Prompt]]:
+    """The prompts in shards, the longest prompts first: each a batch, or about ``SHARD_ANSWERS`` answers.
 
     Prompts of similar length are generated for together, and memory is used most at the beginning.
+    ``new_tokens``: of the longest answer.
     """
-    size = max(1, SHARD_ANSWERS // answers_each)
-    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.text), prompt.index))
-    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
+    left = sorted(prompts, key=lambda prompt: (-prompt.tokens, prompt.index))
+    shards = []
+    while left:
+        batch = limit.prompts(left[0].tokens + new_tokens, answers_each)
+        size = max(batch, SHARD_ANSWERS // answers_each)
+        shards.append(left[:size])
+        left = left[size:]
+    return shards
 
 
 def shard_name(shard: int) -> str:

@@ -20,14 +20,10 @@ from launchers.dataset.prompts import Prompt
 from launchers.evaluate import load_model, precision_on
 from launchers.imports import collector_paused
 from launchers.rejection import answers as rows
-from launchers.rejection.answers import Answer, Answers
+from launchers.rejection.answers import Answer, Answers, BatchLimit
 from launchers.rejection.shards import make_shards
 from launchers.request_process import serve
 from launchers.settings import Settings
-
-# Tokens, padding and answers included, that are in the model at once. Where their keys and values do not fit
-# on the GPU, the batch is halved.
-MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 16384}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +37,27 @@ class GenerationRequest:
     shards_dir: Path  # gets the shards of Answers
     settings: Settings  # its rejection section and its seed
     device: Literal["cuda", "cpu"]
+    limit: BatchLimit  # where a batch does not fit on the GPU, it is halved
+    node: int = 0
+    nodes: int = 1  # of which this one makes every shard whose number leaves ``node`` as the remainder
+
+    def shards(self) -> dict[int, list[Prompt]]:
+        """This node's shards, by their number among all."""
+        shards = self._all_shards()
+        return {shard: shards[shard] for shard in range(self.node, len(shards), self.nodes)}
+
+    def count(self) -> int:
+        """How many shards all nodes have."""
+        return len(self._all_shards())
+
+    def _all_shards(self) -> list[list[Prompt]]:
+        rejection = self.settings.rejection
+        return rows.shards_of(
+            prompts.read_written(self.prompts),
+            rejection.answers,
+            limit=self.limit,
+            new_tokens=rejection.max_new_tokens,
+        )
 
     def save(self) -> Path:
         """Write request.json into the work folder."""
@@ -48,7 +65,8 @@ class GenerationRequest:
         self.shards_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "request.json"
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        path.write_text(json.dumps(values | {"settings": self.settings.model_dump(mode="json")}, default=str))
+        values |= {"settings": self.settings.model_dump(mode="json"), "limit": dataclasses.asdict(self.limit)}
+        path.write_text(json.dumps(values, default=str))
         return path
 
     @classmethod
@@ -56,28 +74,30 @@ class GenerationRequest:
         values = json.loads(path.read_text())
         names = ("base_dir", "model_dir", "prompts", "work_dir", "shards_dir")
         folders = {name: Path(values[name]) for name in names}
-        return cls(**(values | folders | {"settings": Settings.model_validate(values["settings"])}))
+        made = {
+            "settings": Settings.model_validate(values["settings"]),
+            "limit": BatchLimit(**values["limit"]),
+        }
+        return cls(**(values | folders | made))
 
 
 def generate(request: GenerationRequest, on_shard: Callable[[int, Path], None]) -> int:
-    """Make all shards of answers that are not there yet, and return how many there are in all.
+    """Make the node's shards of answers that are not there yet, and return how many it has.
 
     Raises UserError for what the user can mend, RuntimeError where the process was ended: the same call goes
     on with the shards that are missing.
     """
-    path = request.save()
-    answers_each = request.settings.rejection.answers
-    total = len(rows.shards_of(prompts.read_written(request.prompts), answers_each))
+    path, shards = request.save(), request.shards()
     make_shards(
         "launchers.rejection.generation",
         path,
         request.shards_dir,
-        total,
+        tuple(shards),
         device=request.device,
         limit_s=request.settings.resources.hang_timeout_s,
         on_shard=on_shard,
     )
-    return total
+    return len(shards)
 
 
 def main(path: Path) -> None:
@@ -88,9 +108,8 @@ def main(path: Path) -> None:
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(render.pad_id_of(tokenizer))
-    sampler = _Sampler(model, tokenizer, request.settings)
-    found = prompts.read_written(request.prompts)
-    for shard, of_shard in enumerate(rows.shards_of(found, request.settings.rejection.answers)):
+    sampler = _Sampler(model, tokenizer, request)
+    for shard, of_shard in request.shards().items():
         file = request.shards_dir / rows.shard_name(shard)
         if not file.is_file():
             rows.write_rows(file, sampler.answers(of_shard))
@@ -99,15 +118,14 @@ def main(path: Path) -> None:
 class _Sampler:
     """Draws answers from a model."""
 
-    def __init__(self, model: Any, tokenizer: Any, settings: Settings) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._settings, self._rejection = settings, settings.rejection
+    def __init__(self, model: Any, tokenizer: Any, request: GenerationRequest) -> None:
+        self._model, self._tokenizer, self._limit = model, tokenizer, request.limit
+        self._settings, self._rejection = request.settings, request.settings.rejection
         longest = getattr(model.config, "max_position_embeddings", None) or 2**31
         self._room = max(1, longest - self._rejection.max_new_tokens)  # tokens of a prompt
         ends = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if ends is None else ends
         self._ends = set(ends) if isinstance(ends, (list, tuple)) else {ends}
-        self._batch_tokens = MAX_BATCH_TOKENS[model.device.type]
         self._most_prompts = 2**31  # at once; less where memory did not do
 
     def answers(self, asked: Sequence[Prompt]) -> list[Answers]:
@@ -126,9 +144,8 @@ class _Sampler:
 
     def _fitting(self, prompts: Sequence[Prompt]) -> int:
         """How many of the prompts go into one batch, one at least. The first is the longest of them."""
-        tokens = self._tokenizer(prompts[0].text, add_special_tokens=False, verbose=False).input_ids
-        width = min(len(tokens), self._room) + self._rejection.max_new_tokens
-        return max(1, min(self._most_prompts, self._batch_tokens // (width * self._rejection.answers)))
+        width = min(prompts[0].tokens, self._room) + self._rejection.max_new_tokens
+        return min(self._most_prompts, self._limit.prompts(width, self._rejection.answers))
 
     def _try(self, prompts: Sequence[Prompt]) -> list[Answers] | None:
         """The answers; None where the GPU's memory does not do for several prompts at once."""

@@ -66,7 +66,7 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
         "launchers.rejection.scoring",
         request.save(),
         request.shards_dir,
-        request.shards,
+        range(request.shards),
         device=request.device if request.model_dir else "cpu",
         limit_s=request.settings.resources.hang_timeout_s,
         on_shard=on_shard,

@@ -11,7 +11,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from estimator.errors import UserError
@@ -27,13 +27,13 @@ def make_shards(
     module: str,
     request: Path,
     folder: Path,
-    total: int,
+    shards: Sequence[int],
     *,
     device: str,
     limit_s: float,
     on_shard: Callable[[int, Path], None],
 ) -> None:
-    """Run ``module`` until shards 0 to ``total - 1`` are in ``folder``; those that are there are kept.
+    """Run ``module`` until these shards are in ``folder``; those that are there are kept.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def make_shards(
     RuntimeError
         Where it has ended otherwise: the same call goes on with the shards that are missing.
     """
-    missing = [shard for shard in range(total) if not (folder / shard_name(shard)).is_file()]
+    missing = [shard for shard in shards if not (folder / shard_name(shard)).is_file()]
     if not missing:
         return
     log, problem = request.with_suffix(".log"), request.with_name(PROBLEM)
@@ -69,7 +69,8 @@ def make_shards(
                 heard = time.monotonic()
             if status is None and time.monotonic() - heard > limit_s:
                 raise UserError(
-                    f"{module} has finished no shard for {limit_s:g} s; {len(missing)} of {total} are left.",
+                    f"{module} has finished no shard for {limit_s:g} s; "
+                    f"{len(missing)} of {len(shards)} are left.",
                     "Raise resources.hang_timeout_s if it is that slow here.",
                 )
     if status == 0 and not missing:
@@ -77,4 +78,4 @@ def make_shards(
     if problem.is_file():
         raise UserError(**json.loads(problem.read_text()))
     how = f"was ended by {signal.Signals(-status).name} ({-status})" if status < 0 else "has failed"
-    raise RuntimeError(f"{module} {how}, {len(missing)} of {total} shards are missing. {tail(log, 30)}")
+    raise RuntimeError(f"{module} {how}, {len(missing)} of {len(shards)} shards are missing. {tail(log, 30)}")

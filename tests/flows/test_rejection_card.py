@@ -11,7 +11,13 @@ from launchers.rejection.selection import distribution, overview, select
 from launchers.settings import Rejection
 
 PROMPTS = [
-    Prompt(index=index, text="", shown=f"question {index}", messages=(Message(role="user", content="q"),))
+    Prompt(
+        index=index,
+        text="",
+        shown=f"question {index}",
+        tokens=1,
+        messages=(Message(role="user", content="q"),),
+    )
     for index in range(8)
 ]
 ANSWERS = [

@@ -17,6 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.rejection_node import answers_in, batch_limit
+from launchers.models import tiny_llama
+from launchers.rejection import answers as rows
+from launchers.rejection.answers import Scores
+from launchers.rejection.generation import GenerationRequest, generate
+from launchers.rejection.scoring import load_function
+from launchers.rejection.selection import Kept, select
 from tests.conftest import write_sums
 from tests.flows.conftest import READ_ARTIFACTS, environment, left_behind
 
@@ -70,12 +77,12 @@ class Flow:
                 start_new_session=True,
             )
 
-    def run(self, *arguments: str, timeout: float = 400) -> int:
+    def run(self, *arguments: str, timeout: float = 800) -> int:
         """Run to the end; the exit status."""
         self.start(*arguments)
         return self.end(timeout)
 
-    def end(self, timeout: float = 400) -> int:
+    def end(self, timeout: float = 800) -> int:
         assert self.process is not None
         status = self.process.wait(timeout)
         assert left_behind(self.home) == []
@@ -142,13 +149,41 @@ def flow(tmp_path: Path) -> Iterator[Flow]:
         process.kill()
 
 
-def test_the_mean_score_rises(flow: Flow) -> None:
+def kept_of_one_node(found: dict[str, Any], home: Path) -> list[Kept]:
+    """What is kept where one process here draws all answers, as that run's plan and settings say."""
+    prompts, settings = found["prompts"], found["used_settings"]
+    (home / "again").mkdir()
+    model = tiny_llama.make(home / "again" / "model")
+    rows.write_rows(home / "again" / "prompts.jsonl", prompts)
+    request = GenerationRequest(
+        base_dir=model,
+        model_dir=model,
+        prompts=home / "again" / "prompts.jsonl",
+        work_dir=home / "again",
+        shards_dir=home / "again" / "shards",
+        settings=settings,
+        device="cpu",
+        limit=batch_limit(found["plan"]),
+    )
+    generate(request, lambda *_: None)
+    drawn = answers_in(request.shards_dir, range(request.count()))
+    function = load_function(f"{home / 'functions.py'}:share_of_e", "share_of_e")
+    shown = {prompt.index: prompt.shown for prompt in prompts}
+    scores = [
+        Scores(index=each.index, scores=tuple(function(shown[each.index], a.text) for a in each.answers))
+        for each in drawn
+    ]
+    return select(prompts, drawn, scores, settings.rejection)[0]
+
+
+def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow) -> None:
     status = flow.run(
         "run",
         "--score=functions.py:share_of_e",
         "--epochs=3",
         "--set=rejection.prompts=200",
         "--set=rejection.max_new_tokens=16",
+        "--set=rejection.nodes=2",
         "--set=evaluation.fraction=0.2",
         "--set=evaluation.generations=1",
     )
@@ -162,7 +197,8 @@ def test_the_mean_score_rises(flow: Flow) -> None:
     assert comparison.prompts == 40
     assert comparison.after > comparison.before + 0.01
     assert comparison.text() in flow.log
-    assert "Answers drawn" in flow.card("generate")
+    assert all("Answers drawn" in flow.card(f"generate/{task}") for task in (3, 4))
+    assert kept_of_one_node(found, flow.home) == found["kept"]
     for step in ("score", "select"):
         page = flow.card(step)
         assert "Best answers" in page

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from estimator.errors import UserError
+from estimator.hardware import local_machine
+from estimator.job import Machine
+from estimator.plan import GIB
 from flows import finetune_launch, rejection_launch
 from launchers import settings
+from launchers.models import tiny_llama
 
 
 @pytest.fixture
@@ -56,26 +63,96 @@ def test_steps_are_those_of_the_answers_that_can_be_kept(functions: Path, datase
     assert found.trained.max_steps == (20 - 1) * 2 // 4
 
 
+def printed(params: dict[str, Any], backend: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """What --plan-only says, as one line."""
+    with pytest.raises(SystemExit):
+        finetune_launch.plan_from_parameters({"settings": {}, "plan_only": True, **params}, backend)
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_the_size_is_said_and_what_is_not_known_is_called_unknown(
     functions: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = {
-        "settings": {},
         "score": f"{functions}:length",
         "answers": 4,
         "dataset": str(dataset),
-        "plan_only": True,
         "overrides": ("rejection.max_new_tokens=10",),
     }
-    with pytest.raises(SystemExit):
-        finetune_launch.plan_from_parameters(params, "local")
-    text = capsys.readouterr().out
+    text = printed(params, "local", capsys)
     assert "60 prompts x 4 answers of at most 10 tokens: at most 2,400 tokens are generated" in text
-    assert "unknown: the speed of generation is not predicted" in text
+    assert "time unknown: no published speed of generation for this device" in text
+    assert "total time unknown" in text
+
+
+def test_each_stage_and_the_whole_have_hours_and_a_price(
+    functions: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = {
+        "model": "llama-8b",
+        "method": "full",
+        "gpu": "H100 SXM",
+        "gpus": 8,
+        "from_catalogue": True,
+        "score": f"{functions}:length",
+        "answers": 4,
+        "dataset": str(dataset),
+    }
+    text = printed(params, "kubernetes", capsys)
+    assert re.search(r"generate 1 node with 1x H100 SXM of \S+: \d+ min to \d+ min, \$[\d.]+ to \$", text)
+    assert "score 1 node with no GPU: time unknown, price unknown: the function's own time" in text
+    assert re.search(r"train as above: \d+ min, \$[\d.]+", text)
+    assert re.search(r"total \d+ min to \d+ min, \$[\d.]+ to \$[\d.]+, without score", text)
+    more = printed(params | {"overrides": ("rejection.nodes=2",)}, "batch", capsys)
+    assert "generate 2 nodes, each 1x H100 SXM" in more
+
+
+def test_a_reward_model_at_hand_is_sized_and_priced(
+    tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((tiny_llama.make(tmp_path / "model") / "config.json").read_text())
+    config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "config.json").write_text(json.dumps(config))
+    params = {
+        "model": "llama-8b",
+        "method": "full",
+        "gpu": "H100 SXM",
+        "gpus": 8,
+        "from_catalogue": True,
+        "score": str(tmp_path / "reward"),
+        "dataset": str(dataset),
+    }
+    text = printed(params, "kubernetes", capsys)
+    assert re.search(r"score 1 node with 1x H100 SXM of \S+: \d+ min, \$[\d.]+", text)
+    assert "without" not in text.partition("Rejection sampling:")[2]
+
+
+def test_several_nodes_on_a_machine_with_gpus_are_refused(
+    functions: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(
+        gpus=(("NVIDIA A100-SXM4-80GB", 80 * GIB),) * 2,
+        cpu_cores=16,
+        ram_bytes=200 * GIB,
+        disk_free_bytes=500 * GIB,
+    )
+    monkeypatch.setattr(local_machine, "here", lambda: machine)
+    params = {
+        "settings": {},
+        "model": "llama-3.2-1b",
+        "method": "lora",
+        "plan_only": True,
+        "score": f"{functions}:length",
+        "dataset": str(dataset),
+        "overrides": ("rejection.nodes=2",),
+    }
+    with pytest.raises(UserError, match="one process sees all GPUs"):
+        finetune_launch.plan_from_parameters(params, "local")
 
 
 def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> None:
     values = {"dataset": "org/name", "rejection": {"score": f"{functions}:length"}}
     found = rejection_launch.check(settings.build(values))
-    assert found.prompts is None
+    assert (found.prompts, found.held_out, found.longest) == (None, None, None)
     assert found.trained.max_steps is None

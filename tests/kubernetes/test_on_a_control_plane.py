@@ -207,6 +207,48 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
             cluster.api.delete(f"/api/v1/nodes/{machine.name}")
 
 
+SCORE = "def share_of_e(prompt, answer):\n    return answer.lower().count('e') / max(len(answer), 1)\n"
+
+
+def test_rejection_sampling_draws_on_two_pods_and_scores_and_trains_on_others(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "scores.py").write_text(SCORE)
+    data = write_sums(tmp_path / "sums.jsonl")
+    options = ["--score=scores.py:share_of_e", f"--dataset={data}", "--answers=4", *QUICK, "--max-steps=2"]
+    drawn = ("prompts=40", "max_new_tokens=8", "nodes=2")
+    options += [f"--set=rejection.{each}" for each in drawn]
+    launched = cluster.launch(
+        "rejection_flow", tmp_path, "run", "--with", "kubernetes", "--device=cpu", *options
+    )
+    assert launched.wait(LIMIT_S) == 0, launched.story()
+    found = launched.artifacts("RejectionFlow")
+    plan: Plan = found["plan"]
+    assert plan.target == "kubernetes"
+    assert plan.generation is not None
+    assert (found["drawn"].answers, found["selection"].overview.drawn.answers) == (160, 160)
+    assert found["selection"].kept.answers == 40
+    assert found["selection"].kept.mean > found["selection"].overview.drawn.mean
+    tasks = json.loads(launched.read(READ_TASKS, f"RejectionFlow/{launched.run_id}"))["tasks"]
+    assert sum(name.startswith("generate/") for name in tasks) == 2
+    assert all(tasks.values())
+    cards = json.loads(launched.read(READ_CARDS, f"RejectionFlow/{launched.run_id}"))
+    steps = sorted(name.partition("/")[0] for name in cards if name.endswith("/rejection"))
+    assert steps == ["generate", "generate", "score", "select"]
+    asked = {
+        pod["metadata"]["annotations"]["metaflow/step_name"]: pod["spec"]["containers"][0]["resources"]
+        for pod in cluster.pods()
+        if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == launched.run_id
+    }
+    for name in ("generate", "score", "compare"):
+        stage = plan.generation.stage(name)
+        assert stage is not None
+        assert quantity(asked[name]["requests"]["memory"]) == pytest.approx(
+            stage.request.memory_mib * 2**20, rel=0.01
+        )
+    launched.nothing_left()
+
+
 def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
     """Arguments. The cluster has the weights from an earlier run (those of tiny-llama, to be exact)."""
     home.mkdir(exist_ok=True)

@@ -16,6 +16,7 @@ from decorators.backends.placing import values_for
 from estimator import Job, Target, plan
 from estimator.errors import UserError
 from estimator.models import find
+from estimator.planning.generation import Drawing, plan_generation
 from tests.decorators.flows.plans import make_plan
 
 
@@ -196,6 +197,24 @@ def test_each_step_asks_for_its_own() -> None:
     one = plan(small, Target(kind="kubernetes", instance_type="p5.48xlarge"))
     assert request_for(one, "evaluate").gpus_per_node == 1
     assert request_for(one, "evaluate").cpu == int(192 * 0.9 / 8)
+
+
+def test_the_stages_of_rejection_sampling_ask_for_what_was_planned_of_them() -> None:
+    model = find("llama-8b")
+    made = plan(Job(model=model), Target(kind="kubernetes", instance_type="p5.48xlarge"))
+    assert request_for(made, "generate") == request_for(made, "evaluate"), "nothing is planned of it"
+    drawing = Drawing(
+        prompts=5000, held_out=9, answers=4, prompt_tokens=256, new_tokens=256, by_function=True
+    )
+    made = replace(made, generation=plan_generation(made, model, drawing))
+    labelled = replace(made, request=replace(made.request, node_labels=(("good", "yes"),)))
+    generate, score, compare = (request_for(labelled, role) for role in ("generate", "score", "compare"))
+    assert (generate.nodes, generate.gpus_per_node, generate.gpu) == (1, 1, "H100 SXM")
+    assert (generate.instance_type, compare) == ("p5.48xlarge", generate)
+    assert (score.gpus_per_node, score.gpu, score.instance_type) == (0, None, None)
+    assert generate.node_labels == score.node_labels == (("good", "yes"),)
+    values = values_for(StepRequest(backend="batch", request=generate))
+    assert values.resources["gpu"] == 1
 
 
 def test_an_evaluation_goes_where_the_user_sends_training() -> None:

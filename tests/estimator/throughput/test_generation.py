@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -52,7 +53,7 @@ def test_the_fast_end_is_the_bandwidth() -> None:
 
 def test_more_sequences_take_longer_and_make_more_tokens() -> None:
     found = [generation_speed(LLAMA, H100, replace(BATCH, sequences=n)) for n in (1, 8, 64, 512)]
-    for few, many in zip(found, found[1:], strict=False):
+    for few, many in itertools.pairwise(found):
         assert few.seconds is not None
         assert many.seconds is not None
         assert few.tokens_per_second is not None

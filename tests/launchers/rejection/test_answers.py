@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from launchers.dataset.prompts import Prompt, prompts_of, read_written
 from launchers.dataset.rows import Conversation, Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
-from launchers.rejection.answers import Answer, Answers, Scores
+from launchers.rejection.answers import Answer, Answers, BatchLimit, Scores
 from launchers.settings import Settings
 
 CHAT = Conversation(
@@ -46,14 +47,32 @@ def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> Non
     assert text.with_answer(" and so on").text == "one two and so on"
 
 
+LIMIT = BatchLimit(sequences=64, tokens=16384)
+
+
+def made(lengths: Iterable[int]) -> list[Prompt]:
+    return [Prompt(index=index, text="", shown="", tokens=tokens) for index, tokens in enumerate(lengths)]
+
+
 def test_shards_hold_every_prompt_once_and_the_longest_first() -> None:
-    prompts = [Prompt(index=index, text="x" * (index % 7), shown="") for index in range(50)]
-    shards = rows.shards_of(prompts, 4)
+    prompts = made(index % 7 for index in range(50))
+    shards = rows.shards_of(prompts, 4, limit=LIMIT, new_tokens=8)
     assert [len(shard) for shard in shards] == [16, 16, 16, 2]
     found = [prompt for shard in shards for prompt in shard]
     assert sorted(prompt.index for prompt in found) == list(range(50))
-    assert [len(prompt.text) for prompt in found] == sorted((index % 7 for index in range(50)), reverse=True)
-    assert [len(shard) for shard in rows.shards_of(prompts[:2], 500)] == [1, 1]
+    assert [prompt.tokens for prompt in found] == sorted((index % 7 for index in range(50)), reverse=True)
+    alone = rows.shards_of(prompts[:2], 500, limit=LIMIT, new_tokens=8)
+    assert [len(shard) for shard in alone] == [1, 1]
+
+
+def test_a_shard_is_as_large_as_a_batch() -> None:
+    large = BatchLimit(sequences=256, tokens=100_000)
+    short, long = made([100] * 200), made([3000] * 200)
+    assert [len(shard) for shard in rows.shards_of(short, 4, limit=large, new_tokens=100)] == [64, 64, 64, 8]
+    # A batch holds 32 answers of 3,100 tokens; a shard no fewer than 64
+    assert large.prompts(3100, 4) == 8
+    assert len(rows.shards_of(long, 4, limit=large, new_tokens=100)[0]) == 16
+    assert large.prompts(200_000, 4) == 1, "one prompt's answers are tried in any case"
 
 
 def test_rows_come_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) -> None:

@@ -34,7 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def request(model: Path, folder: Path, *, new_tokens: int = 5) -> GenerationRequest:
+def request(
+    model: Path, folder: Path, *, new_tokens: int = 5, node: int = 0, nodes: int = 1
+) -> GenerationRequest:
     folder.mkdir(exist_ok=True)
     settings = Settings(rejection=Rejection(answers=4, max_new_tokens=new_tokens))
     rows.write_rows(folder / "prompts.jsonl", prompts_of(CHATS, render.load_tokenizer(model, settings)))
@@ -46,6 +48,9 @@ def request(model: Path, folder: Path, *, new_tokens: int = 5) -> GenerationRequ
         shards_dir=folder / "shards",
         settings=settings,
         device="cpu",
+        limit=rows.BatchLimit(sequences=64, tokens=16384),
+        node=node,
+        nodes=nodes,
     )
 
 
@@ -64,6 +69,21 @@ def test_a_shard_that_is_missing_is_made_again_as_it_was_and_no_other(model: Pat
     assert all(len(each.answers) == 4 for each in found)
     assert all(1 <= answer.tokens <= 5 for each in found for answer in each.answers)
     assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are drawn"
+
+
+def test_two_nodes_draw_what_one_draws(model: Path, tmp_path: Path) -> None:
+    alone = request(model, tmp_path / "alone")
+    generate(alone, lambda *_: None)
+    made: dict[int, list[int]] = {0: [], 1: []}
+    for node, shards in made.items():
+        asked = request(model, tmp_path / str(node), node=node, nodes=2)
+        generate(asked, lambda shard, _, shards=shards: shards.append(shard))
+        assert asked.count() == 3
+        for shard in shards:
+            name = rows.shard_name(shard)
+            assert (asked.shards_dir / name).read_text() == (alone.shards_dir / name).read_text()
+    assert made == {0: [0, 2], 1: [1]}
+    assert generate(request(model, tmp_path / "idle", node=3, nodes=4), lambda *_: None) == 0
 
 
 def test_a_killed_process_leaves_what_it_has_finished(model: Path, tmp_path: Path) -> None:

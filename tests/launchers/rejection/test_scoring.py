@@ -24,7 +24,11 @@ def picky(prompt, answer): return 1.0 / len(answer)
 """
 PROMPTS = [
     Prompt(
-        index=index, text="", shown=f"question {index}", messages=(Message(role="user", content="q" * index),)
+        index=index,
+        text="",
+        shown=f"question {index}",
+        tokens=1,
+        messages=(Message(role="user", content="q" * index),),
     )
     for index in range(1, 4)
 ]

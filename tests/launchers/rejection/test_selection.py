@@ -16,6 +16,7 @@ PROMPTS = [
         index=index,
         text=f"<{index}>",
         shown=f"question {index}",
+        tokens=1,
         messages=(Message(role="user", content="q"),),
     )
     for index in range(4)

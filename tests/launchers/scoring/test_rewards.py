@@ -10,7 +10,7 @@ from estimator.errors import UserError
 from launchers.dataset.prompts import Prompt
 from launchers.scoring.rewards import rewards_of
 
-ASKED = [Prompt(index=n, text="<b>", shown=f"question {n}") for n in range(2)]
+ASKED = [Prompt(index=n, text="<b>", shown=f"question {n}", tokens=1) for n in range(2)]
 
 
 def test_a_function_gets_each_prompt_as_a_person_sees_it_and_its_answer(tmp_path: Path) -> None:

@@ -1,0 +1,265 @@
+"""Rejection sampling's stages before and after training: batch, GPUs, nodes, hours and price of each.
+
+The model is loaded once for each node, on the fewest of the training's GPUs that hold it with the answers to
+one prompt. Nodes share nothing but the prompts, so that as many draw at once as training has GPUs for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from estimator import hardware
+from estimator.errors import UserError
+from estimator.hardware import Gpu
+from estimator.memory.evaluation import inference_gpus
+from estimator.memory.generation import Batch, Device, largest_batch
+from estimator.models import ModelSpec
+from estimator.plan import MIB, Generation, Plan, Request, Stage
+from estimator.planning.step_requests import BESIDE_RANKS
+from estimator.throughput.generation import balanced_sequences, forward_seconds, generation_speed
+
+# A CPU works out one token after the other: larger batches gain nothing there
+CPU_SEQUENCES = 64
+CPU_BATCH_TOKENS = 16384
+UNKNOWN_SEQUENCES = 64  # where a GPU's balance of products and memory is not sourced
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """What is to be drawn and scored."""
+
+    prompts: int | None  # None: not known before the dataset is fetched
+    held_out: int | None  # of them, drawn for a second time by the finished model
+    answers: int  # to each prompt
+    prompt_tokens: int  # of the longest prompt
+    new_tokens: int  # of the longest answer
+    top_p: float = 1.0
+    reward_model: ModelSpec | None = None  # that scores, as far as it is known
+    by_function: bool = False  # scored on CPUs
+    nodes: int | None = None  # asked for; None: as planned
+
+
+def plan_generation(plan: Plan, model: ModelSpec, drawing: Drawing) -> Generation:
+    """Batch, requests, hours and price of the stages, on machines of the kind that the plan trains on."""
+    device, gpu = plan.layout.device, _gpu(plan)
+    base = plan.evaluate or replace(plan.request, nodes=1)
+    gpus, sequences, fits = _batch(plan, model, drawing, base)
+    batch_tokens = sequences * (drawing.prompt_tokens + drawing.new_tokens)
+    request = _with_gpus(base, gpus)
+    nodes = drawing.nodes or _nodes(plan, drawing, gpus, sequences)
+    drawn = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.prompts, sequences, nodes))
+    drawn_again = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.held_out, sequences, 1))
+    basis = generation_speed(model, gpu, _shape(drawing, sequences)).basis
+    score, score_seconds, score_basis = _score(plan, gpu, drawing, base)
+    again = (0.0, 0.0) if drawing.by_function else _score_seconds(gpu, drawing, drawing.held_out)
+    compared = _sum((drawn_again, None if again is None else (again[0] / 3600, again[1] / 3600)))
+    stages = [
+        Stage(
+            name="generate",
+            request=request,
+            nodes=nodes,
+            hours=drawn,
+            usd=_usd(plan, request, nodes, drawn),
+            basis=basis,
+        ),
+        Stage(
+            name="score",
+            request=score,
+            hours=(scored := _hours(plan, score_seconds)),
+            usd=_usd(plan, score, 1, scored),
+            basis=score_basis,
+        ),
+        Stage(
+            name="compare",
+            request=request if score.gpus_per_node <= gpus else score,
+            hours=compared,
+            usd=_usd(plan, request, 1, compared),
+            basis="" if compared is None else basis,
+        ),
+    ]
+    on_gpus = device == "cuda"
+    return Generation(
+        batch_sequences=max(sequences, _most(gpu) if on_gpus else CPU_SEQUENCES),
+        batch_tokens=batch_tokens if on_gpus else max(batch_tokens, CPU_BATCH_TOKENS),
+        prompt_tokens=drawing.prompt_tokens,
+        fits=fits,
+        stages=tuple(stages),
+    )
+
+
+def total(plan: Plan) -> tuple[Range | None, Range | None, tuple[str, ...]]:
+    """Hours and USD of the training and all stages, and the stages that are missing from both.
+
+    None where nothing is known, and a price where one of the stages that have hours has none.
+    """
+    stages = plan.generation.stages if plan.generation is not None else ()
+    hours, usd = plan.prediction.hours, plan.prediction.usd
+    parts: list[tuple[str, Range | None, Range | None]] = [
+        *((stage.name, stage.hours, stage.usd) for stage in stages),
+        ("train", _point(hours), _point(usd)),
+    ]
+    known = [part for part in parts if part[1] is not None]
+    missing = tuple(name for name, found, _ in parts if found is None)
+    if not known:
+        return None, None, missing
+    return _sum([part[1] for part in known]), _sum([part[2] for part in known]), missing
+
+
+def _point(value: float | None) -> Range | None:
+    return None if value is None else (value, value)
+
+
+def _gpu(plan: Plan) -> Gpu | None:
+    """The plan's GPU; None on CPUs, and for one that is in no table."""
+    if plan.layout.device == "cpu" or plan.request.gpu is None:
+        return None
+    try:
+        return hardware.gpu(plan.request.gpu)
+    except UserError:
+        return None
+
+
+def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tuple[int, int, bool | None]:
+    """GPUs for one copy of the model, answers that are drawn together, and whether one prompt's fit.
+
+    All answers to a prompt are drawn together. Where not even those fit on all GPUs of a node, prompts are
+    tried one by one: most are shorter than the longest.
+    """
+    device: Device = plan.layout.device
+    on_gpus = device == "cuda"
+    capacity = plan.prediction.memory.capacity_bytes
+    if not on_gpus:
+        capacity = base.memory_mib * MIB - BESIDE_RANKS
+    if capacity is None:
+        return base.gpus_per_node, drawing.answers, None
+    most = _most(_gpu(plan)) if on_gpus else CPU_SEQUENCES
+    if not on_gpus:
+        most = min(most, CPU_BATCH_TOKENS // (drawing.prompt_tokens + drawing.new_tokens))
+    first, last = base.gpus_per_node, max(plan.request.gpus_per_node, base.gpus_per_node)
+    for gpus in range(max(first, 1), max(last, 1) + 1):
+        found = largest_batch(
+            model,
+            capacity,
+            prompt_tokens=drawing.prompt_tokens,
+            new_tokens=drawing.new_tokens,
+            gpus=gpus if on_gpus else 1,
+            device=device,
+            top_p=drawing.top_p,
+            most=max(most, drawing.answers),
+        )
+        if found >= drawing.answers:
+            whole = found // drawing.answers * drawing.answers
+            return (gpus if on_gpus else 0), whole, True
+    return last, drawing.answers, False
+
+
+def _most(gpu: Gpu | None) -> int:
+    """Answers drawn together beyond which nothing is gained."""
+    return (balanced_sequences(gpu) if gpu is not None else None) or UNKNOWN_SEQUENCES
+
+
+def _with_gpus(base: Request, gpus: int) -> Request:
+    """The request for a node with so many GPUs, and the same share of cores and memory for each."""
+    if not base.gpus_per_node or gpus == base.gpus_per_node:
+        return replace(base, nodes=1)
+    return replace(
+        base,
+        nodes=1,
+        gpus_per_node=gpus,
+        cpu=base.cpu * gpus // base.gpus_per_node,
+        memory_mib=base.memory_mib * gpus // base.gpus_per_node,
+        shared_memory_mib=base.shared_memory_mib * gpus // base.gpus_per_node,
+    )
+
+
+def _nodes(plan: Plan, drawing: Drawing, gpus: int, sequences: int) -> int:
+    """As many copies of the model as training has GPUs for (on CPUs: nodes), each with a batch to draw.
+
+    Where the machine is at hand, one: its GPUs are all seen by one process.
+    """
+    if plan.target in ("local", "allocation"):
+        return 1
+    request = plan.request
+    copies = request.nodes * request.gpus_per_node // gpus if gpus else request.nodes
+    if drawing.prompts is not None:
+        copies = min(copies, _batches(drawing, drawing.prompts, sequences))
+    return max(copies, 1)
+
+
+def _batches(drawing: Drawing, prompts: int, sequences: int) -> int:
+    return -(-prompts // max(sequences // drawing.answers, 1))
+
+
+def _shape(drawing: Drawing, sequences: int) -> Batch:
+    return Batch(sequences=sequences, prompt_tokens=drawing.prompt_tokens, new_tokens=drawing.new_tokens)
+
+
+def _draw_seconds(
+    model: ModelSpec, gpu: Gpu | None, drawing: Drawing, prompts: int | None, sequences: int, nodes: int
+) -> Range | None:
+    """Seconds of the node with most batches, each as long as its longest answer may be."""
+    if prompts is None:
+        return None
+    if prompts == 0:
+        return 0.0, 0.0
+    drawn = min(sequences, prompts * drawing.answers)
+    each = generation_speed(model, gpu, _shape(drawing, drawn)).seconds
+    if each is None:
+        return None
+    own = -(-_batches(drawing, prompts, sequences) // nodes)
+    return own * each[0], own * each[1]
+
+
+def _score(plan: Plan, gpu: Gpu | None, drawing: Drawing, base: Request) -> tuple[Request, Range | None, str]:
+    """What the scoring asks for, its seconds, and what they rest on."""
+    if drawing.by_function:
+        # On the machine at hand there is nothing else to ask for
+        return plan.prepare or replace(base, nodes=1), None, "the function's own time"
+    reward, capacity = drawing.reward_model, plan.prediction.memory.capacity_bytes
+    if reward is None:
+        return replace(base, nodes=1), None, "the reward model is read when the run begins"
+    request = replace(base, nodes=1)
+    if plan.layout.device == "cuda" and capacity is not None:
+        tokens = drawing.prompt_tokens + drawing.new_tokens
+        request = _with_gpus(base, inference_gpus(reward, plan.request.gpus_per_node, capacity, tokens))
+    seconds = _score_seconds(gpu, drawing, drawing.prompts)
+    basis = "a forward pass of each answer" if seconds else "no published speed of it"
+    return request, seconds, basis
+
+
+def _score_seconds(gpu: Gpu | None, drawing: Drawing, prompts: int | None) -> Range | None:
+    if drawing.reward_model is None or prompts is None:
+        return None
+    tokens = drawing.prompt_tokens + drawing.new_tokens
+    return forward_seconds(drawing.reward_model, gpu, prompts * drawing.answers, tokens)
+
+
+def _hours(plan: Plan, seconds: Range | None) -> Range | None:
+    if seconds is None:
+        return None
+    start = plan.prediction.start_up.hours if plan.prediction.start_up is not None and seconds[1] else 0.0
+    return seconds[0] / 3600 + start, seconds[1] / 3600 + start
+
+
+def _usd(plan: Plan, request: Request, nodes: int, hours: Range | None) -> Range | None:
+    """What the machines cost that the nodes are on, whole ones; None where they are another kind's."""
+    whole, machine = plan.prediction.usd_per_hour, plan.request.instance_type
+    if whole is None or hours is None or machine is None or request.instance_type != machine:
+        return None
+    try:
+        own = hardware.instance(machine).gpu_count
+    except UserError:
+        own = plan.request.gpus_per_node
+    together = max(own // request.gpus_per_node, 1) if request.gpus_per_node else 1
+    rate = whole / plan.request.nodes * -(-nodes // together)
+    return rate * hours[0], rate * hours[1]
+
+
+def _sum(ranges: Sequence[Range | None]) -> Range | None:
+    known = [each for each in ranges if each is not None]
+    if len(known) < len(ranges):
+        return None
+    return sum(low for low, _ in known), sum(high for _, high in known)

@@ -1,0 +1,151 @@
+"""Rejection sampling as it is planned: the batch, the nodes, hours and price of each stage."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import hardware
+from estimator.job import Job, Machine, Target
+from estimator.memory.generation import Batch, generation_bytes
+from estimator.models import find
+from estimator.plan import GIB, Plan, Stage
+from estimator.planning import planner
+from estimator.planning.generation import Drawing, plan_generation, total
+from estimator.throughput.generation import generation_speed
+
+LLAMA = find("llama-8b")
+DRAWING = Drawing(
+    prompts=2000,
+    held_out=100,
+    answers=4,
+    prompt_tokens=512,
+    new_tokens=256,
+    by_function=True,
+)
+
+
+def plan_of(model: str = "llama-8b", **target: Any) -> Plan:
+    job = Job(model=find(model), method="lora", engine="fsdp2", seq_len=2048, global_batch_size=16)
+    return planner.plan(job, Target(kind="kubernetes", **target))
+
+
+def planned(plan: Plan, drawing: Drawing = DRAWING, model: str = "llama-8b") -> Plan:
+    return replace(plan, generation=plan_generation(plan, find(model), drawing))
+
+
+def stage(plan: Plan, name: str) -> Stage:
+    assert plan.generation is not None
+    found = plan.generation.stage(name)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def h100() -> Plan:
+    return plan_of(gpu="H100 SXM", gpus=8, nodes=1)
+
+
+def test_a_copy_of_the_model_draws_on_each_gpu_of_the_training(h100: Plan) -> None:
+    generate = stage(planned(h100), "generate")
+    assert (generate.nodes, generate.request.gpus_per_node) == (8, 1)
+    assert generate.request.memory_mib * 8 <= h100.request.memory_mib * 1.01
+    assert stage(planned(h100), "compare").nodes == 1
+    few = stage(planned(h100, replace(DRAWING, prompts=100)), "generate")
+    assert few.nodes < 8, "no node is without a batch"
+    assert stage(planned(h100, replace(DRAWING, nodes=3)), "generate").nodes == 3
+
+
+def test_the_batch_fits_into_the_gpus_memory_and_one_more_prompt_is_too_many_or_no_gain() -> None:
+    plan = planned(plan_of(gpu="L4", gpus=1, nodes=1))
+    capacity, generation = plan.prediction.memory.capacity_bytes, plan.generation
+    assert capacity is not None
+    assert generation is not None
+    assert generation.fits
+    sequences = generation.batch_tokens // (512 + 256)
+    assert sequences % DRAWING.answers == 0
+    for more, fits in ((0, True), (DRAWING.answers, False)):
+        batch = Batch(sequences=sequences + more, prompt_tokens=512, new_tokens=256)
+        assert (sum(generation_bytes(LLAMA, batch).values()) <= capacity) is fits
+
+
+def test_hours_and_price_are_those_of_the_node_with_most_batches(h100: Plan) -> None:
+    plan = planned(h100)
+    generate = stage(plan, "generate")
+    assert plan.generation is not None
+    sequences = plan.generation.batch_tokens // (512 + 256)
+    batch = Batch(sequences=sequences, prompt_tokens=512, new_tokens=256)
+    speed = generation_speed(LLAMA, hardware.gpu("H100 SXM"), batch)
+    each = math.ceil(math.ceil(2000 / (sequences // 4)) / 8)  # batches of the first node
+    assert speed.seconds is not None
+    assert generate.hours is not None
+    assert generate.usd is not None
+    start = h100.prediction.start_up
+    assert start is not None
+    for end in (0, 1):
+        assert generate.hours[end] == pytest.approx(each * speed.seconds[end] / 3600 + start.hours)
+        # Eight nodes of one GPU are one machine
+        assert generate.usd[end] == pytest.approx(
+            generate.hours[end] * (h100.prediction.usd_per_hour or 0), rel=1e-6
+        )
+
+
+def test_a_function_scores_without_gpus_and_its_time_is_unknown(h100: Plan) -> None:
+    plan = planned(replace(h100, prediction=replace(h100.prediction, hours=1.0, usd=80.0)))
+    score = stage(plan, "score")
+    assert (score.request.gpus_per_node, score.hours, score.usd) == (0, None, None)
+    hours, usd, missing = total(plan)
+    assert missing == ("score",)
+    assert hours is not None
+    assert usd is not None
+    rest = [stage(plan, name) for name in ("generate", "compare")]
+    assert hours[1] == pytest.approx(1.0 + sum(each.hours[1] for each in rest if each.hours))
+    assert usd[0] == pytest.approx(80.0 + sum(each.usd[0] for each in rest if each.usd))
+
+
+def test_a_reward_model_scores_on_the_gpus_that_hold_it(h100: Plan) -> None:
+    drawing = replace(DRAWING, by_function=False, reward_model=find("llama-70b"))
+    score = stage(planned(h100, drawing), "score")
+    assert score.request.gpus_per_node == 2
+    assert score.hours is not None
+    assert score.hours[0] < score.hours[1]
+    small = stage(planned(h100, replace(drawing, reward_model=LLAMA)), "score")
+    assert small.request.gpus_per_node == 1
+    unread = stage(planned(h100, replace(drawing, reward_model=None)), "score")
+    assert (unread.hours, unread.basis) == (None, "the reward model is read when the run begins")
+
+
+def test_what_is_not_known_stays_unknown(h100: Plan) -> None:
+    later = planned(h100, replace(DRAWING, prompts=None, held_out=None))
+    assert stage(later, "generate").hours is None
+    assert stage(later, "generate").nodes == 8
+    experts = plan_of("mixtral-8x7b", gpu="H100 SXM", gpus=8, nodes=1)
+    drawn = stage(planned(experts, model="mixtral-8x7b"), "generate")
+    assert (drawn.hours, drawn.usd) == (None, None)
+    assert drawn.request.gpus_per_node == 2, "94 GB of weights"
+
+
+def test_one_prompts_answers_that_do_not_fit_are_tried_and_said(h100: Plan) -> None:
+    long = replace(DRAWING, answers=512, prompt_tokens=2048, new_tokens=2048)
+    plan = planned(plan_of(gpu="L4", gpus=1, nodes=1), long)
+    assert plan.generation is not None
+    assert plan.generation.fits is False
+    assert plan.generation.batch_tokens == 512 * 4096
+
+
+def test_a_plan_with_generation_comes_back_from_json(h100: Plan) -> None:
+    plan = planned(h100)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_on_this_machine_one_process_draws() -> None:
+    job = Job(model=find("tiny-llama"), method="full", engine="fsdp2", seq_len=256, global_batch_size=16)
+    machine = Machine(cpu_cores=8, ram_bytes=32 * GIB, disk_free_bytes=100 * GIB)
+    plan = planner.plan(job, Target(kind="local", device="cpu", machine=machine))
+    generated = planned(plan, model="tiny-llama")
+    assert stage(generated, "generate").nodes == 1
+    assert generated.generation is not None
+    assert (generated.generation.batch_sequences, generated.generation.batch_tokens) == (64, 16384)
