@@ -198,8 +198,8 @@ class _Cursor:
                 if (unfinished or error.pos > len(self._text) - _CUT) and self._read_more():
                     continue
                 raise
-            if end == len(self._text) and self._read_more():  # a number may go on
-                continue
+            if isinstance(value, int | float) and end > len(self._text) - _CUT and self._read_more():
+                continue  # a number may go on
             self._go_to(end)
             return value
 
@@ -214,7 +214,8 @@ class _Cursor:
     def _read_more(self) -> bool:
         left = self._text[self._at :]
         more = self._file.read(max(_CHUNK, len(left)))
-        self._text, self._at = left + more, 0
+        if more:
+            self._text, self._at = left + more, 0
         return bool(more)
 
 
