@@ -20,6 +20,7 @@ from launchers.settings import Settings, build
 
 Lengths = Literal["varying", "fixed"]
 METHODS = ("lora", "full", "qlora")  # in the order of their use
+ENGINES = tuple(name for name in engines.ENGINES if name != "trl")  # which draws answers as it trains
 DISK_SHARE = 0.5  # of what is free: the weights of one model, in 16 bits; there may be others
 ROOM = 2**50  # bytes that no plan needs: with so much, everything is planned
 
@@ -112,7 +113,7 @@ def in_order(scale: Scale, machine: Machine, model: str | None = None) -> list[C
     and number of processes.
     """
     counts = sorted({1, len(machine.gpus) or 1})
-    combinations = list(product(counts, engines.ENGINES, METHODS))
+    combinations = list(product(counts, ENGINES, METHODS))
     chosen = {
         (count, engine, method): model or _largest(scale, machine, count, engine, method)
         for count, engine, method in combinations

@@ -58,6 +58,9 @@ class SetupOptions:
         str | None,
         Option(help="Names of linear layers with commas between, or `all`.", rich_help_panel=_WHAT),
     ] = None
+    reward_parameters: Annotated[
+        int, Option(help="Of the reward model that scores grpo's answers; 0: none.", rich_help_panel=_WHAT)
+    ] = 0
     lora_experts: Annotated[
         bool, Option("--lora-experts", help="Adapters on experts too.", rich_help_panel=_WHAT)
     ] = False

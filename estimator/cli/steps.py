@@ -60,6 +60,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
         answer_len=drawn_answer(seq_len) if options.task == "grpo" else 0,
+        reward_parameters=options.reward_parameters,
         compares=options.task == "grpo" and method != "full",
         seq_len=seq_len,
         fixed_length=packed,

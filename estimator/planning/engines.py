@@ -104,6 +104,6 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,
         answer_len=_answer_len(job),
-        compares=job.adapters if job.compares is None else job.compares,
+        compares=job.task == "grpo" and (job.adapters if job.compares is None else job.compares),
         reward_parameters=job.reward_parameters,
     )

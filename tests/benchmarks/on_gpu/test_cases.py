@@ -11,7 +11,6 @@ from benchmarks.on_gpu import cases
 from benchmarks.on_gpu.cases import ON_CPU, ON_GPUS
 from estimator.errors import UserError
 from estimator.job import Machine
-from launchers import engines
 from tests.benchmarks.on_gpu.machines import H100S, H200, L4, plan_of
 
 ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
@@ -102,7 +101,7 @@ def test_only_takes_words_of_a_cases_name_in_any_order() -> None:
     every = cases.in_order(ON_CPU, ALONE)
     found = cases.chosen(every, "packed lora off")
     assert {case.name for case in found} == {
-        f"tiny-llama lora {engine}, packed, expandable segments off" for engine in engines.ENGINES
+        f"tiny-llama lora {engine}, packed, expandable segments off" for engine in cases.ENGINES
     }
     with pytest.raises(UserError, match="--only lora megatron: no case has all these words"):
         cases.chosen(every, "lora megatron")

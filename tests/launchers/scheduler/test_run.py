@@ -15,7 +15,7 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from launchers import engines, settings
+from launchers import handover, settings
 from launchers.cluster.allocation import node_address
 from launchers.cluster.processes import is_running
 from launchers.gang.job import TrainJob
@@ -100,11 +100,10 @@ def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted
     """A model, or an adapter that can't be merged; what finishes a folder is there last."""
     plan, wanted = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
 
-    class Engine:
-        def collect(self, job: TrainJob, destination: Path) -> None:  # noqa: ARG002
-            (destination / result).mkdir(parents=True)  # that transformers can't load
+    def collect(job: TrainJob, destination: Path) -> None:
+        (destination / result).mkdir(parents=True)  # that transformers can't load
 
-    monkeypatch.setattr(engines, "get", lambda _: Engine())
+    monkeypatch.setattr(handover, "collect", collect)
     asked = run.SchedulerRun(settings=wanted, output=tmp_path / "out")
     asked.folder.mkdir(parents=True)
     start = Start(
