@@ -26,7 +26,7 @@ from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
 from launchers.model_card import closing_facts
 from launchers.report.metrics import summarise
-from launchers.settings import dotted_names, help_of, parse_yaml
+from launchers.settings import choices_of, dotted_names, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle
 from launchers.workdir import work_folder
 
@@ -34,8 +34,12 @@ from launchers.workdir import work_folder
 def knob(name: str, kind: type = str) -> Any:
     """A flag of the flow; its default is the settings file's value, its help the setting's own."""
     where = finetune_launch.FLAGS[name]
+    choices = f" One of {', '.join(choices_of(where))}." if choices_of(where) else ""
     return Parameter(
-        name.replace("_", "-"), type=kind, default=config_expr(f"settings.{where}"), help=help_of(where)
+        name.replace("_", "-"),
+        type=kind,
+        default=config_expr(f"settings.{where}"),
+        help=help_of(where) + choices,
     )
 
 

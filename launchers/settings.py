@@ -19,6 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from estimator import token_counts
 from estimator.changes import meant_by
@@ -616,11 +617,22 @@ def flat(settings: Settings) -> dict[str, str]:
 
 def help_of(name: str) -> str:
     """The one-paragraph help of a setting, by its dotted name."""
+    return " ".join((_field(name).description or "").split())
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """The values of a setting that is a closed set, by its dotted name; empty for all others."""
+    kind = _field(name).annotation
+    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
+def _field(name: str) -> FieldInfo:
     section: Any = Settings
     *sections, last = name.split(".")
     for part in sections:
         section = section.model_fields[part].annotation
-    return " ".join((section.model_fields[last].description or "").split())
+    info: FieldInfo = section.model_fields[last]
+    return info
 
 
 def json_schema() -> dict[str, Any]:

@@ -28,6 +28,12 @@ def test_every_setting_has_help() -> None:
         assert len(settings.help_of(name)) > 10, name
 
 
+def test_closed_sets_are_known_by_name() -> None:
+    assert settings.choices_of("task")[0] == "sft"
+    assert settings.choices_of("resources.device") == ("auto", "cuda", "cpu")
+    assert settings.choices_of("seed") == settings.choices_of("dataset") == ()
+
+
 def test_set_reaches_a_nested_knob_and_wins_over_flags_and_file() -> None:
     made = settings.build(
         {"optimizer": {"lr": 1.0}}, ["optimizer.lr=2e-5", "zero.stage=3"], {"optimizer.lr": 0.5}
