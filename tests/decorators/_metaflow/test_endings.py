@@ -15,7 +15,7 @@ def test_a_run_and_its_tasks_outlive_the_terminal_they_were_started_from(home: H
     flow = home.start("profiled.py", "run", "--seconds=2")
     try:
         output = home.path / "output.txt"
-        wait_until(lambda: "began at" in output.read_text() or flow.poll() is not None)
+        wait_until(lambda: "/train/" in output.read_text() or flow.poll() is not None)
         os.killpg(flow.pid, signal.SIGHUP)
         assert flow.wait(60) == 0, output.read_text()
     finally:
@@ -27,7 +27,7 @@ def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> No
     flow = home.start("profiled.py", "--metadata=local", "run", "--seconds=60")
     try:
         output = home.path / "output.txt"
-        wait_until(lambda: "began at" in output.read_text() or flow.poll() is not None)
+        wait_until(lambda: "/train/" in output.read_text() or flow.poll() is not None)
         os.killpg(flow.pid, signal.SIGINT)
         assert flow.wait(30) == 1, output.read_text()
     finally:
