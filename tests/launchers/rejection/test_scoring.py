@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from estimator.errors import UserError
 from launchers.dataset.prompts import Prompt
 from launchers.dataset.turns import Message
-from launchers.engines.reward_head import with_reward_head
-from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection import scoring
 from launchers.rejection.answers import Answer, Answers
 from launchers.rejection.scoring import ScoringRequest
 from launchers.settings import Settings
+from tests.launchers.scoring import reward_models
 
 FUNCTIONS = """
 def picky(prompt, answer): return 1.0 / len(answer)
@@ -80,20 +78,7 @@ def test_finished_shards_are_kept_and_a_failing_answer_is_named(tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny-llama with a head whose numbers differ."""
-    from safetensors.numpy import load_file, save_file
-
-    base = tmp_path_factory.mktemp("base")
-    tiny_llama.make(base)
-    folder = with_reward_head(base, Settings(task="reward"), tmp_path_factory.mktemp("reward") / "model")
-    for path in folder.glob("*.safetensors"):
-        weights = load_file(path)
-        if "score.weight" in weights:
-            weights["score.weight"] = np.random.default_rng(0).normal(size=weights["score.weight"].shape)
-            weights["score.weight"] = weights["score.weight"].astype(np.float32)
-            path.unlink()
-            save_file(weights, path, metadata={"format": "pt"})
-    return folder
+    return reward_models.make(tmp_path_factory.mktemp("reward"))
 
 
 def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_model: Path) -> None:
