@@ -26,7 +26,8 @@ from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
 from flows import finetune_artifacts, rejection_launch, scorers
 from launchers import pipeline, settings, workdir
-from launchers.settings import Resources, Settings
+from launchers.sections import Resources
+from launchers.settings import Settings
 from launchers.spelling import SetOptions
 
 if TYPE_CHECKING:

@@ -6,341 +6,47 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
-    WithJsonSchema,
-    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
 
-from estimator import token_counts
 from estimator.changes import meant_by
 from estimator.errors import UserError
-from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS, drawn_answer
+from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 from launchers import deepspeed_file
+from launchers.sections import (
+    WEIGHED,
+    Adapter,
+    Auto,
+    Evaluation,
+    Fsdp,
+    Lora,
+    NonNegative,
+    Optimizer,
+    Positive,
+    Preference,
+    Recompute,
+    Rejection,
+    Resources,
+    Rl,
+    Schedule,
+    Section,
+    Tokens,
+    Weight,
+    Zero,
+)
 
 SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
-Auto = Literal["auto"]
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 
 
-def _count_tokens(value: Any) -> int:
-    """A number of tokens, also as people write it: 1B, 300M."""
-    is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
-    count = token_counts.parse(str(value)) if is_number else None
-    if count is None or count < 1:
-        raise ValueError("a number of tokens, such as 20000, 300M or 1B")
-    return round(count)
-
-
-Tokens = Annotated[
-    int,
-    BeforeValidator(_count_tokens),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
-]
-Weight = Annotated[float, Field(gt=0, le=1000)]
-
-
-def _is_list(section: type[BaseModel], name: str, word: str) -> bool:
-    """Whether a setting is a list, and the word no choice beside it."""
-    info = section.model_fields.get(name)
-    kinds = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
-    kinds = kinds or ((info.annotation,) if info else ())
-    choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
-    return any(get_origin(kind) is tuple for kind in kinds) and word not in choices
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_words_for_lists(cls, values: Any) -> Any:
-        """A single word is a list of one, where it is none of the words that stand for a choice."""
-        if not isinstance(values, dict):
-            return values
-        words = {name: value for name, value in values.items() if isinstance(value, str)}
-        lists = {name: [value] for name, value in words.items() if _is_list(cls, name, value)}
-        return {**values, **lists}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """By its values alone: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.
-
-        pydantic itself also pickles which fields were given, as a set, whose order differs between processes.
-        """
-        return type(self).model_validate_json, (self.model_dump_json(),)
-
-
-class Optimizer(_Section):
-    name: Literal["adamw", "adamw8bit", "paged-adamw", "paged-adamw8bit", "adafactor", "muon", "sgd"] = (
-        "adamw"
-    )
-    """AdamW, with states in 8 bits or in memory that the host lends (bitsandbytes); Adafactor; Muon for
-    matrices and AdamW for the rest; or plain SGD with momentum 0.9."""
-    lr: PositiveFloat | Auto = "auto"
-    """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for
-    LLaMA-Adapters; tiny-llama 3e-3, 5e-3, and 1e-1 (v1) or 2e-2. Preferences: 1e-6 for full, 1e-5 for
-    adapters; rewards: 1e-5, 1e-4."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's running-average coefficients."""
-    eps: float = Field(default=1e-8, gt=0)
-    """AdamW's epsilon."""
-    in_backward: bool = False
-    """Use each gradient, and free it, as soon as the backward pass has it (torchtune, full). Nothing is
-    accumulated, and no norm is clipped."""
-
-
-class Schedule(_Section):
-    name: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """Shape of the learning rate after the warm-up; wsd stays at the peak and falls linearly at the end."""
-    warmup_steps: NonNegative | None = None
-    """Optimizer steps of linear warm-up. Empty: 5, or as `warmup_ratio` says."""
-    warmup_ratio: float | None = Field(default=None, ge=0, le=1)
-    """Warm-up as a share of all steps, instead of `warmup_steps`."""
-    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Where cosine, linear and wsd end, as a share of the peak."""
-    decay_ratio: float = Field(default=0.1, gt=0, le=1)
-    """Share of all steps over which wsd falls, at the end."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Schedule:
-        if self.warmup_steps is not None and self.warmup_ratio is not None:
-            raise ValueError("warmup_steps and warmup_ratio say the same thing twice: give one of them")
-        return self
-
-
-class Lora(_Section):
-    rank: Positive = 8
-    """Rank of the adapters."""
-    alpha: float = Field(default=16.0, gt=0)
-    """Scale of the adapters: their output is multiplied by alpha / rank."""
-    rslora: bool = False
-    """Multiply it by alpha / sqrt(rank) instead (rsLoRA), which keeps its size at high ranks."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout before the adapters."""
-    targets: tuple[Projection, ...] | Literal["all-linear"] = PROJECTIONS
-    """The linear layers that get adapters, by Llama's names; all-linear, or all seven: every linear layer of
-    the blocks, whatever the model's family calls it, without routers and experts."""
-    experts: bool = False
-    """Adapters on the experts too, for method lora: fsdp2 trains them, and the adapter isn't merged."""
-    quantization: Literal["nf4-double", "nf4", "int8"] = "nf4-double"
-    """How method qlora keeps the base: in 4 bits (NF4) with scales in 8 bits or in 32, or in 8 bits."""
-    modules_to_save: tuple[Literal["embed_tokens", "lm_head", "norms"], ...] = ()
-    """What is trained whole beside the adapters: the embedding, the head, all norms over the hidden size.
-    Embedding and head that are one matrix stay one."""
-
-    @property
-    def all_linear(self) -> bool:
-        """Whether every linear layer is meant. Not every family has all of Llama's seven, or no others."""
-        return self.targets == "all-linear" or set(self.targets) == set(PROJECTIONS)
-
-    @model_validator(mode="after")
-    def _check(self) -> Lora:
-        if self.experts and self.dropout:
-            raise ValueError(
-                "lora.experts goes without lora.dropout: PEFT adds these adapters to the weights"
-            )
-        return self
-
-
-class Adapter(_Section):
-    prompt_length: Positive = 10
-    """Prompt vectors of each block."""
-    start_layer: NonNegative = 2
-    """The first block with a prompt, counted from 0: the lower ones have none."""
-
-
-class Zero(_Section):
-    stage: Literal[0, 1, 2, 3] | Auto = "auto"
-    """DeepSpeed's ZeRO stage. auto: the lowest that fits."""
-    offload: Literal["none", "cpu"] = "none"
-    """Where DeepSpeed keeps the optimizer's states."""
-    config: str | None = None
-    """A DeepSpeed JSON file of your own. It is read with the settings and becomes part of them: batch sizes,
-    stage, offload and clipping those that they are here, all else `engine_options`."""
-
-
-class Fsdp(_Section):
-    sharding: Literal["full", "grad-op"] | Auto = "auto"
-    """full: FSDP2 gathers each block's weights when they are used. grad-op: they stay gathered from the
-    forward pass to the end of the backward pass. auto: the faster that fits."""
-    replicas: Positive | Auto = "auto"
-    """Copies of the model, each divided over an equal part of the GPUs. auto: one, or one for each node."""
-    offload: Literal["none", "cpu"] = "none"
-    """cpu: weights, gradients and optimizer states wait in host memory, and are updated there."""
-
-
-class Recompute(_Section):
-    what: Literal["full", "selective"] = "full"
-    """full: all of a block. selective: what lies between its matrix products, of which every second one's
-    result is kept, and attention's (deepspeed, fsdp2)."""
-    every: Positive = 1
-    """One block out of so many is recomputed, the others keep their activations (deepspeed, fsdp2)."""
-
-
-WEIGHED = {  # what of Preference the losses of a task have
-    "dpo": ("beta", "label_smoothing"),
-    "orpo": ("beta",),
-    "simpo": ("beta", "margin", "label_smoothing"),
-    "kto": ("beta",),
-}
-
-
-class Preference(_Section):
-    beta: PositiveFloat | Auto = "auto"
-    """How much a preference weighs: DPO's and SimPO's factor before the sigmoid, ORPO's weight of the odds
-    ratio. auto: 0.1, and 2.0 for simpo."""
-    margin: float = Field(default=1.0, ge=0)
-    """SimPO's target reward margin (gamma): what the chosen answer should be ahead."""
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Share of the pairs that are taken to be labelled the wrong way round (dpo, simpo)."""
-
-    def beta_of(self, task: str) -> float:
-        """``beta``, with ``auto`` decided.
-
-        0.1: Rafailov et al. 2023 (arXiv:2305.18290), appendix B; Hong et al. 2024 (arXiv:2403.07691), for
-        Mistral. 2.0 with a margin of 1.0: Meng et al. 2024 (arXiv:2405.14734), for Llama 3 Base.
-        """
-        if self.beta != "auto":
-            return self.beta
-        return 2.0 if task == "simpo" else 0.1
-
-
-class Rejection(_Section):
-    score: str | None = None
-    """What gives an answer its score: a function of your own, `path/file.py:function` or
-    `package.module:function`, called with the prompt and the answer as texts; or a reward model, in any of
-    the forms of `model`."""
-    answers: int = Field(default=4, json_schema_extra={"minimum": 2})
-    """Answers to each prompt, of which the best is kept."""
-    prompts: Positive | None = None
-    """The first so many rows of the dataset give prompts. Empty: all of them."""
-    temperature: PositiveFloat = 1.0
-    """Temperature that the answers are drawn at."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Draw each token from the likeliest ones that together have this probability."""
-    max_new_tokens: Positive = 256
-    """Longest answer in tokens; longer ones are cut there."""
-    nodes: Positive | None = None
-    """Nodes that draw answers at the same time, each with its share of the prompts. Empty: as planned."""
-    min_score: float | None = None
-    """The best answer to a prompt is kept only with this score or a higher one."""
-    top_share: float = Field(default=1.0, gt=0, le=1)
-    """Of the best answers to all prompts, this share with the highest scores is kept."""
-
-    @field_validator("answers")
-    @classmethod
-    def _check_answers(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("2 or more: one answer leaves nothing to choose from")
-        return value
-
-
-class Rl(_Section):
-    reward: str | None = None
-    """What gives a drawn answer its reward: a function of your own, `path/file.py:function` or
-    `package.module:function`, called with the prompt and the answer as texts; or a reward model, in any of
-    the forms of `model`."""
-    group_size: int = Field(default=8, json_schema_extra={"minimum": 2})
-    """Answers to each prompt, which are compared with each other (G). `global_batch_size` counts answers."""
-    beta: float | Auto = Field(default="auto")
-    """Weight of the divergence from the model as it was (the KL term). auto: 0.04 with adapters, and 0 for
-    full, which would hold a second model for it."""
-    temperature: PositiveFloat = 1.0
-    """Temperature that the answers are drawn at."""
-    max_completion_length: Positive | None = None
-    """Longest answer in tokens; longer ones are cut there. Empty: 256, or half of `seq_len` if that is less.
-    What is left of `seq_len` is for the prompt, of which the end is kept."""
-    loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
-    """How tokens are averaged: over each answer and then over answers (grpo), over all tokens of the step
-    (dapo), or by the longest length (dr_grpo)."""
-
-    @field_validator("group_size")
-    @classmethod
-    def _check_group_size(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("2 or more: the answers to a prompt are compared with each other")
-        return value
-
-    @field_validator("beta")
-    @classmethod
-    def _check_beta(cls, value: float | str) -> float | str:
-        if not isinstance(value, str) and value < 0:
-            raise ValueError("0 or more")
-        return value
-
-    def beta_of(self, method: str) -> float:
-        """``beta``, with ``auto`` decided. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""
-        if self.beta != "auto":
-            return self.beta
-        return 0.0 if method == "full" else 0.04
-
-    def answer_tokens(self, seq_len: int) -> int:
-        """The longest answer in tokens."""
-        return self.max_completion_length or drawn_answer(seq_len)
-
-
-class Evaluation(_Section):
-    fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the rows held out (at least 1 row, at most 256) when no held-out file is given."""
-    dataset: str | None = None
-    """A held-out dataset of its own, in any of the forms of `dataset`."""
-    generations: int = Field(default=3, ge=0)
-    """How many held-out prompts are answered by the model after training."""
-    max_new_tokens: Positive = 64
-    """Length of those answers."""
-
-
-class Resources(_Section):
-    nodes: Positive | None = None
-    """Nodes. Empty: as planned."""
-    gpus: Positive | None = None
-    """GPUs for each node (on CPUs: processes for each node). Empty: as planned."""
-    gpu: str | None = None
-    """GPU type, a name of the GPU table. Empty: as planned."""
-    instance_type: str | None = None
-    """Cloud machine, a name of the instance table. Empty: as planned."""
-    cloud: str | None = None
-    """Plan on this cloud's machines only (aws, gcp, azure, lambda)."""
-    from_catalogue: bool = False
-    """Plan a run on Kubernetes or AWS Batch with the tables' machines, without asking what is there."""
-    capacity: Literal["usual", "any"] = "usual"
-    """usual: machines that can rarely be had on demand come after all others. any: they compete like them."""
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
-    queue: str | None = None
-    """AWS Batch job queue, or Kueue LocalQueue on Kubernetes. Empty: by GPU type as in `queues`, else what
-    Metaflow is configured with."""
-    queues: dict[str, str] = Field(default_factory=dict)
-    """Queues by GPU type, as names of the GPU table, for where no `queue` is given."""
-    priority: str | None = None
-    """Kueue WorkloadPriorityClass of the run."""
-    zone: str | None = None
-    """Availability zone of all nodes. Empty: on Kubernetes one that has enough of them, where one is seen."""
-    pending_timeout: PositiveFloat = 30.0
-    """Minutes that a step may wait for its nodes, or for its image, before the run gives up."""
-    hang_timeout_s: Positive = 900
-    """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung; four
-    times as long while a model is loaded or saved."""
-
-
-class Settings(_Section):
+class Settings(Section):
     """Every knob of a run. Unknown names are refused."""
 
     model: str = "tiny-llama"

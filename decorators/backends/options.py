@@ -11,7 +11,7 @@ from typing import Any
 from estimator import hardware
 from estimator.errors import UserError
 from launchers import settings
-from launchers.settings import Resources
+from launchers.sections import Resources
 
 QUEUES_VARIABLE = "FINETUNE_QUEUES"  # "H100=queue-a,A10G=queue-b"
 _FLAGS = ("queue", "zone", "priority", "pending_timeout")  # of a flow; by the same name in its settings

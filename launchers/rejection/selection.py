@@ -12,7 +12,7 @@ from estimator.errors import Change, UserError
 from launchers.dataset.prompts import Prompt
 from launchers.dataset.rows import Conversation
 from launchers.rejection.answers import Answers, Scores
-from launchers.settings import Rejection
+from launchers.sections import Rejection
 
 SHOWN = 5  # best answers, and as many of the worst, that a selection shows
 MOST_BINS = 30

@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG, ADAPTER_V2_WEIGHTS
 from launchers.engines.loop.whole_modules import norms
-from launchers.settings import Adapter
+from launchers.sections import Adapter
 
 ATTENTION = "adapter_v2"  # what transformers' registry calls attention over prompts
 

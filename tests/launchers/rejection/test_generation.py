@@ -15,7 +15,8 @@ from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
 from launchers.rejection import answers as rows
 from launchers.rejection.generation import GenerationRequest, generate
-from launchers.settings import Rejection, Settings
+from launchers.sections import Rejection
+from launchers.settings import Settings
 
 CHATS = [
     Conversation(
