@@ -32,6 +32,8 @@ from launchers.training import Attempt, train
 from launchers.trial import TrialResult
 
 CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, so these are free there
+_LOCAL_S = 300.0  # that tasks on one machine wait for each other
+_LAUNCH_FIRST_S = 60.0
 DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
 
 
@@ -65,6 +67,14 @@ def choose_ports(*, local: bool) -> tuple[int, ...]:
             probe.bind(("127.0.0.1", 0))
             ports.append(probe.getsockname()[1])
     return tuple(dict.fromkeys(ports))
+
+
+def patience_s(settings: Settings) -> float:
+    """How long nodes wait for one more of them.
+
+    On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.
+    """
+    return settings.resources.pending_timeout * 60 + _LAUNCH_FIRST_S if in_container() else _LOCAL_S
 
 
 def train_on_node(

@@ -18,7 +18,7 @@ from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
 from flows import finetune_artifacts, finetune_launch, scorers
-from flows.finetune_node import train_on_node
+from flows.finetune_node import patience_s, train_on_node
 from launchers import engines, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.preferences import Sample
@@ -263,6 +263,7 @@ class FinetuneSteps(FlowSpec):
                     ports=ports,
                     secret=secret,
                     run=f"{current.run_id}/{current.step_name}/{current.retry_count}",
+                    patience_s=patience_s(self.used_settings),
                 ),
                 store=datastore(),
                 work=work,

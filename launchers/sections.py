@@ -323,7 +323,7 @@ class Resources(Section):
     zone: str | None = None
     """Availability zone of all nodes. Empty: on Kubernetes one that has enough of them, where one is seen."""
     pending_timeout: PositiveFloat = 30.0
-    """Minutes that a step may wait for its nodes, or for its image, before the run gives up."""
+    """Minutes that a step waits for one more of its nodes, or for its image, before the run gives up."""
     hang_timeout_s: Positive = 900
     """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung; four
     times as long while a model is loaded or saved."""

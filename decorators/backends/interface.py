@@ -114,6 +114,9 @@ class WaitState:
 
     pending: bool
     reason: str = ""
+    running: int = 0  # of its nodes, where that is told
+    missing: tuple[str, ...] = ()  # the others' pods, as far as they have been made
+    nodes: int = 1
     hopeless: Hopeless | None = None
 
 

@@ -1,4 +1,4 @@
-"""While a step waits for its nodes: say why, once for each reason, and give up after a time.
+"""While a step waits for its nodes: say why, and give up where none has come for a time.
 
 Runs in the process that waits for a step's Job, JobSet or Batch job (Metaflow's ``kubernetes step`` and
 ``batch step``), each time that Metaflow asks for the job's state. So does the look at the datastore.
@@ -21,11 +21,15 @@ from estimator.errors import UserError
 
 TIMEOUT_VARIABLE = "FINETUNE_PENDING_TIMEOUT"  # minutes
 ASK_EVERY_S = 5.0
+SAY_EVERY_S = 60.0
 
 
 @dataclass(kw_only=True, slots=True)
 class Watch:
-    """One wait. Called with the job as often as one likes; asks the cluster every ``every_s`` seconds."""
+    """One wait. Called with the job as often as one likes; asks the cluster every ``every_s`` seconds.
+
+    A reason is said when it is new, and every minute again. The time runs anew when one more node has come.
+    """
 
     timeout_s: float
     wait_state: Callable[[WaitedJob], WaitState]
@@ -34,8 +38,11 @@ class Watch:
     every_s: float = ASK_EVERY_S
     clock: Callable[[], float] = time.monotonic
     _began: float | None = None
+    _came: float = 0.0  # when the last node did, or the wait began
+    _running: int = 0
     _next: float = 0.0
     _last_said: str = ""
+    _said_at: float = 0.0
     _reason: str = ""
     _failing_since: dict[str, float] = field(default_factory=dict)
     _over: bool = False
@@ -44,7 +51,7 @@ class Watch:
         """Raises UserError when the wait is over for good; the job is removed by then."""
         now = self.clock()
         if self._began is None:
-            self._began = now
+            self._began = self._came = now
         if self._over or now < self._next:
             return
         self._next = now + self.every_s
@@ -52,25 +59,40 @@ class Watch:
         if not state.pending:
             self._over = True
             return
-        self._say_reason(job, state)
+        if state.running > self._running:
+            self._running, self._came = state.running, now
+        self._say_reason(job, state, now)
         self._fail_early(job, state, now)
-        if now - self._began >= self.timeout_s:
+        if now - self._came >= self.timeout_s:
             why = self._reason or "no reason is told"
+            minutes = f"{self.timeout_s / 60:g} minutes"
+            late = (
+                f"{self._running} of {state.nodes} nodes have started, and none more for {minutes}"
+                if self._running
+                else f"had not started after {minutes}"
+            )
             self._give_up(
                 job,
-                f"{job.what} had not started after {self.timeout_s / 60:g} minutes ({why})",
+                f"{job.what}{':' if self._running else ''} {late} ({why})",
                 "Wait longer with --pending-timeout MINUTES, or ask for what the cluster has.",
             )
 
-    def _say_reason(self, job: WaitedJob, state: WaitState) -> None:
+    def _say_reason(self, job: WaitedJob, state: WaitState, now: float) -> None:
         if not state.reason:
             return
         self._reason = state.reason
         # Counts change with every pod that comes and goes elsewhere, names with each that is tried
         plain = re.sub(r'"[^"]*"|\d+', "#", state.reason)
-        if plain != self._last_said:
-            self._last_said = plain
-            self.say(f"{job.what} waits: {state.reason}")
+        if plain == self._last_said and now - self._said_at < SAY_EVERY_S:
+            return
+        there = ""
+        if self._running:
+            names = ", ".join(state.missing[:4]) + (", ..." if len(state.missing) > 4 else "")
+            there = f" ({self._running} of {state.nodes} nodes run{'; not yet ' if names else ''}{names})"
+        minutes = 0 if self._began is None else round((now - self._began) / 60)
+        took = f" for {minutes} min" if plain == self._last_said else ""
+        self._last_said, self._said_at = plain, now
+        self.say(f"{job.what} waits{took}{there}: {state.reason}")
 
     def _fail_early(self, job: WaitedJob, state: WaitState, now: float) -> None:
         """Give up on what waiting doesn't cure, once it has stayed so for its grace."""

@@ -50,6 +50,7 @@ class NodeAddress:
     ports: tuple[int, ...]  # where node 0 may listen; the first free one is taken
     secret: Secret  # of the run
     run: str  # run, step and attempt: another attempt's nodes are not joined
+    patience_s: float = 300.0  # how long the nodes wait for one more of them to come
 
     def __post_init__(self) -> None:
         if not 0 <= self.node < self.nodes:

@@ -91,7 +91,7 @@ MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[GangMessage, Field(discrimina
 class Timeouts:
     """The limits of every wait, in seconds."""
 
-    rendezvous: float = 300.0  # until all nodes are there, and again until their ranks run
+    rendezvous: float = 300.0  # until the ranks of all nodes run
     lost_after: float = 10.0  # silence of a node
     settle: float = 2.0  # from the first failure: others may know the cause
     grace: float = 3.0  # from SIGTERM to SIGKILL

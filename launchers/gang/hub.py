@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import socket
 import threading
@@ -32,6 +33,37 @@ from launchers.gang.control import (
 )
 from launchers.gang.failures import Failure, root_cause
 
+_TOLD_EVERY_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class _Waited:
+    """How long nodes have been waited for: in all, and since the last of them came."""
+
+    def __init__(self, there: int) -> None:
+        self._began = self._came = self._told = time.monotonic()
+        self._there = there
+
+    def look(self, there: int) -> None:
+        if there > self._there:
+            self._there, self._came = there, time.monotonic()
+
+    @property
+    def for_one_s(self) -> float:
+        return time.monotonic() - self._came
+
+    @property
+    def minutes(self) -> int:
+        return round((time.monotonic() - self._began) / 60)
+
+    def is_to_be_told(self) -> bool:
+        """Whether it is a minute since this was last so."""
+        now = time.monotonic()
+        if now - self._told < _TOLD_EVERY_S:
+            return False
+        self._told = now
+        return True
+
 
 class Hub:
     """Control for node 0. With one node there is no network at all."""
@@ -60,12 +92,17 @@ class Hub:
     # -- Control ---------------------------------------------------------------------------------------
 
     def join(self) -> int:
-        deadline = time.monotonic() + self._timeouts.rendezvous
+        waited = _Waited(len(self._hosts))
         with self._joined:
-            while len(self._hosts) < self._address.nodes and not self._failures:
+            while self._missing() and not self._failures:
                 self._joined.wait(0.2)
-                if len(self._hosts) < self._address.nodes and time.monotonic() >= deadline:
-                    self._note(self._missing())
+                waited.look(len(self._hosts))
+                if not (missing := self._missing()):
+                    break
+                if waited.for_one_s >= self._address.patience_s:
+                    self._note(self._late(missing))
+                elif waited.is_to_be_told():
+                    _log.warning("%s", self._awaited(missing, waited))
             failure = root_cause(self._failures) if self._failures else None
             self._verdict = Verdict(failure) if failure else None
         if failure is not None:
@@ -203,15 +240,25 @@ class Hub:
         for member in members:
             member.send(message)
 
-    def _missing(self) -> Failure:
-        missing = sorted(set(range(self._address.nodes)) - set(self._hosts))
+    def _missing(self) -> list[int]:
+        """The nodes that have not come; the caller holds the lock."""
+        return sorted(set(range(self._address.nodes)) - set(self._hosts))
+
+    def _awaited(self, missing: list[int], waited: _Waited) -> str:
+        address = self._address
+        return (
+            f"waiting for node {some(missing)}: {len(self._hosts)} of {address.nodes} are there after "
+            f"{waited.minutes} min; the wait ends {address.patience_s / 60:g} min after the last that came"
+        )
+
+    def _late(self, missing: list[int]) -> Failure:
         return Failure(
             kind="node",
             node=missing[0],
             host="?",
             at=time.time(),
-            message=f"node {', '.join(map(str, missing))} did not come within "
-            f"{self._timeouts.rendezvous:g} s ({len(self._hosts)} of {self._address.nodes} were there)",
+            message=f"node {some(missing)} did not come within {self._address.patience_s:g} s "
+            f"({len(self._hosts)} of {self._address.nodes} were there)",
         )
 
     def _disagree(self, node: int, host: str, step: int) -> Failure:
@@ -222,6 +269,11 @@ class Hub:
             at=time.time(),
             message=f"node {node} ({host}) would go on from step {step}, node 0 from step {self._start_step}",
         )
+
+
+def some(nodes: list[int]) -> str:
+    """Their numbers, of many the first ones."""
+    return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 
 
 def free_port(address: NodeAddress) -> int:

@@ -51,16 +51,16 @@ class Member:
     # -- Control ---------------------------------------------------------------------------------------
 
     def join(self) -> int:
-        deadline = time.monotonic() + self._timeouts.rendezvous
         self._connection = self._call()
         threading.Thread(target=self._listen, args=(self._connection,), name="gang-hub", daemon=True).start()
         self._heartbeat = Heartbeat(lambda: self._tell(Beat()))
         # Node 0 ends the wait for all; this limit is for a node 0 that beats and does nothing else.
+        deadline = time.monotonic() + self._address.nodes * self._address.patience_s
         while not self._go.wait(0.1):
             verdict = self.verdict()
             if verdict is not None and verdict.failure is not None:
                 raise verdict.failure.error()
-            if time.monotonic() > deadline + self._timeouts.rendezvous + self._timeouts.lost_after:
+            if time.monotonic() > deadline + self._timeouts.lost_after:
                 raise lost(0, self._address.main_host, "it never said go").error()
         return self._port
 
@@ -111,7 +111,7 @@ class Member:
 
     def _call(self) -> Connection[GangMessage]:
         """Find node 0. Raises NodeLost where it can't be reached, UserError where it refuses this node."""
-        me, limit_s = self._address, self._timeouts.rendezvous
+        me, limit_s = self._address, self._address.patience_s
         claim = Claim(node=me.node, nodes=me.nodes, host=socket.gethostname(), start_step=self._start_step)
         try:
             return connect(me.endpoint, claim, MESSAGES, limit_s=limit_s, silence_s=self._timeouts.lost_after)

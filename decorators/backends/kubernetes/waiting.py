@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from decorators._metaflow import WaitedJob
@@ -51,9 +52,16 @@ def remove_job(job: WaitedJob) -> None:
 def _state(api: ClusterApi, job: WaitedJob) -> WaitState:
     spec = api.get(_path(job), CALL_S).get("spec") or {}
     pods = pods_of(api, job)
-    begun = [pod for pod in pods if (pod.get("status") or {}).get("phase") != "Pending"]
-    if len(begun) >= _expected(job, spec):
+    missing = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"]
+    running, nodes = len(pods) - len(missing), _expected(job, spec)
+    if running >= nodes:
         return STARTED
+    names = tuple(str(pod["metadata"]["name"]) for pod in missing)
+    return replace(_waiting(api, job, spec, pods), running=running, nodes=nodes, missing=names)
+
+
+def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> WaitState:
+    """Why not all of the job's pods have started."""
     if spec.get("suspend"):
         return WaitState(pending=True, reason=_queued(api, job))
     for pod in pods:

@@ -44,16 +44,36 @@ def _waits(reason: str, image: str = "") -> WaitState:
     return WaitState(pending=True, reason=reason, hopeless=HOPELESS.get(image))
 
 
-def test_a_reason_is_said_once_and_a_new_one_again() -> None:
+def test_a_reason_is_said_when_it_is_new_and_every_minute_again() -> None:
     bed = _Bed(lambda now: _waits("0/2 nodes: no GPU" if now < 100 else "0/2 nodes: no memory"))
-    bed.run(300)
-    assert bed.said == ["job t-1 waits: 0/2 nodes: no GPU", "job t-1 waits: 0/2 nodes: no memory"]
+    bed.run(150)
+    assert bed.said == [
+        "job t-1 waits: 0/2 nodes: no GPU",
+        "job t-1 waits for 1 min: 0/2 nodes: no GPU",
+        "job t-1 waits: 0/2 nodes: no memory",
+    ]
 
 
 def test_counts_that_change_are_the_same_reason() -> None:
     bed = _Bed(lambda now: _waits(f"0/{int(now)} nodes are available"))
-    bed.run(200)
+    bed.run(59)
     assert len(bed.said) == 1
+
+
+def _nodes(running: int) -> WaitState:
+    missing = tuple(f"t-1-{index}" for index in range(running, 3))
+    return WaitState(pending=True, reason="no GPU", running=running, nodes=3, missing=missing)
+
+
+def test_the_time_runs_anew_when_one_more_node_has_come() -> None:
+    bed = _Bed(lambda now: _nodes(0) if now < 100 else _nodes(1) if now < 200 else _nodes(2), minutes=2)
+    with pytest.raises(UserError) as caught:
+        bed.run(1000)
+    assert 320 <= bed.now <= 330
+    assert caught.value.problem == (
+        "job t-1: 2 of 3 nodes have started, and none more for 2 minutes (no GPU); it has been removed."
+    )
+    assert bed.said[-1] == "job t-1 waits for 5 min (2 of 3 nodes run; not yet t-1-2): no GPU"
 
 
 def test_the_wait_ends_in_time_with_the_reason_and_the_job_is_gone() -> None:

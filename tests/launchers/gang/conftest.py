@@ -113,6 +113,7 @@ class Gang:
     timeouts: dict[str, float] = field(default_factory=dict)
     engine: str = "Stepper"
     store: bool = False
+    patience_s: float = 60.0
     start_steps: dict[int, int] = field(default_factory=dict)
     main_host: str = "127.0.0.1"
     ports: list[int] = field(default_factory=free_ports)
@@ -136,6 +137,7 @@ class Gang:
                         "ports": self.ports,
                         "secret": SECRET,
                         "run": run,
+                        "patience_s": self.patience_s,
                     },
                     "job": str(job.save()),
                     "engine": f"{ENGINES}:{self.engine}",

@@ -194,7 +194,7 @@ def test_two_gangs_on_the_same_ports_do_not_mix(gang: NewGang) -> None:
 
 
 def test_a_node_of_another_attempt_is_not_taken_in(gang: NewGang) -> None:
-    two = gang(nodes=2, timeouts={"rendezvous": 5.0})
+    two = gang(nodes=2, patience_s=5.0)
     two.start(0, run="run 1")
     two.start(1, run="run 2")
     main, other = ends(two, 0, 1)

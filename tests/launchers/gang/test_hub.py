@@ -2,17 +2,74 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
+import threading
+import time
+
+import pytest
 
 from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.gang import hub
 from launchers.gang.control import Timeouts
+from launchers.gang.failures import GangFailed
 from launchers.gang.hub import Hub
+from launchers.gang.member import Member
 
 
-def test_a_hub_that_is_closed_gives_its_port_back_at_once() -> None:
+def _address(port: int, node: int = 0, nodes: int = 2, patience_s: float = 300.0) -> NodeAddress:
+    return NodeAddress(
+        node=node,
+        nodes=nodes,
+        main_host="127.0.0.1",
+        ports=(port,),
+        secret=Secret("s"),
+        run="r",
+        patience_s=patience_s,
+    )
+
+
+@pytest.fixture
+def port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    address = NodeAddress(node=0, nodes=2, main_host="127.0.0.1", ports=(port,), secret=Secret("s"), run="r")
+        return int(probe.getsockname()[1])
+
+
+def test_a_hub_that_is_closed_gives_its_port_back_at_once(port: int) -> None:
     for _ in range(2):  # the second is refused where the first one's thread still listens
-        Hub(address, Timeouts()).close()
+        Hub(_address(port), Timeouts()).close()
+
+
+def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub, "_TOLD_EVERY_S", 0.5)
+    patience_s, late_s = 1.5, 1.0
+
+    def come_late() -> None:
+        time.sleep(late_s)
+        member = Member(_address(port, 1, 3, patience_s), Timeouts())
+        with pytest.raises(GangFailed, match="node 2 did not come"):
+            member.join()
+        member.close()
+
+    late = threading.Thread(target=come_late)
+    main = Hub(_address(port, 0, 3, patience_s), Timeouts())
+    begin = time.monotonic()
+    late.start()
+    try:
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(
+                GangFailed, match=re.escape("node 2 did not come within 1.5 s (2 of 3 were there)")
+            ),
+        ):
+            main.join()
+        assert time.monotonic() - begin >= late_s + patience_s
+        assert "waiting for node 1, 2: 1 of 3 are there after 0 min" in caplog.messages[0]
+        assert "waiting for node 2: 2 of 3 are there" in caplog.messages[-1]
+    finally:
+        late.join(timeout=30)
+        main.close()
