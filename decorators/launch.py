@@ -47,6 +47,8 @@ class LaunchMixin:
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
+            if kind != "deploy":
+                _metaflow.end_with_jobs()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)

@@ -23,6 +23,8 @@ What is used, and why no public interface serves:
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
   for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
   ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
+* The command lines of what waits for remote jobs, ``kubernetes step`` and ``batch step``: a signal
+  that ends the launching process alone would leave their jobs behind.
 * ``Kubernetes.launch_job``, ``Kubernetes.wait``: what the API server refuses is shown as a traceback.
 * ``CatchDecorator`` under another name: Kubernetes refuses ``@catch`` beside ``@parallel``, by its name.
 * A compute decorator's ``runtime_step_cli``: an attempt after one that ran out of memory may need another
@@ -78,6 +80,7 @@ from decorators._metaflow.jobs import (
     watch_waiting,
 )
 from decorators._metaflow.pods import shape_pods
+from decorators._metaflow.signals import end_with_jobs
 from decorators._metaflow.steps import Given, StepView, resumed_artifact
 from decorators._metaflow.users import ensure_python, ensure_user, flow_name, origin_run_id, run_id
 
@@ -99,6 +102,7 @@ __all__ = [
     "datastore_away_s",
     "datastore_variables",
     "deployer",
+    "end_with_jobs",
     "ensure_python",
     "ensure_user",
     "final",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
 from metaflow.system_context import ExecutionPhase, system_context
 
 from decorators._metaflow.datastores import limit_datastore
+from decorators._metaflow.signals import end_with_jobs, was_interrupted
 from decorators._metaflow.users import ensure_user
 from estimator.errors import UserError
 from launchers.cluster.hangup import outlive_shell
@@ -69,13 +68,6 @@ def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> Finetu
 
 
 _in_main = False
-_interrupted = False
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    global _interrupted
-    _interrupted = True
-    signal.default_int_handler(number, frame)
 
 
 def resume_command(words: Sequence[str], run_id: str) -> str:
@@ -106,9 +98,9 @@ def after_last_words(do: Callable[[], None]) -> None:
 def main(flow: type[Any]) -> None:
     """Run a flow's command line, as ``flow()`` does.
 
-    Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, and ends a task
-    that met a UserError with the exit status that tells Metaflow's local scheduler not to retry it (Metaflow
-    itself always ends with 1).
+    Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, ends its remote
+    jobs with it, and ends a task that met a UserError with the exit status that tells Metaflow's local
+    scheduler not to retry it (Metaflow itself always ends with 1).
     """
     global _in_main
     _in_main = True
@@ -117,8 +109,7 @@ def main(flow: type[Any]) -> None:
     launches = bool({"run", "resume"} & set(sys.argv[1:]))
     if launches:
         outlive_shell()
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in a script's background it isn't
-            signal.signal(signal.SIGINT, _interrupt)
+        end_with_jobs()
     try:
         limit_datastore()
     except UserError as error:
@@ -133,7 +124,7 @@ def main(flow: type[Any]) -> None:
         raise
     finally:
         sys.stderr.flush()
-        if launches and _interrupted and system_context.run_id:
+        if launches and was_interrupted() and system_context.run_id:
             say(f"To go on where it stood: {resume_command(sys.argv, str(system_context.run_id))}")
         for do in _after_last_words:
             do()

@@ -13,6 +13,7 @@ from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY
 from decorators._metaflow.commands import command_words
 from decorators._metaflow.endings import say
 from decorators._metaflow.patience import with_patience
+from decorators._metaflow.signals import remove_job_at_signal
 from estimator.errors import UserError
 
 
@@ -41,6 +42,8 @@ def watch_waiting(seen: Callable[[WaitedJob], None]) -> None:
     A UserError of it ends this process with its two lines, and Metaflow does not try the step again.
     """
     command = (command_words() or [""])[0]
+    if command in ("batch", "kubernetes"):
+        remove_job_at_signal()
     if command == "batch":
         from metaflow.plugins.aws.batch.batch_client import RunningJob as BatchJob
 

@@ -5,7 +5,6 @@ The limits are for a machine that does ten other things: what matters is that th
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -59,10 +58,12 @@ def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_t
     assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in others
 
 
-def test_ctrl_c_terminates_the_jobs_and_leaves_no_process(lab: Lab, tmp_path: Path) -> None:
+def test_a_sigint_to_the_launch_alone_terminates_the_jobs_and_leaves_no_process(
+    lab: Lab, tmp_path: Path
+) -> None:
     run = small(lab, tmp_path, "--does=wait")
     waiting(run)
-    os.killpg(run.process.pid, signal.SIGINT)
+    run.process.send_signal(signal.SIGINT)
     assert run.end(END_S) != 0
     (job,) = run.jobs()
     assert job.status == "FAILED"
