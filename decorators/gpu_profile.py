@@ -30,6 +30,7 @@ from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFaile
 from decorators.backends import cluster_name
 from decorators.backends.destination import going_to
 from decorators.backends.interface import MinimumRequest, StepRequest
+from decorators.backends.kubernetes.affinity import affinity_of
 from decorators.backends.options import Options
 from decorators.backends.overrides import Role, request_for, with_given
 from decorators.backends.placing import note_room, place
@@ -127,8 +128,8 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         step = StepView(mutable_step)
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
-        if self.resolver is not None:
-            self.launch_or_carry(step)
+        if self.resolver is not None and self.launch_or_carry(step) and step.backend() == "kubernetes":
+            _metaflow.shape_pods(None, affinity_of)
 
     def is_launched(self) -> bool:
         """Whether this run has a plan."""

@@ -18,6 +18,7 @@ from metaflow import StepMutator
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
 from decorators.backends import cluster_name
+from decorators.backends.kubernetes.affinity import affinity_of
 from decorators.backends.options import Options
 from decorators.backends.placing import fill_in
 from decorators.backends.registry import BACKENDS
@@ -81,7 +82,7 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
         step = StepView(mutable_step)
         launched = self.launch_or_carry(step)
         if launched and self.role == "node" and step.backend() == "kubernetes":
-            _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None)
+            _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None, affinity_of)
 
     def at_launch(self, step: StepView) -> None:
         """Ask the flow, once for all steps, what its nodes are to be, and ask its backend for them."""

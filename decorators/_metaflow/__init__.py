@@ -19,7 +19,7 @@ What is used, and why no public interface serves:
   core, holds the end of a step up, and comes never on a loaded machine; and the last state of a failed step
   must reach its card, too (Metaflow finishes the card of a successful step only).
 * ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``, ``ArgoWorkflows._container_templates``: a pod's
-  priority class and the name of its node, neither of which ``@kubernetes`` has an argument for.
+  priority class, its affinity and the name of its node, which ``@kubernetes`` has no argument for.
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
   for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
   ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.

@@ -8,11 +8,12 @@ from typing import Any
 from decorators._metaflow.commands import deployer
 
 
-def shape_pods(priority_class: str | None) -> None:
+def shape_pods(priority_class: str | None, affinity_of: Callable[[str], dict[str, Any]]) -> None:
     """From now on, give the pods that this process asks Kubernetes for what Metaflow has no argument for.
 
-    That is a priority class, if one is named, and in their environment the name of their node, NODE_NAME.
-    Holds for Jobs, JobSets and, where the flow is being deployed there, the templates of an Argo workflow.
+    That is a priority class, if one is named, in their environment the name of their node, NODE_NAME, and for
+    those of a JobSet the affinity that ``affinity_of`` makes of its name. Holds for Jobs, JobSets and, where
+    the flow is being deployed there, the templates of an Argo workflow.
     """
     from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJob
     from metaflow.plugins.kubernetes.kubernetes_jobsets import JobSetSpec
@@ -37,6 +38,7 @@ def shape_pods(priority_class: str | None) -> None:
         jobset = own_jobset(self)
         pod = jobset["template"]["spec"]["template"]["spec"]
         pod["containers"][0]["env"].append({"name": "NODE_NAME", **_NODE_NAME})
+        pod["affinity"] = affinity_of(pod["subdomain"])  # which Metaflow names after the JobSet
         if priority_class:
             pod["priorityClassName"] = priority_class
         return jobset

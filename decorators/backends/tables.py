@@ -1,4 +1,4 @@
-"""The tables beside this file: fabrics, variables, quotas, releases."""
+"""The tables beside this file: fabrics, variables, labels of topology, quotas, releases."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ class Variable:
     name: str
     value: str
     why: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """A label by which nodes that share its value are near each other."""
+
+    label: str
+    weight: int  # beside the others', 1 to 100
     source: str
 
 
@@ -98,6 +107,15 @@ def environment(backend: str, fabric: str | None) -> dict[str, str]:
         for row in variables()
         if row.fabric in (ANY, fabric) and row.backend in (ANY, backend)
     }
+
+
+@lru_cache(maxsize=1)
+def topology() -> tuple[Level, ...]:
+    """The labels of clouds and of NVIDIA's discovery that tell where a Kubernetes node is."""
+    return tuple(
+        Level(label=row["label"], weight=int(row["weight"]), source=row["source"])
+        for row in _rows("topology.csv")
+    )
 
 
 def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:

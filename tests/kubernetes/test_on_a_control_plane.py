@@ -21,6 +21,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from decorators.backends.kubernetes.affinity import affinity_of
 from estimator.plan import Plan
 from launchers.models import tiny_llama
 from tests.conftest import write_sums
@@ -113,8 +114,9 @@ def test_tiny_llama_trains_over_two_pods(cluster: Cluster, finetuned: Launched) 
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 1
     assert "world 2, scheduler kubernetes" in finetuned.log
-    hosts = {pod.spec.hostname for pod in cluster.hub.pods if "-0-0.js-" in pod.spec.hostname}
-    assert len(hosts) == 2
+    pods = [pod for pod in cluster.hub.pods if "-0-0.js-" in pod.spec.hostname]
+    assert len({pod.spec.hostname for pod in pods}) == 2
+    assert len({pod.spec.environment["NODE_NAME"] for pod in pods}) == 2
     finetuned.nothing_left()
 
 
@@ -287,6 +289,7 @@ def check_jobset(jobset: Json, plan: Plan) -> None:
         assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == asked.gpus_per_node == 8
         assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
         assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == asked.instance_type
+        assert pod["affinity"] == affinity_of(jobset["metadata"]["name"])
         shared = next(v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory")
         assert shared["emptyDir"]["sizeLimit"] == f"{asked.shared_memory_mib}Mi"
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}
