@@ -8,11 +8,12 @@ from typing import Any, get_args
 from metaflow._vendor import click
 from metaflow.datastore import FlowDataStore, TaskDataStoreSet
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
+from metaflow.plugins import STEP_DECORATORS
 from metaflow.system_context import system_context
 from metaflow.util import get_latest_run_id
 
 from decorators._metaflow.cards import CARD_ID
-from decorators._metaflow.commands import DEPLOYERS, Backend, command, command_words
+from decorators._metaflow.commands import DEPLOYERS, Backend, command, command_words, deployer
 from decorators._metaflow.endings import FinetuneError
 
 _GIVEN = "_finetune_given"
@@ -70,8 +71,15 @@ class StepView:
         }
 
     def values(self, decorator: str) -> dict[str, Any]:
-        """All values of a decorator, Metaflow's own configuration filled in; empty when it isn't there."""
+        """All values of a decorator, Metaflow's own configuration filled in; empty when it isn't there.
+
+        A deployment's compute decorator comes to the steps after their mutators: its values are those that it
+        will have.
+        """
         deco = self._find(decorator)
+        if deco is None and DEPLOYERS.get(deployer() or "") == decorator:
+            deco = next(kind() for kind in STEP_DECORATORS if kind.name == decorator)
+            deco.external_init()
         return dict(deco.attributes) if deco is not None else {}
 
     def set_values(self, decorator: str, values: dict[str, Any]) -> None:

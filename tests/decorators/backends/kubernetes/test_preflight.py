@@ -22,6 +22,7 @@ from estimator.hardware.cluster_api import Clock
 from estimator.hardware.cluster_tables import Room
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node_object, planned
+from tests.decorators.conftest import Home
 from tests.lab.control_plane import ControlPlane, jobset_definition, permissive_definition, wait_for
 
 pytestmark = pytest.mark.slow
@@ -286,6 +287,28 @@ def test_a_namespace_and_a_service_account_that_there_are_not(ask: Asker) -> Non
     assert state == "no"
     assert "there is no 'nobody'" in found
     assert fix.startswith("kubectl create serviceaccount nobody")
+
+
+def test_a_deployment_is_checked_where_metaflow_is_configured_to_run_it(
+    control_plane: ControlPlane, home: Home
+) -> None:
+    done = home.run(
+        "nodes.py",
+        *("--datastore=s3", "argo-workflows", "--name", "nodes", "create"),
+        KUBECONFIG=str(control_plane.kubeconfig("admin")),
+        METAFLOW_KUBERNETES_NAMESPACE="nowhere",
+        METAFLOW_KUBERNETES_SERVICE_ACCOUNT="nobody",
+        METAFLOW_KUBERNETES_CONTAINER_IMAGE="127.0.0.1:9/finetune:1",
+        METAFLOW_DATASTORE_SYSROOT_S3="s3://deployed/root",
+        METAFLOW_S3_ENDPOINT_URL="http://127.0.0.1:9",
+        AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+    )
+    assert done.returncode == 1
+    assert "namespace nowhere, run this?" in done.stderr
+    for said in ("there is no 'nowhere'", "there is no 'nobody'", "127.0.0.1:9/finetune:1"):
+        assert said in " ".join(done.stderr.split()), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_namespace_too_long_for_host_names_is_refused_for_several_nodes_only(
