@@ -185,6 +185,8 @@ class Prediction:
     mfu: float | None = None  # model FLOP/s over the dense bf16 peak
     tokens_per_second_range: tuple[float, float] | None = None
     start_up: StartUp | None = None  # None: the machines are at hand
+    step_parts: tuple[tuple[str, float], ...] = ()
+    """Seconds of one optimizer step by what they are spent on: throughput.Parts.kinds. Empty: not known."""
     rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
 
 

@@ -168,6 +168,7 @@ def _this_attempt(store: MetaflowStorage, *, node: int) -> Attempt:
         checkpoints=f"checkpoints/{run}",
         origins=tuple(f"checkpoints/{origin}" for origin in origin_run_ids()),
         logs=f"logs/{run}/attempt-{number}/node-{node}",
+        profile=f"profile/{run}/attempt-{number}/node-{node}",
         plans=plans.prefix,
         granted=current_plan(),
         # A deployed flow's steps were sized once and for all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -294,6 +295,53 @@ class Evaluation(Section):
     """How many held-out prompts are answered by the model after training."""
     max_new_tokens: Positive = 64
     """Length of those answers."""
+
+
+MOST_PROFILED = 20  # steps: a trace of more is hundreds of MB, which no viewer opens
+
+
+class ProfileWindow(Section):
+    steps: str | None = None
+    """Profile these optimizer steps, the first and the last of them: 20:23 are four, 20 is one; at most 20.
+    Empty: none."""
+    ranks: tuple[NonNegative, ...] = (0,)
+    """Ranks that are profiled; each writes a trace of its own."""
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _take_number(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("steps")
+    @classmethod
+    def _check(cls, steps: str | None) -> str | None:
+        if steps is None:
+            return None
+        if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", steps):
+            raise ValueError("the first and the last step, such as 20:23")
+        first, last = _bounds(steps)
+        if last < first:
+            raise ValueError(f"the first step before the last, such as {last}:{first}")
+        if last - first >= MOST_PROFILED:
+            raise ValueError(f"at most {MOST_PROFILED} steps, such as {first}:{first + 3}")
+        return steps
+
+    @field_validator("ranks")
+    @classmethod
+    def _check_ranks(cls, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        if not ranks:
+            raise ValueError("at least one rank, such as 0")
+        return ranks
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """The first and the last step to profile."""
+        return None if self.steps is None else _bounds(self.steps)
+
+
+def _bounds(steps: str) -> tuple[int, int]:
+    first, _, last = steps.partition(":")
+    return int(first), int(last or first)
 
 
 class Resources(Section):

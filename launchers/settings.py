@@ -32,6 +32,7 @@ from launchers.sections import (
     Optimizer,
     Positive,
     Preference,
+    ProfileWindow,
     Recompute,
     Rejection,
     Resources,
@@ -147,6 +148,8 @@ class Settings(Section):
     """How many of the newest checkpoints are kept."""
     log_every: Positive = 1
     """Steps from one line to the next, where the output is no terminal (on one, a line is renewed)."""
+    profile: ProfileWindow = ProfileWindow()
+    """A few steps' time and memory in full."""
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Experiment trackers that get every step's metrics."""
     output_dir: str = "finetuned"
@@ -223,7 +226,18 @@ class Settings(Section):
         return self
 
 
-class _Unique(yaml.SafeLoader):
+class _Plain(yaml.SafeLoader):
+    """Leaves 20:23 a text, which YAML 1.1 takes for a number to the base of 60."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)
+        number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if number and isinstance(value, str) and ":" in value and implicit != (False, False):
+            return "tag:yaml.org,2002:str"
+        return tag
+
+
+class _Unique(_Plain):
     """Refuses a key that is there twice, of which YAML would take the last one without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -350,7 +364,7 @@ def json_schema() -> dict[str, Any]:
 
 def _scalar(override: str, text: str) -> Any:
     try:
-        value = yaml.safe_load(text) if text.strip() else None
+        value = _Plain(text).get_single_data() if text.strip() else None
     except yaml.YAMLError as error:
         what = " ".join(str(getattr(error, "problem", error)).split())
         raise UserError(

@@ -18,8 +18,9 @@ from launchers.gang.node import run_node
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
 from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
 from launchers.report.progress import Progress
-from launchers.report.telemetry import DistInfo, Event, Memory, Phase
+from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Profiled
 from launchers.report.trackers import Trackers
+from launchers.report.window import Window, lines
 from launchers.store.bundles import Storage, put_bundle
 from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_newest
 from launchers.trial import TrialResult, find_decision, run_trials
@@ -34,6 +35,7 @@ class Attempt:
     checkpoints: str  # key below which this run's checkpoints lie
     origins: tuple[str, ...] = ()  # the same of runs that may be gone on from, nearest first
     logs: str  # key of the bundle of this node's logs
+    profile: str  # key below which the traces of this node's ranks lie
     plans: str | None = None  # key below which attempts leave plans for later ones; None: all have the same
     granted: Plan | None = None  # by which this attempt's machines were asked for; None: by the job's plan
     other_machines: bool = False  # whether a later attempt can be given another GPU
@@ -47,6 +49,7 @@ class Trained:
     job: TrainJob  # its plan is the one that this attempt went by
     metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
     memory_peak_bytes: int | None  # of this node's largest process since it started; None: not reported
+    windows: tuple[Window, ...] = ()  # profiled by this node's ranks
 
     @property
     def resumed_from(self) -> int:
@@ -101,7 +104,7 @@ def train(
         job = replace(job, plan=_choose_plan(plans, job, attempt, say))
     on_plan(job.plan)
     data = Prepared(job.data_dir)
-    listener = _Listener(job, attempt.run, tokens_of_steps(data), on_event)
+    listener = _Listener(job, attempt.run, tokens_of_steps(data), _Traces(store, attempt.profile), on_event)
     # Checkpoints of other data or settings are not this job's: they lie under another name.
     fingerprint = data.info.fingerprint
     if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
@@ -122,6 +125,8 @@ def train(
         listener.go_on_from(checkpoint)
     if checkpoint:
         job = replace(job, start_step=checkpoint.step, resume_dir=work / "resume")
+        if address.node == 0:
+            _say_what_is_past(job)
     try:
         run_node(job, address, on_event=listener, checkpoints=checkpoints)
     except GangFailed as error:
@@ -131,7 +136,13 @@ def train(
     finally:
         listener.close()
         _keep_logs(store, attempt.logs, job.logs_dir)
-    return Trained(job=job, metrics=tuple(listener.metrics), memory_peak_bytes=listener.memory_peak_bytes)
+        listener.traces.keep(job.profile_dir)
+    return Trained(
+        job=job,
+        metrics=tuple(listener.metrics),
+        memory_peak_bytes=listener.memory_peak_bytes,
+        windows=tuple(listener.traces.windows),
+    )
 
 
 def _plan_less(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
@@ -190,6 +201,44 @@ def _quiet(_: str) -> None:
     """Only node 0 speaks of what all nodes do."""
 
 
+def _say_what_is_past(job: TrainJob) -> None:
+    """Say so where the profiled window lies, wholly or partly, before the step that is gone on from."""
+    first, last = job.settings.profile.window or (job.total_steps, job.total_steps)
+    if job.start_step >= last:
+        print(f"profile.steps {first}:{last} lies before step {job.start_step}: nothing is profiled")
+    elif job.start_step >= first:
+        print(f"profile.steps {first}:{last} has begun already: profiled from step {job.start_step + 1} on")
+
+
+class _Traces:
+    """The profiled windows of a node's ranks, and their traces on the way to the store."""
+
+    def __init__(self, store: Storage, key: str) -> None:
+        self._store, self._key = store, key
+        self.windows: list[Window] = []
+
+    def add(self, event: Profiled) -> Window | None:
+        """The window with the places where its files will lie; None where the rank has none."""
+        if event.window is None:
+            return None
+        window = Window.from_dict(event.window)
+        window = replace(
+            window,
+            trace=self._store.describe(f"{self._key}/{window.trace}"),
+            snapshot=self._store.describe(f"{self._key}/{window.snapshot}") if window.snapshot else None,
+        )
+        self.windows.append(window)
+        return window
+
+    def keep(self, folder: Path) -> None:
+        """Put the files into the store; a failure to do so must not hide why the run has failed."""
+        try:
+            for path in sorted(folder.glob("rank-*")):
+                self._store.put_file(f"{self._key}/{path.name}", path)
+        except (UserError, OSError) as error:
+            print(f"the traces of the profiled window could not be kept: {error}")
+
+
 def _keep_logs(store: Storage, key: str, folder: Path) -> None:
     """Every rank's logs into the store; a failure to do so must not hide why the run has failed."""
     if not folder.is_dir():
@@ -208,9 +257,11 @@ class _Listener:
         job: TrainJob,
         run: str,
         tokens: Sequence[int],
+        traces: _Traces,
         on_event: Callable[[Event], None],
     ) -> None:
         self.metrics: list[Metrics] = []
+        self.traces = traces
         self._job, self._run = job, run
         self._meter = Meter(job.plan, tokens)
         self._ranks: list[DistInfo] = []
@@ -228,6 +279,8 @@ class _Listener:
                 print("\n".join([*dist_lines(self._ranks), ""]), end="", flush=True)
         elif isinstance(event, Memory):
             self._memory[event.rank] = event
+        elif isinstance(event, Profiled):
+            self._show(event)
         elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
             print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
@@ -235,6 +288,15 @@ class _Listener:
             self.metrics.append(metrics)
             self._progress.step(metrics, self.memory_peak_bytes)
             self._track(metrics)
+
+    def _show(self, event: Profiled) -> None:
+        window = self.traces.add(event)
+        if window is None:
+            print(f"WARNING: rank {event.rank} could not be profiled: {event.problem}", flush=True)
+            return
+        predicted = dict(self._job.plan.prediction.step_parts)
+        text = [*lines(window, predicted), f"  trace, when the run has ended: {window.trace}", ""]
+        print("\n".join(text), end="", flush=True)  # in one write: local nodes share their output
 
     @property
     def memory_peak_bytes(self) -> int | None:

@@ -26,6 +26,7 @@ from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
 from launchers.report.metrics import Meter, tokens_of_steps
 from launchers.report.telemetry import DistInfo, Event, Memory
+from launchers.sections import ProfileWindow
 from launchers.store.bundles import Storage
 
 # Steps before the measured ones: the first makes the optimizer's states and loads kernels, the second is the
@@ -127,7 +128,7 @@ def run_trials(
         trial = replace(
             job,
             plan=plan,
-            settings=job.settings.model_copy(update={"checkpoint_every": 0}),
+            settings=job.settings.model_copy(update={"checkpoint_every": 0, "profile": ProfileWindow()}),
             work_dir=job.work_dir.with_name(f"trial-{number}"),
             total_steps=steps,
             keeps_result=False,

@@ -9,6 +9,7 @@ The work folder of a node::
     ranks/              rank-00000.json, a rank's pid; rank-00000.done, when it has trained to the end
     errors/             rank-00000.json {"rank", "at", "message", "traceback"}, written by a failing rank
     checkpoints/        step-00000010/ and in it, when a rank has finished its part, rank-00000.json
+    profile/            rank-00000.trace.json.gz, and of a GPU rank-00000.memory.pickle: a profiled window
     output/             what the engine saved at the end
 """
 
@@ -90,6 +91,10 @@ class TrainJob:
     @property
     def logs_dir(self) -> Path:
         return self.work_dir / "logs"
+
+    @property
+    def profile_dir(self) -> Path:
+        return self.work_dir / "profile"
 
     @property
     def output_dir(self) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from estimator.errors import UserError
-from launchers.report.telemetry import DistInfo, Memory, Phase, Step, Writer
+from launchers.report.telemetry import DistInfo, Memory, Phase, Profiled, Step, Writer
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
@@ -132,6 +132,10 @@ class RankReporter:
                 rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             )
         )
+
+    def profiled(self, event: Profiled) -> None:
+        """A profiled window has ended, or has failed."""
+        self._writer.write(event)
 
     def close(self) -> None:
         self._writer.close()

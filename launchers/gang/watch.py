@@ -16,7 +16,7 @@ from launchers.cluster.processes import is_running, tail, telling_tail
 from launchers.gang.control import Timeouts
 from launchers.gang.failures import Failure
 from launchers.gang.job import TrainJob
-from launchers.report.telemetry import Event, Memory, Phase, Step
+from launchers.report.telemetry import Event, Memory, Phase, Profiled, Step
 
 # torchrun says "failed (exitcode: -9) local_rank: 0 (pid: 12)" and at its end "exitcode  : -9 (pid: 12)".
 _EXIT = re.compile(r"exitcode\s*: (-?\d+)\)?[^\n]*?\(pid: (\d+)\)")
@@ -26,8 +26,8 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-# Whole models are read or written in these, and merged, without a word until they are done.
-_LONG_PHASES = {"load": 4, "save": 4}
+# Whole models are read or written in these, and merged, or a trace, without a word until they are done.
+_LONG_PHASES = {"load": 4, "save": 4, "profile": 4}
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class LocalRanks:
         if isinstance(event, Phase):
             what = f"phase {event.name!r}, step {event.step}"
             patience = _LONG_PHASES.get(event.name, 1)
-        elif isinstance(event, Step | Memory):
+        elif isinstance(event, Step | Memory | Profiled):
             what = f"step {event.step}"
         else:
             what = "it had joined"

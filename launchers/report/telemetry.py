@@ -69,7 +69,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A rank has begun something that takes a while: "load", "train", "checkpoint", "save", "done"."""
+    """A rank has begun something that takes a while: "load", "train", "checkpoint", "profile", "save", "done"."""
 
     rank: int
     name: str
@@ -78,8 +78,26 @@ class Phase:
     kind: str = "phase"
 
 
-Event = DistInfo | Step | Memory | Phase
-_KINDS: dict[str, type[Any]] = {"dist": DistInfo, "step": Step, "memory": Memory, "phase": Phase}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiled:
+    """A rank's profiled window has ended, or has failed."""
+
+    rank: int
+    step: int
+    window: dict[str, Any] | None = None  # launchers.report.window.Window, as to_dict gives it
+    problem: str = ""  # why there is none
+    at: float = field(default_factory=time.time)
+    kind: str = "profiled"
+
+
+Event = DistInfo | Step | Memory | Phase | Profiled
+_KINDS: dict[str, type[Any]] = {
+    "dist": DistInfo,
+    "step": Step,
+    "memory": Memory,
+    "phase": Phase,
+    "profiled": Profiled,
+}
 
 
 def path_of(telemetry_dir: Path, rank: int) -> Path:

@@ -157,6 +157,7 @@ def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -
         checkpoints=f"checkpoints/{start.key}",
         plans=plans_key(start.key),
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
+        profile=f"profile/attempt-{start.attempt}/node-{place.node}",
     )
     return train(
         job, attempt, place.address(Secret(start.secret), "gang"), LocalStorage(request.folder), work
@@ -198,6 +199,7 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
             "step_seconds": summary.step_seconds,
             "mfu": summary.mfu,
         },
+        "windows": [window.to_dict() for window in trained.windows],
         "evaluation": evaluation.to_dict() if evaluation else None,
         "evaluation_failed": failed,
         "steps": [metrics.to_dict() for metrics in trained.metrics],

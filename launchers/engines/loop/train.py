@@ -15,6 +15,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.engines.loop import export
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
+from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
 
@@ -36,9 +37,11 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     data, task = Prepared(job.data_dir), task_of(job.settings)
     task.check(model, data)
     reference = None if job.reference is None else np.load(job.reference)
+    profiler = Profiler(job, env, reporter, model.module)
     reporter.phase("train", job.start_step)
     for step in range(job.start_step + 1, job.total_steps + 1):
-        _step(model, job, env, data, task, reference, step, reporter)
+        _step(model, job, env, data, task, reference, step, reporter, profiler)
+        profiler.save(step)
         if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.total_steps:
             reporter.phase("checkpoint", step)
             model.save_checkpoint(job, env, step)
@@ -55,12 +58,13 @@ def train(job: TrainJob, sharding: Sharding) -> None:
 class _Stopwatch:
     """Seconds spent in parts of a step. On a GPU by events, so that nothing has to wait for it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+    def __init__(self, device: torch.device, profiler: Profiler) -> None:
+        self._cuda, self._profiler = device.type == "cuda", profiler
         self._marks: list[tuple[str, Any]] = []
 
     def mark(self, part: str) -> None:
         """From here on, until the next mark, time belongs to ``part``."""
+        self._profiler.phase(part)
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,unused-ignore]
             event.record()
@@ -86,10 +90,12 @@ def _step(
     reference: NDArray[np.float32] | None,
     step: int,
     reporter: RankReporter,
+    profiler: Profiler,
 ) -> None:
     """One optimizer step; ``step`` 1 is the first."""
     layout = job.plan.layout
-    begin, watch = time.perf_counter(), _Stopwatch(model.device)
+    profiler.begin(step)
+    begin, watch = time.perf_counter(), _Stopwatch(model.device, profiler)
     lr = model.lr()
     watch.mark("forward")
     task.begin(model, data, layout, step - 1, env.rank)
@@ -104,14 +110,16 @@ def _step(
         outcome = task.outcome(model, batch, counts)
         watch.mark("backward")
         model.backward(outcome.loss, counts.divisor, last=passes == layout.accumulation)
-        watch.mark("optimizer")
+        watch.mark("data")
         summed += torch.stack([outcome.loss.detach(), *(outcome.metrics[name] for name in task.metrics)])
         tokens += batch.tokens
+    watch.mark("optimizer")
     grad_norm = model.update()
     watch.mark("end")
     dist.all_reduce(summed)
     loss, *metrics = [value / counts.divisor for value in summed.tolist()]  # waits for the GPU
-    spent = watch.seconds()
+    spent, took = watch.seconds(), time.perf_counter() - begin
+    profiler.end(step)
     reporter.step(
         step=step,
         loss=loss if env.rank == 0 else None,
@@ -120,7 +128,7 @@ def _step(
         grad_norm=grad_norm,
         samples=layout.micro_batch_size * layout.accumulation,
         tokens=tokens,
-        dt=time.perf_counter() - begin,
+        dt=took,
         dtf=spent.get("forward"),
         dtb=spent.get("backward"),
     )

@@ -1,0 +1,235 @@
+"""Records a profiled window of a rank's training: the steps that ``settings.profile`` names.
+
+Each engine says where a step begins, where its parts begin, and where it ends. Outside the window that costs a
+comparison; torch's profiler is imported when the window begins. Whatever goes wrong with the profiler ends the
+window, is told, and leaves the training alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, RankReporter
+from launchers.report import window as windows
+from launchers.report.telemetry import Profiled
+from launchers.report.window import Window
+
+
+class Profiler:
+    """One rank's window; for ranks that ``settings.profile`` doesn't name, and outside of it, nothing.
+
+    Parameters
+    ----------
+    module:
+        The model that is trained, as this rank holds it.
+    """
+
+    def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, module: Any) -> None:
+        asked = job.settings.profile
+        self._first, self._last = 0, -1
+        if asked.window is not None and env.rank in asked.ranks:
+            first, self._last = asked.window
+            self._first = max(first, job.start_step + 1)
+        self._rank, self._reporter = env.rank, reporter
+        self._folder = job.profile_dir
+        self._cuda = job.plan.layout.device == "cuda"
+        self._tensors = _Tensors(module)
+        self._profile: Any = None
+        self._open: list[Any] = []  # annotations, the outermost first
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        if self._first <= step <= self._last:
+            with self._told(step):
+                if step == self._first:
+                    self._start()
+                if self._profile is not None:
+                    self._tensors.begin()
+                    self._annotate(f"{windows.STEP}{step}")
+
+    def phase(self, name: str) -> None:
+        """From here on, until the next phase or the end of the step, ``name`` runs."""
+        if self._open:
+            self._close(1)
+            self._annotate(f"{windows.PHASE}{name}")
+
+    @contextlib.contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """The same for a part that ends by itself."""
+        if not self._open:
+            yield
+            return
+        with torch.profiler.record_function(f"{windows.PHASE}{name}"):
+            yield
+
+    def end(self, step: int) -> None:  # noqa: ARG002
+        """The step ends; what comes until the next is no part of it."""
+        if self._open:
+            self._close(0)
+
+    def save(self, step: int) -> None:
+        """After a step: write and report the window if it has ended."""
+        if step == self._last and self._profile is not None:
+            self._reporter.phase("profile", step)
+            with self._told(step):
+                self._report(self._stop())
+            self._reporter.phase("train", step)
+
+    def _start(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        self._tensors.watch()
+        if self._cuda:
+            torch.cuda.memory._record_memory_history(max_entries=100_000)
+            torch.cuda.synchronize()
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
+        profiler = profile(activities=kinds, profile_memory=True)  # type: ignore[no-untyped-call,unused-ignore]
+        profiler.start()  # type: ignore[no-untyped-call,unused-ignore]
+        self._profile = profiler
+
+    def _stop(self) -> Path:
+        """End the window; returns the trace's file."""
+        profiler, self._profile = self._profile, None
+        self._tensors.leave()
+        if self._cuda:
+            torch.cuda.synchronize()
+        profiler.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        trace = self._folder / f"rank-{self._rank:05d}.trace.json.gz"
+        profiler.export_chrome_trace(str(trace))
+        if self._cuda:
+            torch.cuda.memory._dump_snapshot(str(trace.with_name(f"rank-{self._rank:05d}.memory.pickle")))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        return trace
+
+    def _report(self, trace: Path) -> None:
+        events = windows.read_trace(trace)
+        window = Window(
+            rank=self._rank,
+            first=self._first,
+            last=self._last,
+            split=windows.split(events),
+            memory=self._tensors.categories(windows.allocated(events, gpu=self._cuda), gpu=self._cuda),
+            trace=trace.name,
+            snapshot=f"rank-{self._rank:05d}.memory.pickle" if self._cuda else None,
+        )
+        self._reporter.profiled(Profiled(rank=self._rank, step=self._last, window=window.to_dict()))
+
+    def _annotate(self, name: str) -> None:
+        mark = torch.profiler.record_function(name)
+        mark.__enter__()
+        self._open.append(mark)
+
+    def _close(self, kept: int) -> None:
+        while len(self._open) > kept:
+            self._open.pop().__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def _told(self, step: int) -> Iterator[None]:
+        """A profiler that fails ends the window, not the training."""
+        try:
+            yield
+        except Exception as error:
+            self._last, self._profile = -1, None
+            self._open.clear()
+            self._tensors.leave()
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._reporter.profiled(Profiled(rank=self._rank, step=step, problem=problem))
+
+
+class _Tensors:
+    """What this rank holds of the model's and the optimizer's tensors, read at the optimizer's steps.
+
+    By hooks for all of torch's optimizers, so that it doesn't matter who steps them.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._hooks: list[Any] = []
+        self._weights: dict[int, int] = {}  # bytes by address
+        self._masters: dict[int, int] = {}
+        self._gradients: dict[int, int] = {}  # of the step
+        self._gradient_bytes = self._old_gradient_bytes = 0  # of the fullest step; before the window
+        self._states: dict[int, int] = {}
+        self._old_states: dict[int, int] = {}  # before the window
+
+    def watch(self) -> None:
+        """From here on, until :meth:`leave`."""
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._weights = _addresses([*self._module.parameters(), *self._module.buffers()])
+        self._old_gradient_bytes = sum(_addresses(each.grad for each in self._module.parameters()).values())
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def leave(self) -> None:
+        """Look no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def begin(self) -> None:
+        """A step begins: its gradients are other tensors than the last one's."""
+        self._gradients = {}
+
+    def categories(self, allocated: windows.Allocated | None, *, gpu: bool) -> tuple[tuple[str, int], ...]:
+        """Bytes by category; ``allocated`` says what there was at the peak besides, and is None if unknown."""
+        masters = sum(size for address, size in self._masters.items() if address not in self._weights)
+        found = {
+            windows.WEIGHTS: sum(self._weights.values()),
+            windows.MASTERS: masters,
+            windows.GRADIENTS: self._gradient_bytes,
+            windows.STATES: sum(self._states.values()),
+        }
+        if allocated is not None:
+            known = sum(found.values())
+            if not gpu:  # whose count leaves out what was there before
+                old = sum(size for address, size in self._states.items() if address in self._old_states)
+                known = found[windows.STATES] - old
+                known += max(found[windows.GRADIENTS] - self._old_gradient_bytes, 0)
+            found[windows.REST] = max(allocated.peak - known, 0)
+        return tuple((name, size) for name, size in found.items() if size)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._masters |= _addresses(parameters)
+        of_model = [each.grad for each in self._module.parameters()]
+        self._gradients |= _addresses([*of_model, *(each.grad for each in parameters)])
+        self._gradient_bytes = max(self._gradient_bytes, sum(self._gradients.values()))
+        states = _states(optimizer)
+        self._old_states |= {address: size for address, size in states.items() if address not in self._states}
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._states |= _states(optimizer)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    return _addresses(value for each in optimizer.state.values() for value in each.values())
+
+
+def _addresses(values: Iterable[Any]) -> dict[int, int]:
+    """Bytes of the memory behind these tensors by its address: what several share counts once."""
+    found: dict[int, int] = {}
+    for value in values:
+        tensor = getattr(value, "ds_tensor", value)  # ZeRO-3's part of a weight that is gathered when used
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if hasattr(tensor, "__tensor_flatten__"):  # a DTensor, or a quantised tensor: those that it is made of
+            names, _ = tensor.__tensor_flatten__()
+            found |= _addresses(getattr(tensor, name) for name in names)
+            continue
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            found[storage.data_ptr()] = storage.nbytes()
+    return found
