@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,9 @@ class StepClock:
     have passed when they are read.
     """
 
-    def __init__(self, cuda: bool) -> None:
-        self._cuda = cuda
+    def __init__(self, cuda: bool, on_part: Callable[[str], None]) -> None:
+        """``on_part`` is told of the parts of a step, as they begin: "data", "forward" and "backward"."""
+        self._cuda, self._on_part = cuda, on_part
         self._marks: list[tuple[str, Any]] = []
         self._began = time.perf_counter()
         self.lr: float | None = None  # of the last step: the one that it was made with
@@ -37,8 +39,8 @@ class StepClock:
         the first one's rate is kept.
         """
         # prepend: before a sharded model gathers its weights, which is part of its forward pass
-        model.register_forward_pre_hook(lambda *_: self._mark("input"), prepend=True)
-        model.register_forward_hook(lambda *_: self._mark("output"))
+        model.register_forward_pre_hook(lambda *_: self._pass("input", "forward"), prepend=True)
+        model.register_forward_hook(lambda *_: self._pass("output", "backward"))
 
         def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if len(optimizers) == 1:
@@ -48,6 +50,8 @@ class StepClock:
         optimizers[0].register_step_pre_hook(before_step)
 
     def restart(self) -> None:
+        """A step begins, with its data."""
+        self._on_part("data")
         self._marks.clear()
         self._began = time.perf_counter()
 
@@ -60,6 +64,10 @@ class StepClock:
             seconds[kind] += self._between(begin, end)
         step = time.perf_counter() - self._began
         return Times(step=step, forward=seconds["input"], backward=seconds["output"])
+
+    def _pass(self, kind: str, part: str) -> None:
+        self._mark(kind)
+        self._on_part(part)
 
     def _mark(self, kind: str) -> None:
         if self._cuda:

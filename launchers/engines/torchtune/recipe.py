@@ -38,6 +38,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from launchers.engines.profiling import Profiler
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
 from launchers.engines.torchtune.deferred import deferred_datasets
@@ -123,7 +124,8 @@ class Steps(_Recipe):
         else:
             torchtune_checkpoint.load(self._job.resume_dir, self._model, self._optimizers)
             self._restore_generators_at_first_forward(self._job.resume_dir)
-        self._clock = StepClock(self._device.type == "cuda")
+        self._window = Profiler(self._job, self._env, self._reporter, self._model)
+        self._clock = StepClock(self._device.type == "cuda", self._window.phase)
         self._clock.watch(self._model, self._optimizers)
 
     @property
@@ -150,7 +152,7 @@ class Steps(_Recipe):
 
     def train(self) -> None:
         self._reporter.phase("train", self._job.start_step)
-        self._clock.restart()
+        self._begin()
         super().train()
 
     def _loss_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -174,18 +176,25 @@ class Steps(_Recipe):
             return
         self._reported_step = step
         self._report(step)
+        self._window.save(step)
         job = self._job
         if step == job.total_steps:
             if job.keeps_result:
                 self._reporter.phase("save", step)
         elif job.checkpoint_every and step % job.checkpoint_every == 0:
             self._checkpoint(step)
+        self._begin()
+
+    def _begin(self) -> None:
+        """The next step begins."""
+        self._window.begin(self._reported_step + 1)
         self._clock.restart()
 
     def _report(self, step: int) -> None:
         samples, tokens = self._dataloader.dataset.take_counts()
         figures = self._figures(step)
         times = self._clock.read()
+        self._window.end(step)
         self._reporter.step(
             step=step,
             loss=figures.loss,

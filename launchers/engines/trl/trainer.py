@@ -25,9 +25,11 @@ from launchers.dataset.prompts import Prompt
 from launchers.engines import _merge
 from launchers.engines.loop import export, generators, optimizer
 from launchers.engines.loop.model import low_rank_config
+from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 from launchers.models import causal
+from launchers.report.window import GENERATION
 from launchers.scoring.rewards import rewards_of
 
 # TRL's names of the figures that are reported, and ours
@@ -114,6 +116,12 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
             callbacks=[_Listener(job, env, reporter)],
         )
         self.remove_callback(PrinterCallback)
+        self._window = Profiler(job, env, reporter, self.model)
+        self.add_callback(_Watch(self._window))
+
+    def _generate_and_score_completions(self, *arguments: Any, **options: Any) -> Any:
+        with self._window.within(GENERATION):
+            return super()._generate_and_score_completions(*arguments, **options)
 
     @property
     def trained(self) -> Any:
@@ -207,6 +215,22 @@ def _reward_function(job: TrainJob, asked: Sequence[Prompt], device: torch.devic
         return rewards([asked[each] for each in row], completions)
 
     return reward
+
+
+class _Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """Tells a window of the trainer's steps; after :class:`_Listener`, whose time it doesn't touch."""
+
+    def __init__(self, window: Profiler) -> None:
+        self._window = window
+
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._window.begin(state.global_step + 1)
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._window.end(state.global_step)
+
+    def on_log(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._window.save(state.global_step)
 
 
 class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
