@@ -157,6 +157,7 @@ class Profile:
                 about=self._about,
                 settings=self._settings,
                 log_tail=self._log_tail,
+                windows=self._history.windows,
             )
 
     def _measured(self) -> Measured:

@@ -26,6 +26,7 @@ from launchers.engines.reward_head import as_trained
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
 from launchers.report.metrics import Metrics, tokens_of_steps
+from launchers.report.window import Window
 from launchers.settings import Settings, flat
 from launchers.store.bundles import put_bundle
 from launchers.training import Attempt, train
@@ -48,6 +49,7 @@ class Outcome:
     output: str | None  # key of the finished model's bundle, on node 0
     logs: str  # key of the bundle of this node's logs
     tried: tuple[TrialResult, ...] = ()  # before the run, on node 0
+    windows: tuple[Window, ...] = ()  # profiled on this node's ranks; they say where their traces lie
 
     @property
     def finished_model(self) -> str:
@@ -150,6 +152,7 @@ def train_on_node(
         output=output,
         logs=attempt.logs,
         tried=tuple(tried),
+        windows=trained.windows,
     )
 
 

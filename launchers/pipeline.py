@@ -256,6 +256,12 @@ def _check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
     resources = settings.resources.model_copy(update=numbers)
     fewer = ("Ask for fewer GPUs: ", Change("resources.gpus", 1), ".")
     check_supported(settings.model_copy(update={"resources": resources}), spec, otherwise=fewer)
+    last = plan.layout.world_size - 1
+    if settings.profile.window is not None and max(settings.profile.ranks) > last:
+        raise UserError(
+            f"profile.ranks: there is no rank {max(settings.profile.ranks)}, the last is {last}.",
+            "Name ranks of the plan, such as profile.ranks=0.",
+        )
 
 
 def check_installed(engine: str, method: str = "full") -> None:
@@ -520,6 +526,7 @@ def tokenise(
             f"WARNING: the warm-up has {warmup:,} steps and the run {info.total_steps:,}: the learning rate "
             "does not reach its peak"
         )
+    _check_window(settings, info.total_steps)
     if settings.tokens is not None:
         trained = sum(tokens_of_steps(Prepared(folder)))
         print(
@@ -529,6 +536,16 @@ def tokenise(
     tokenizer = render.load_tokenizer(model_dir, settings)
     print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
     return info
+
+
+def _check_window(settings: Settings, total_steps: int) -> None:
+    """Raise UserError where the profiled window has steps that the run hasn't."""
+    window = settings.profile.window
+    if window is not None and window[1] > total_steps:
+        raise UserError(
+            f"profile.steps {settings.profile.steps}: the run has {total_steps:,} steps.",
+            f"Name steps of it, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
+        )
 
 
 def evaluate_model(

@@ -217,6 +217,9 @@ class Settings(Section):
                 f"global_batch_size {self.global_batch_size} counts answers, and is no multiple of "
                 f"rl.group_size {self.rl.group_size}"
             )
+        window = self.profile.window
+        if window is not None and self.max_steps is not None and window[1] > self.max_steps:
+            raise ValueError(f"profile.steps {self.profile.steps}: max_steps is {self.max_steps}")
         if self.task == "grpo" and self.tokens is not None:
             raise ValueError("tokens: how many grpo draws is not known before; give max_steps or epochs")
         if self.dataset in self.mixture:
@@ -230,7 +233,7 @@ class _Plain(yaml.SafeLoader):
     """Leaves 20:23 a text, which YAML 1.1 takes for a number to the base of 60."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        tag = super().resolve(kind, value, implicit)
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if number and isinstance(value, str) and ":" in value and implicit != (False, False):
             return "tag:yaml.org,2002:str"

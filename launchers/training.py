@@ -217,10 +217,10 @@ class _Traces:
         self._store, self._key = store, key
         self.windows: list[Window] = []
 
-    def add(self, event: Profiled) -> Window | None:
-        """The window with the places where its files will lie; None where the rank has none."""
+    def add(self, event: Profiled) -> Profiled:
+        """The event with the places where the window's files will lie."""
         if event.window is None:
-            return None
+            return event
         window = Window.from_dict(event.window)
         window = replace(
             window,
@@ -228,7 +228,7 @@ class _Traces:
             snapshot=self._store.describe(f"{self._key}/{window.snapshot}") if window.snapshot else None,
         )
         self.windows.append(window)
-        return window
+        return replace(event, window=window.to_dict())
 
     def keep(self, folder: Path) -> None:
         """Put the files into the store; a failure to do so must not hide why the run has failed."""
@@ -271,6 +271,8 @@ class _Listener:
         self._progress = Progress(total_steps=job.total_steps, every=job.settings.log_every)
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Profiled):
+            event = self.traces.add(event)
         self._on_event(event)
         if isinstance(event, DistInfo):
             self._ranks.append(event)
@@ -290,10 +292,10 @@ class _Listener:
             self._track(metrics)
 
     def _show(self, event: Profiled) -> None:
-        window = self.traces.add(event)
-        if window is None:
+        if event.window is None:
             print(f"WARNING: rank {event.rank} could not be profiled: {event.problem}", flush=True)
             return
+        window = Window.from_dict(event.window)
         predicted = dict(self._job.plan.prediction.step_parts)
         text = [*lines(window, predicted), f"  trace, when the run has ended: {window.trace}", ""]
         print("\n".join(text), end="", flush=True)  # in one write: local nodes share their output

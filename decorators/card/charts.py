@@ -61,9 +61,11 @@ def memory_bars(
         {"bar": "measured", "part": part.name, "gib": gib(part.size_bytes), "order": i}
         for i, part in enumerate(measured)
     ]
-    names = [name for name, _ in parts] + [part.name for part in measured]
+    names = [name for name, _ in parts]
     colours = [_CATEGORY_COLOURS[i % len(_CATEGORY_COLOURS)] for i in range(len(parts))]
-    colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(measured))]
+    others = [part.name for part in measured if part.name not in names]  # a name has one colour
+    names += others
+    colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(others))]
     marks = []
     axis = f"GiB of a {unit}"
     if predicted:

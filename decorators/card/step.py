@@ -14,6 +14,7 @@ from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe,
 from decorators.card.charts import MeasuredPart, MemoryPoint
 from decorators.card.evaluation import evaluation_blocks
 from decorators.card.trial import trial_rows
+from decorators.card.window import window_blocks
 from decorators.profile.history import CardState, RankRow, Setting
 from estimator.plan import Plan, Request
 from launchers.report.metrics import dist_lines, duration
@@ -48,6 +49,8 @@ def draw(state: CardState) -> list[Block]:
         blocks.append(Text(markdown="\n".join(f"- {safe(note)}" for note in notes)))
     if state.steps:
         blocks.append(Chart(spec=_curves(state)))
+    for window in state.windows:
+        blocks += window_blocks(window, state.plan)
     memory = memory_points(state)
     if memory:
         estimate = state.plan.prediction.memory if state.plan else None

@@ -10,7 +10,8 @@ from decorators.profile.sampling import Sample
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import median, speed_of
-from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Step
+from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Profiled, Step
+from launchers.report.window import Window
 from launchers.trial import TrialResult
 
 
@@ -72,6 +73,7 @@ class CardState:
     about: Plan | None = None  # whose model the step deals with, where nothing was predicted for it
     settings: tuple[Setting, ...] = ()
     log_tail: str = ""
+    windows: tuple[Window, ...] = ()  # profiled, of this node's ranks
 
 
 @dataclass
@@ -86,6 +88,7 @@ class History:
     _memory: dict[int, Memory] = field(default_factory=dict)
     _memory_series: list[Memory] = field(default_factory=list)
     _steps: dict[int, dict[int, Step]] = field(default_factory=dict)  # step, rank
+    _windows: list[Window] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -95,6 +98,8 @@ class History:
             self._memory_series.append(event)
         elif isinstance(event, Phase):
             self._phase[event.rank] = event
+        elif isinstance(event, Profiled):
+            self._windows += [Window.from_dict(event.window)] if event.window else []
         else:
             self._info[event.rank] = event
 
@@ -112,6 +117,11 @@ class History:
     def phase(self) -> Phase | None:
         """The phase of the rank that has been in its phase longest; None before the first is reported."""
         return min(self._phase.values(), key=lambda phase: phase.at, default=None)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The profiled windows, of one rank each."""
+        return tuple(sorted(self._windows, key=lambda window: window.rank))
 
     @property
     def memory_series(self) -> list[Memory]:

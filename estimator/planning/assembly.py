@@ -56,6 +56,7 @@ def assemble(
             price_kind="spot" if place is not None and place.spot else "on demand",
             price_source=place.price if place is not None else "",
             start_up=candidate.start_up,
+            step_parts=candidate.speed.parts.kinds if candidate.speed.parts else (),
             rarely_had=why_rare(place),
         ),
         why=tuple(why),

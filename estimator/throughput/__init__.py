@@ -68,6 +68,18 @@ class Parts:
         """Seconds of the whole step."""
         return self.compute + self.communication + self.bubble + self.optimizer + self.generation
 
+    @property
+    def kinds(self) -> tuple[tuple[str, float], ...]:
+        """The same by name, without what takes no time; they add up to the whole step."""
+        named = {
+            "forward and backward": self.compute,
+            "collectives, exposed": self.communication,
+            "pipeline bubble": self.bubble,
+            "optimizer": self.optimizer,
+            "generation": self.generation,
+        }
+        return tuple((name, seconds) for name, seconds in named.items() if seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:

@@ -1,8 +1,8 @@
 """Records a profiled window of a rank's training: the steps that ``settings.profile`` names.
 
-Each engine says where a step begins, where its parts begin, and where it ends. Outside the window that costs a
-comparison; torch's profiler is imported when the window begins. Whatever goes wrong with the profiler ends the
-window, is told, and leaves the training alone.
+Each engine says where a step begins, where its parts begin, and where it ends. Outside the window that costs
+a comparison; torch's profiler is imported when the window begins. Whatever goes wrong with the profiler ends
+the window, is told, and leaves the training alone.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Profiler:
         trace = self._folder / f"rank-{self._rank:05d}.trace.json.gz"
         profiler.export_chrome_trace(str(trace))
         if self._cuda:
-            torch.cuda.memory._dump_snapshot(str(trace.with_name(f"rank-{self._rank:05d}.memory.pickle")))
+            snapshot = trace.with_name(f"rank-{self._rank:05d}.memory.pickle")
+            torch.cuda.memory._dump_snapshot(str(snapshot))  # type: ignore[no-untyped-call,unused-ignore]
             torch.cuda.memory._record_memory_history(enabled=None)
         return trace
 
@@ -123,7 +124,7 @@ class Profiler:
 
     def _annotate(self, name: str) -> None:
         mark = torch.profiler.record_function(name)
-        mark.__enter__()
+        mark.__enter__()  # type: ignore[no-untyped-call,unused-ignore]
         self._open.append(mark)
 
     def _close(self, kept: int) -> None:
@@ -135,7 +136,7 @@ class Profiler:
         """A profiler that fails ends the window, not the training."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the profiler may meet
             self._last, self._profile = -1, None
             self._open.clear()
             self._tensors.leave()
@@ -184,7 +185,7 @@ class _Tensors:
         self._gradients = {}
 
     def categories(self, allocated: windows.Allocated | None, *, gpu: bool) -> tuple[tuple[str, int], ...]:
-        """Bytes by category; ``allocated`` says what there was at the peak besides, and is None if unknown."""
+        """Bytes by category; ``allocated`` says what there was at the peak besides, None if unknown."""
         masters = sum(size for address, size in self._masters.items() if address not in self._weights)
         found = {
             windows.WEIGHTS: sum(self._weights.values()),
@@ -225,7 +226,9 @@ def _addresses(values: Iterable[Any]) -> dict[int, int]:
         tensor = getattr(value, "ds_tensor", value)  # ZeRO-3's part of a weight that is gathered when used
         if not isinstance(tensor, torch.Tensor):
             continue
-        if hasattr(tensor, "__tensor_flatten__"):  # a DTensor, or a quantised tensor: those that it is made of
+        if hasattr(
+            tensor, "__tensor_flatten__"
+        ):  # a DTensor, or a quantised tensor: those that it is made of
             names, _ = tensor.__tensor_flatten__()
             found |= _addresses(getattr(tensor, name) for name in names)
             continue

@@ -69,7 +69,10 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A rank has begun something that takes a while: "load", "train", "checkpoint", "profile", "save", "done"."""
+    """A rank has begun something that takes a while.
+
+    "load", "train", "checkpoint", "profile", "save" or "done".
+    """
 
     rank: int
     name: str

@@ -1,19 +1,19 @@
 """A profiled window: where the time and the memory of a few optimizer steps went, from a profiler's trace.
 
-The trace is what ``torch.profiler`` exports (Chrome's trace event format, as Kineto writes it). Everything here
-is arithmetic on its events: no torch is needed. Every moment of a step belongs to exactly one kind, so that the
-kinds add up to the step:
+The trace is what ``torch.profiler`` exports (Chrome's trace event format, as Kineto writes it). Everything
+here is arithmetic on its events: no torch is needed. Every moment of a step belongs to exactly one kind, so
+that the kinds add up to the step:
 
 on a CPU
     the thread that trains: to the kind of the innermost operator that runs. Where none runs but Python, to a
     collective if one is under way on another thread (exposed), else it is idle: Python, between operators.
 on a GPU
-    the streams: to the kind of the operator that has launched the kernel that runs, to a collective where only
-    one runs (exposed), else it is idle: no kernel runs.
+    the streams: to the kind of the operator that has launched the kernel that runs, to a collective where
+    only one runs (exposed), else it is idle: no kernel runs.
 
-Reading data, the optimizer and drawing answers are told by annotations (of ``launchers.engines.profiling`` and
-of torch itself) and take all that runs in them, save collectives. A collective that runs beside other work costs
-nothing: it is *hidden*, and told apart.
+Reading data, the optimizer and drawing answers are told by annotations (of ``launchers.engines.profiling``
+and of torch itself) and take all that runs in them, save collectives. A collective that runs beside other
+work costs nothing: it is *hidden*, and told apart.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ STEP = "finetune step "  # how the annotation of a step begins; its number follo
 PHASE = "finetune phase "  # and that of a part of a step; its name follows
 DATA, OPTIMIZER, GENERATION = "data", "optimizer", "generation"
 PRODUCTS, ATTENTION, OTHER, IDLE = "products", "attention", "other operators", "idle"
-# In names of operators, of Gloo's and NCCL's spans and of kernels, without what joins their words; a word comes
-# before those that it holds
+# In names of operators, of Gloo's and NCCL's spans and of kernels, without what joins their words; a word
+# comes before those that it holds
 COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -49,13 +49,18 @@ COLLECTIVES = {
     "reduce": "reduce",
 }
 KINDS = (PRODUCTS, ATTENTION, OTHER, OPTIMIZER, GENERATION, DATA, *dict.fromkeys(COLLECTIVES.values()), IDLE)
-EXPOSED = "collectives, exposed"
+# What the estimator predicts as one (throughput.Parts.kinds), and the kinds that are measured of it
+EXPOSED, MODEL = "collectives, exposed", "forward and backward"
+PARTS = {MODEL: (PRODUCTS, ATTENTION, OTHER), EXPOSED: tuple(dict.fromkeys(COLLECTIVES.values()))}
+OF_IT = "of it "
 MOST_OPERATORS = 10
 # Categories of memory; the first four are read off the tensors themselves
 WEIGHTS, MASTERS, GRADIENTS, STATES = "weights", "master weights", "gradients", "optimizer"
 REST = "activations and all else"
 
-_COLLECTIVE = re.compile(r"^(c10d::|c10d_functional::|_c10d_functional::|gloo:|nccl:|mpi:|ucc:|nccl(Dev)?Kernel)")
+_COLLECTIVE = re.compile(
+    r"^(c10d::|c10d_functional::|_c10d_functional::|gloo:|nccl:|mpi:|ucc:|nccl(Dev)?Kernel)"
+)
 _ATTENTION = re.compile(r"scaled_?dot_?product|flash|fmha|(mem_|_)?efficient_attention|flex_attention", re.I)
 _PRODUCTS = re.compile(
     r"^aten::(_?(scaled_|int_|grouped_|scaled_grouped_)?mm|addmm|addmm_|bmm|baddbmm|mv|addmv|dot|linear|matmul)$"
@@ -124,19 +129,18 @@ class Window:
 def compare(window: Window, predicted: Mapping[str, float]) -> list[tuple[str, float | None, float | None]]:
     """Rows of (kind, predicted, measured), seconds of a step; None: not predicted, or not there.
 
-    ``predicted`` is ``estimator.plan.Prediction.step_parts``, which knows collectives only as a whole.
+    ``predicted`` is ``estimator.plan.Prediction.step_parts``, which knows some only together (``PARTS``).
     """
-    split = window.split
-    measured = dict(split.seconds)
-    found = {kind: measured.pop(kind) for kind in COLLECTIVES.values() if kind in measured}
+    measured = dict(window.split.seconds)
     rows: list[tuple[str, float | None, float | None]] = []
-    for kind in KINDS:
-        if kind in measured or kind in predicted:
-            rows.append((kind, predicted.get(kind), measured.get(kind)))
-        elif kind == next(iter(COLLECTIVES.values())) and (found or EXPOSED in predicted):
-            rows.append((EXPOSED, predicted.get(EXPOSED), sum(found.values())))
-            rows += [(f"of it {name}", None, seconds) for name, seconds in found.items()]
-    rows.append(("the whole step", sum(predicted.values()) or None, split.step_seconds))
+    for whole, kinds in PARTS.items():
+        found = {kind: measured.pop(kind) for kind in kinds if kind in measured}
+        if found or whole in predicted:
+            rows.append((whole, predicted.get(whole), sum(found.values())))
+            rows += [(f"{OF_IT}{kind}", None, seconds) for kind, seconds in found.items()]
+    others = dict.fromkeys([*measured, *(name for name in predicted if name not in PARTS)])
+    rows += [(kind, predicted.get(kind), measured.get(kind)) for kind in others]
+    rows.append(("the whole step", sum(predicted.values()) or None, window.split.step_seconds))
     return rows
 
 
@@ -144,27 +148,29 @@ def lines(window: Window, predicted: Mapping[str, float]) -> list[str]:
     """The window in a few lines of text, for a terminal."""
     split = window.split
     parts = [
-        f"{kind} {_milliseconds(seconds)}" + (f" (predicted {_milliseconds(guess)})" if guess else "")
+        f"{kind.removeprefix(OF_IT)} {milliseconds(seconds)}"
+        + (f" (predicted {milliseconds(guess)})" if guess else "")
         for kind, guess, seconds in compare(window, predicted)[:-1]
-        if seconds is not None and not kind.startswith("of it ")
+        if seconds is not None and kind not in PARTS
     ]
-    dearest = ", ".join(f"{each.name} {_milliseconds(each.seconds)}" for each in split.operators[:3])
+    dearest = ", ".join(f"{each.name} {milliseconds(each.seconds)}" for each in split.operators[:3])
     return [
-        f"profiled {window.steps} on rank {window.rank}: {_milliseconds(split.step_seconds)} a step: "
+        f"profiled {window.steps} on rank {window.rank}: {milliseconds(split.step_seconds)} a step: "
         + ", ".join(parts),
         f"  dearest operators: {dearest}",
     ]
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """A time for people: ms below a second."""
     return f"{seconds * 1000:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """The events of a trace, gzipped or not."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
-        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
     return events
 
 

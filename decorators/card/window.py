@@ -1,0 +1,59 @@
+"""The card's part on a profiled window: where the time and the memory of its steps went."""
+
+from __future__ import annotations
+
+from decorators.card import charts
+from decorators.card.blocks import Block, Chart, Grid, Text, safe
+from decorators.card.charts import MeasuredPart
+from estimator.plan import Plan
+from launchers.report.window import OF_IT, Window, compare, milliseconds
+
+NOT_PREDICTED = "not predicted"
+
+
+def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
+    """The mean step by kind, predicted beside measured; the dearest operators; memory by category."""
+    prediction = plan.prediction if plan is not None else None
+    predicted = dict(prediction.step_parts) if prediction else {}
+    rows = tuple(
+        (
+            f"\N{EN SPACE}{kind.removeprefix(OF_IT)}" if kind.startswith(OF_IT) else kind,
+            NOT_PREDICTED if guess is None else milliseconds(guess),
+            "" if seconds is None else milliseconds(seconds),
+            "" if seconds is None else f"{seconds / window.split.step_seconds:.1%}",
+        )
+        for kind, guess, seconds in compare(window, predicted)
+    )
+    operators = tuple(
+        (
+            each.name,
+            milliseconds(each.seconds),
+            f"{each.seconds / window.split.step_seconds:.1%}",
+            _calls(each.calls),
+        )
+        for each in window.split.operators
+    )
+    hidden = ", ".join(f"{kind} {milliseconds(seconds)}" for kind, seconds in window.split.hidden)
+    blocks: list[Block] = [
+        Text(markdown=f"### Profiled: {safe(window.steps)}, rank {window.rank}"),
+        Grid(headers=("a step", "predicted", "measured", "share"), rows=rows),
+    ]
+    if hidden:
+        blocks.append(Text(markdown=f"Collectives behind other work, which cost nothing: {safe(hidden)}"))
+    blocks.append(Grid(headers=("dearest operators", "a step", "share", "calls"), rows=operators))
+    if window.memory:
+        measured = [MeasuredPart(name=name, size_bytes=size) for name, size in window.memory]
+        unit = "GPU" if window.split.device == "cuda" else "process"
+        blocks.append(Text(markdown="**Memory of the window's tensors by what they are**"))
+        blocks.append(
+            Chart(spec=charts.memory_bars(prediction.memory if prediction else None, measured, unit))
+        )
+    files = [f"Trace, for ui.perfetto.dev: {window.trace}"]
+    if window.snapshot:
+        files.append(f"CUDA's memory, for pytorch.org/memory_viz: {window.snapshot}")
+    blocks.append(Text(markdown="\n".join(f"- {safe(line)}" for line in files)))
+    return blocks
+
+
+def _calls(calls: float) -> str:
+    return f"{calls:,.0f}" if calls == round(calls) else f"{calls:,.1f}"
