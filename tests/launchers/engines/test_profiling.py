@@ -1,0 +1,112 @@
+"""A profiled window on every engine, on one node and two: its trace, and what is made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers.gang.job import TrainJob
+from launchers.report import telemetry, window
+from launchers.report.window import Window
+from tests.launchers.engines import ranks
+from tests.launchers.engines.loop import runs as loop_runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS, FIRST, LAST = 5, 3, 4
+
+
+def _loop_job(folder: Path, engine: str, sharding: str) -> TrainJob:
+    model = loop_runs.make_model(folder / "weights")
+    data = loop_runs.make_data(folder / "data", loop_runs.documents(40), batch=4, steps=STEPS)
+    return loop_runs.make_job(
+        folder / "plain", model, data, steps=STEPS, world=2, engine=engine, sharding=sharding
+    )
+
+
+def _deepspeed(folder: Path) -> TrainJob:
+    return _loop_job(folder, "deepspeed", "zero2")
+
+
+def _fsdp2(folder: Path) -> TrainJob:
+    return _loop_job(folder, "fsdp2", "fsdp")
+
+
+def _torchtune(folder: Path) -> TrainJob:
+    pytest.importorskip("torchtune", reason="torchtune is not installed here")
+    from tests.launchers.engines.torchtune import runs
+
+    model = runs.make_model(folder / "weights")
+    data = runs.make_data(folder / "data", batch=4, steps=STEPS)
+    return runs.make_job(folder / "plain", model, data, steps=STEPS, world=2)
+
+
+def _profiled(job: TrainJob, folder: Path, nodes: int) -> list[TrainJob]:
+    """The job with a window on both ranks, as each of its nodes has it."""
+    asked = {"steps": f"{FIRST}:{LAST}", "ranks": [0, 1]}
+    values = job.settings.model_dump(mode="json") | {"profile": asked}
+    layout = dataclasses.replace(job.plan.layout, nodes=nodes, processes_per_node=2 // nodes)
+    return [
+        dataclasses.replace(
+            job,
+            settings=type(job.settings).model_validate(values),
+            plan=dataclasses.replace(job.plan, layout=layout),
+            work_dir=folder / f"node-{node}",
+        )
+        for node in range(nodes)
+    ]
+
+
+def _run(jobs: list[TrainJob]) -> list[Any]:
+    done = ranks.train(jobs)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [event for job in jobs for event in telemetry.Follower(job.telemetry_dir).poll()]
+
+
+def _losses(events: list[Any]) -> list[float]:
+    return [event.loss for event in events if event.kind == "step" and event.loss is not None]
+
+
+@pytest.mark.parametrize(
+    ("make", "nodes"),
+    [(_torchtune, 1), (_torchtune, 2), (_deepspeed, 1), (_deepspeed, 2), (_fsdp2, 2)],
+    ids=lambda value: getattr(value, "__name__", str(value)).strip("_"),
+)
+def test_a_window_adds_up_to_its_steps_and_changes_no_loss(
+    tmp_path: Path, make: Callable[[Path], TrainJob], nodes: int
+) -> None:
+    job = make(tmp_path)
+    plain = _run([job])
+    assert not job.profile_dir.exists()
+    jobs = _profiled(job, tmp_path, nodes)
+    events = _run(jobs)
+    assert _losses(events) == _losses(plain)
+
+    told = [event for event in events if event.kind == "profiled"]
+    assert [event.problem for event in told] == ["", ""]
+    took = {
+        rank: [e.dt for e in events if e.kind == "step" and e.rank == rank and FIRST <= e.step <= LAST]
+        for rank in (0, 1)
+    }
+    for event in told:
+        found = Window.from_dict(json.loads(json.dumps(event.window)))
+        assert (found.first, found.last, found.split.steps) == (FIRST, LAST, 2)
+        seconds = dict(found.split.seconds)
+        mean = sum(took[found.rank]) / len(took[found.rank])
+        assert sum(seconds.values()) == pytest.approx(found.split.step_seconds, rel=1e-6)
+        assert found.split.step_seconds == pytest.approx(mean, rel=0.05, abs=2e-3)
+        assert seconds[window.PRODUCTS] > 0
+        assert seconds[window.OPTIMIZER] > 0
+        assert set(window.COLLECTIVES.values()) & (set(seconds) | set(dict(found.split.hidden)))
+        memory = dict(found.memory)
+        assert {window.WEIGHTS, window.GRADIENTS, window.STATES} <= set(memory)
+        of_node = jobs[found.rank % nodes] if nodes > 1 else jobs[0]
+        trace = json.loads(gzip.decompress((of_node.profile_dir / found.trace).read_bytes()))
+        names = {each.get("name", "") for each in trace["traceEvents"]}
+        assert {f"{window.STEP}{step}" for step in (FIRST, LAST)} <= names
+        assert not {f"{window.STEP}{step}" for step in (FIRST - 1, LAST + 1)} & names

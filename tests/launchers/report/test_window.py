@@ -1,0 +1,170 @@
+"""Where the time of a trace's steps went, on small traces written by hand. Times are microseconds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers.report import window
+from launchers.report.window import Operator, Split, Window, compare, lines, read_trace, split
+
+Event = dict[str, Any]
+
+
+def _span(
+    name: str, begin: float, end: float, category: str = "cpu_op", thread: int = 1, **args: Any
+) -> Event:
+    values = {"name": name, "cat": category, "pid": 1, "tid": thread, "args": args}
+    return {"ph": "X", "ts": begin, "dur": end - begin, **values}
+
+
+def _mark(name: str, begin: float, end: float, thread: int = 1) -> Event:
+    return _span(name, begin, end, "user_annotation", thread)
+
+
+STEP = _mark(f"{window.STEP}3", 0, 1000)
+
+
+def _microseconds(found: Split) -> dict[str, float]:
+    return {kind: pytest.approx(seconds * 1e6) for kind, seconds in found.seconds}
+
+
+def test_on_a_cpu_each_moment_is_the_innermost_operators() -> None:
+    found = split(
+        [
+            STEP,
+            _mark(f"{window.PHASE}data", 0, 100),
+            _span("aten::index", 10, 90),
+            _span("aten::linear", 100, 400),
+            _span("aten::addmm", 120, 380),
+            _span("aten::copy_", 130, 150),
+            _span("aten::scaled_dot_product_attention", 400, 500),
+            _span("aten::bmm", 410, 490),  # attention's own
+            _mark("Optimizer.step#AdamW.step", 700, 900),
+            _span("aten::mul_", 710, 800),
+        ]
+    )
+    assert found.device == "cpu"
+    assert _microseconds(found) == {
+        "products": 280,
+        "attention": 100,
+        "other operators": 20,
+        "optimizer": 200,
+        "data": 100,
+        "idle": 300,
+    }
+    assert found.step_seconds == pytest.approx(1e-3)
+    assert found.operators[0] == Operator(name="aten::addmm", seconds=pytest.approx(240e-6), calls=1)
+
+
+def test_a_collective_costs_what_the_training_thread_waits_for_it() -> None:
+    found = split(
+        [
+            STEP,
+            _span("aten::mm", 0, 600),
+            _mark("gloo:all_reduce", 500, 800, thread=2),
+        ]
+    )
+    assert _microseconds(found) == {"products": 600, "all_reduce": 200, "idle": 200}
+    assert dict(found.hidden) == {"all_reduce": pytest.approx(100e-6)}
+
+
+def test_on_a_gpu_the_streams_count_and_a_kernel_is_of_the_operator_that_launched_it() -> None:
+    found = split(
+        [
+            STEP,
+            _span("aten::mm", 0, 20),
+            _span("cudaLaunchKernel", 5, 10, "cuda_runtime", correlation=7),
+            _span("some_kernel", 100, 400, "kernel", 7, correlation=7),
+            _span("ncclDevKernel_AllGather_RING", 300, 600, "kernel", 8),
+            _mark("Optimizer.step#AdamW.step", 20, 60),
+            _span("aten::_foreach_add_", 30, 50),
+            _span("cudaLaunchKernel", 35, 40, "cuda_runtime", correlation=8),
+            _span("multi_tensor_apply", 700, 800, "kernel", 7, correlation=8),
+        ]
+    )
+    assert found.device == "cuda"
+    assert _microseconds(found) == {"products": 300, "optimizer": 100, "all_gather": 200, "idle": 400}
+    assert dict(found.hidden) == {"all_gather": pytest.approx(100e-6)}
+    assert {each.name for each in found.operators} >= {"aten::mm", "aten::_foreach_add_"}
+
+
+def test_steps_are_averaged_and_what_lies_between_them_is_left_out() -> None:
+    steps = [_mark(f"{window.STEP}{n}", begin, begin + 100) for n, begin in ((1, 0), (2, 500))]
+    found = split(
+        [*steps, _span("aten::mm", 0, 50), _span("aten::mm", 200, 400), _span("aten::mm", 500, 530)]
+    )
+    assert (found.steps, found.step_seconds) == (2, pytest.approx(100e-6))
+    assert _microseconds(found) == {"products": 40, "idle": 60}
+
+
+def test_a_trace_without_a_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="no annotated step"):
+        split([_span("aten::mm", 0, 50)])
+
+
+def test_memory_of_a_gpu_counts_all_and_that_of_a_cpu_what_came() -> None:
+    def grown(at: float, size: int, total: int, device: int) -> Event:
+        args = {"Device Type": device, "Bytes": size, "Total Allocated": total}
+        return {"ph": "i", "name": "[memory]", "ts": at, "args": args}
+
+    events = [grown(2, -50, 100, 1), grown(1, 50, 150, 1), grown(1, 30, 30, 0), grown(2, 20, 50, 0)]
+    assert window.allocated(events, gpu=True) == window.Allocated(before=100, peak=150)
+    assert window.allocated(events, gpu=False) == window.Allocated(before=0, peak=50)
+    assert window.allocated([], gpu=True) is None
+
+
+def example() -> Window:
+    seconds = (
+        ("products", 0.2),
+        ("attention", 0.1),
+        ("optimizer", 0.05),
+        ("all_gather", 0.03),
+        ("idle", 0.02),
+    )
+    return Window(
+        rank=0,
+        first=3,
+        last=5,
+        split=Split(
+            device="cuda",
+            steps=3,
+            step_seconds=0.4,
+            seconds=seconds,
+            hidden=(("all_gather", 0.2),),
+            operators=(Operator(name="aten::mm", seconds=0.2, calls=12),),
+        ),
+        memory=(("weights", 10),),
+        trace="t.json.gz",
+        snapshot=None,
+    )
+
+
+def test_what_is_predicted_together_is_compared_together() -> None:
+    predicted = {"forward and backward": 0.25, "collectives, exposed": 0.05, "optimizer": 0.04}
+    assert compare(example(), predicted) == [
+        ("forward and backward", 0.25, pytest.approx(0.3)),
+        ("of it products", None, 0.2),
+        ("of it attention", None, 0.1),
+        ("collectives, exposed", 0.05, 0.03),
+        ("of it all_gather", None, 0.03),
+        ("optimizer", 0.04, 0.05),
+        ("idle", None, 0.02),
+        ("the whole step", pytest.approx(0.34), 0.4),
+    ]
+    assert compare(example(), {})[-1] == ("the whole step", None, 0.4)
+    assert lines(example(), predicted)[0] == (
+        "profiled steps 3 to 5 on rank 0: 400.0 ms a step: products 200.0 ms, attention 100.0 ms, "
+        "all_gather 30.0 ms, optimizer 50.0 ms (predicted 40.0 ms), idle 20.0 ms"
+    )
+
+
+def test_a_window_goes_through_json_and_a_trace_through_gzip(tmp_path: Path) -> None:
+    assert Window.from_dict(json.loads(json.dumps(example().to_dict()))) == example()
+    trace = tmp_path / "t.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": [STEP]}).encode()))
+    assert read_trace(trace) == [STEP]
