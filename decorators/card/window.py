@@ -6,7 +6,7 @@ from decorators.card import charts
 from decorators.card.blocks import Block, Chart, Grid, Text, safe
 from decorators.card.charts import MeasuredPart
 from estimator.plan import Plan
-from launchers.report.window import OF_IT, Window, compare, milliseconds
+from launchers.report.window import Window, compare, milliseconds
 
 NOT_PREDICTED = "not predicted"
 
@@ -17,7 +17,7 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     predicted = dict(prediction.step_parts) if prediction else {}
     rows = tuple(
         (
-            f"\N{EN SPACE}{kind.removeprefix(OF_IT)}" if kind.startswith(OF_IT) else kind,
+            kind,
             NOT_PREDICTED if guess is None else milliseconds(guess),
             "" if seconds is None else milliseconds(seconds),
             "" if seconds is None else f"{seconds / window.split.step_seconds:.1%}",
