@@ -59,6 +59,7 @@ TEST_COMMAND = SETUP.format(extra=".[dev]", what="-m pytest")
 WIDTH = 110  # of a line of text
 HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com", "semver.org"}
 HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests and charts at a fixed version
+HOSTS |= {"ui.perfetto.dev", "pytorch.org"}  # viewers of traces
 HOSTS |= {"ACCOUNT.blob.core.windows.net"}  # the reader's own
 FLAGS_WITHOUT_VALUE = {
     "--plan-only",
