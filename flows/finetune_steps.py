@@ -91,6 +91,7 @@ class FinetuneSteps(FlowSpec):
     seed = knob("seed", int)
     trial = knob("trial", int)
     checkpoint_every = knob("checkpoint_every", int)
+    eval_every = knob("eval_every", int)
     profile_steps = text_knob("profile_steps")
     tracker = text_knob("tracker")
     output_dir = knob("output_dir")

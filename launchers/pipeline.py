@@ -118,7 +118,10 @@ def plan_run(
     check_supported(settings, model.spec)
     _check_files(settings, model)
     check_reward(settings)
-    job = build_job(settings, model.spec, count_steps(settings))
+    steps = count_steps(settings)
+    if steps is not None and settings.tokens is None:  # which are reached with so many steps at the least
+        _check_evaluations(settings, steps)
+    job = build_job(settings, model.spec, steps)
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
     settings = resolve_auto(as_planned(settings, plan), model.spec)
     _check_layout(settings, plan, model.spec)
@@ -527,6 +530,12 @@ def tokenise(
             "does not reach its peak"
         )
     _check_window(settings, info.total_steps)
+    _check_evaluations(settings, info.total_steps)
+    if settings.evaluation.in_training and not (folder / "heldout").is_dir():
+        raise UserError(
+            "evaluation.every_steps: no row is held out that could be evaluated while the run trains.",
+            "Give evaluation.dataset, or more rows.",
+        )
     if settings.tokens is not None:
         trained = sum(tokens_of_steps(Prepared(folder)))
         print(
@@ -545,6 +554,20 @@ def _check_window(settings: Settings, total_steps: int) -> None:
         raise UserError(
             f"profile.steps {settings.profile.steps}: the run has {total_steps:,} steps.",
             f"Name steps of it, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
+        )
+
+
+def _check_evaluations(settings: Settings, total_steps: int) -> None:
+    """Raise UserError where the run ends before it is evaluated for the first time."""
+    every = settings.evaluation.every_steps
+    if every is not None and every > total_steps:
+        raise UserError(
+            (Change("evaluation.every_steps", every), f": the run has {total_steps:,} steps."),
+            (
+                "Give ",
+                Change("evaluation.every_steps", max(1, total_steps // 5)),
+                " or another part of them.",
+            ),
         )
 
 

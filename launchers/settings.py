@@ -220,6 +220,14 @@ class Settings(Section):
         window = self.profile.window
         if window is not None and self.max_steps is not None and window[1] > self.max_steps:
             raise ValueError(f"profile.steps {self.profile.steps}: max_steps is {self.max_steps}")
+        every = self.evaluation.every_steps
+        if every is not None and self.max_steps is not None and every > self.max_steps:
+            raise ValueError(f"evaluation.every_steps {every}: max_steps is {self.max_steps}")
+        if self.task == "grpo" and self.evaluation.in_training:
+            raise ValueError(
+                "evaluation.every_steps: grpo is evaluated before and after the run alone; its mean reward "
+                "is in every step's line"
+            )
         if self.task == "grpo" and self.tokens is not None:
             raise ValueError("tokens: how many grpo draws is not known before; give max_steps or epochs")
         if self.dataset in self.mixture:
