@@ -168,7 +168,7 @@ class StartUp:
 class Prediction:
     """What the run should need. None is: not known, never a guess.
 
-    ``hours`` and ``usd`` hold the start-up as well, where one is known.
+    ``hours`` and ``usd`` hold the start-up as well, where one is known, and evaluations while it trains.
     """
 
     memory: MemoryEstimate
@@ -187,6 +187,7 @@ class Prediction:
     start_up: StartUp | None = None  # None: the machines are at hand
     step_parts: tuple[tuple[str, float], ...] = ()
     """Seconds of one optimizer step by what they are spent on: throughput.Parts.kinds. Empty: not known."""
+    evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
     rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
 
 

@@ -27,6 +27,9 @@ MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
 # below the predicted one to 28 % above it (data/efficiency.csv, range), of which a part is common to all
 # plans of a job, as its model and its engine are.
 INDISTINCT = 0.2
+# Of a step's time, what a forward pass takes at most: with frozen weights the backward pass has as many
+# products (throughput/flops.py)
+FORWARD_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,7 @@ class Candidate:
     place: Place | None
     speed: throughput.Speed
     start_up: StartUp | None = None  # None: the machines are at hand
+    evaluated_tokens: int = 0  # held-out ones, while it trains
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -63,11 +67,18 @@ class Candidate:
         return self.usd_per_hour / 3600 / self.speed.tokens_per_second
 
     def hours(self, tokens: int | None) -> float | None:
-        """Hours for that many tokens, start-up and all; None where tokens or speed are unknown."""
+        """Hours for that many tokens, start-up and evaluations too; None where they or the speed are unknown."""
         speed = self.speed.tokens_per_second
         if tokens is None or speed is None:
             return None
-        return tokens / speed / 3600 + (self.start_up.hours if self.start_up is not None else 0.0)
+        start = self.start_up.hours if self.start_up is not None else 0.0
+        return tokens / speed / 3600 + start + (self.evaluation_hours or 0.0)
+
+    @property
+    def evaluation_hours(self) -> float | None:
+        """Hours of the evaluations while it trains, at most; None where the speed is unknown."""
+        speed = self.speed.tokens_per_second
+        return None if speed is None else self.evaluated_tokens * FORWARD_SHARE / speed / 3600
 
     def usd(self, tokens: int | None) -> float | None:
         """USD for that many tokens; None where tokens, speed or price are unknown."""
@@ -157,7 +168,13 @@ class Search:
         estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
         before = start_up(place, nodes, self.job.model) if place is not None else None
         return Candidate(
-            layout=layout, memory=estimate, gpu=gpu, place=place, speed=speeds[chosen], start_up=before
+            layout=layout,
+            memory=estimate,
+            gpu=gpu,
+            place=place,
+            speed=speeds[chosen],
+            start_up=before,
+            evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
         )
 
     def reaches(self, nodes: int, processes: int) -> bool:
