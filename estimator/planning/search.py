@@ -67,7 +67,7 @@ class Candidate:
         return self.usd_per_hour / 3600 / self.speed.tokens_per_second
 
     def hours(self, tokens: int | None) -> float | None:
-        """Hours for that many tokens, start-up and evaluations too; None where they or the speed are unknown."""
+        """Hours for that many tokens, start-up and evaluations too; None where either is unknown."""
         speed = self.speed.tokens_per_second
         if tokens is None or speed is None:
             return None
