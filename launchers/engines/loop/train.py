@@ -15,6 +15,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.engines.loop import export
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
+from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
@@ -38,8 +39,10 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     task.check(model, data)
     reference = None if job.reference is None else np.load(job.reference)
     profiler = Profiler(job, env, reporter, model.module)
+    noise = EmbeddingNoise(model.module.get_input_embeddings(), job, env, data)
     reporter.phase("train", job.start_step)
     for step in range(job.start_step + 1, job.total_steps + 1):
+        noise.begin(step)
         _step(model, job, env, data, task, reference, step, reporter, profiler)
         profiler.save(step)
         if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.total_steps:

@@ -38,6 +38,8 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from launchers.dataset.prepared import Prepared
+from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
@@ -125,6 +127,8 @@ class Steps(_Recipe):
             torchtune_checkpoint.load(self._job.resume_dir, self._model, self._optimizers)
             self._restore_generators_at_first_forward(self._job.resume_dir)
         self._window = Profiler(self._job, self._env, self._reporter, self._model)
+        embedding, data = self._model.tok_embeddings, Prepared(self._job.data_dir)
+        self._noise = EmbeddingNoise(embedding, self._job, self._env, data)
         self._clock = StepClock(self._device.type == "cuda", self._window.phase)
         self._clock.watch(self._model, self._optimizers)
 
@@ -188,6 +192,7 @@ class Steps(_Recipe):
     def _begin(self) -> None:
         """The next step begins."""
         self._window.begin(self._reported_step + 1)
+        self._noise.begin(self._reported_step + 1)
         self._clock.restart()
 
     def _report(self, step: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from estimator.errors import UserError
 from launchers.dataset.preferences import Pair
-from launchers.dataset.prepare import first_fit, longest_first, prepare, sample_view, split, summary
+from launchers.dataset.prepare import first_fit, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, parse
