@@ -55,6 +55,8 @@ def padding_share(
 ) -> float:
     """The share of all positions that is padding, where each micro batch is as wide as its longest row."""
     steps = lengths[order[: len(order) // batch * batch]].reshape(-1, batch // processes, processes)
-    by_rank = steps.transpose(0, 2, 1).reshape(-1, micro_batch)  # as launchers/dataset/batches.py divides them
+    by_rank = steps.transpose(0, 2, 1).reshape(
+        -1, micro_batch
+    )  # as launchers/dataset/batches.py divides them
     positions = int(by_rank.max(axis=1).sum()) * micro_batch
     return 1 - int(by_rank.sum()) / positions

@@ -35,6 +35,10 @@ class ShardedModel(TrainedModel, Protocol):
         """A forward pass: [sequences, positions, vocabulary]."""
         ...
 
+    def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """A forward pass that ends in the summed cross entropy of all labels that count (liger.py)."""
+        ...
+
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         """Add the gradients of this rank's micro batch.
 

@@ -69,8 +69,6 @@ def test_nothing_is_added_outside_training(tmp_path: Path) -> None:
     assert torch.equal(embedding.eval()(tokens), plain)
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "alone", "together"),
@@ -86,7 +84,15 @@ def test_the_noise_of_a_run_is_the_same_on_two_processes_and_after_a_checkpoint(
     options: dict[str, Any] = {"steps": STEPS, "engine": engine}
     asked = {"settings": {"neftune_alpha": ALPHA}}
     one = runs.make_job(
-        tmp_path / "one", model, data, world=1, micro=4, sharding=alone, checkpoint_every=1, **options, **asked
+        tmp_path / "one",
+        model,
+        data,
+        world=1,
+        micro=4,
+        sharding=alone,
+        checkpoint_every=1,
+        **options,
+        **asked,
     )
     two = runs.make_job(
         tmp_path / "two", model, data, world=2, micro=1, accumulation=2, sharding=together, **options, **asked
