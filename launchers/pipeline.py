@@ -188,6 +188,11 @@ def check_supported(
 ) -> None:
     """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
     trackers.check_installed(settings.tracker)
+    if settings.liger and importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "pip install liger-kernel",
+        )
     if settings.unused:
         name = settings.unused[0]
         raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
@@ -371,6 +376,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
         compile=settings.compile,
+        liger=settings.liger,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
