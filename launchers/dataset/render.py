@@ -96,7 +96,7 @@ def _tokenise(
     text_ids = iter(_ids(tokenizer, texts, special=True))
     prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
-        ids = next(chat_ids if conversation.messages else text_ids)
+        ids = next(chat_ids) if conversation.messages else _of_part(next(text_ids), conversation, tokenizer)
         before = [next(prefixes) for _ in cuts]
         bounds = [len(prefix) for prefix in before]
         if any(ids[: len(prefix)] != prefix for prefix in before):
@@ -107,11 +107,20 @@ def _tokenise(
         for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
             counted[first:last] = not everything
         counted[0] = False
-        eos = ending.missing(ids)
+        eos = ending.missing(ids) if conversation.ends else None
         if eos is not None:
             counted[len(ids)] = not conversation.messages or conversation.messages[-1].trained
             ids = [*ids, eos]
         yield np.array(ids, dtype=np.int32), counted[: len(ids)]
+
+
+def _of_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
+    """The tokens of a text without a beginning or an end that its document has elsewhere."""
+    if not text.begins and ids[:1] == [tokenizer.bos_token_id]:
+        ids = ids[1:]
+    if not text.ends and ids[-1:] == [tokenizer.eos_token_id]:
+        ids = ids[:-1]
+    return ids
 
 
 def _by_turns(
