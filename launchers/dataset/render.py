@@ -171,13 +171,7 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
         return conversation.text, []
     messages = [message.as_template() for message in conversation.messages]
     whole = _apply(tokenizer, messages, conversation)
-    if not any(
-        message.content.strip() and message.content.strip() in whole for message in conversation.messages
-    ):
-        raise UserError(
-            f"{_name(conversation)}: the chat template leaves out what is said in this chat.",
-            "Set chat_template to one that renders `messages`.",
-        )
+    _check_said(conversation, whole)
     _check_tools(conversation, whole)
     cuts = []
     for index in turns:
@@ -193,6 +187,22 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
                 )
             cuts.append(len(prefix))
     return whole, cuts
+
+
+def _check_said(conversation: Conversation, text: str) -> None:
+    """Raise UserError where a template has left out what one of the turns says.
+
+    Templates trim a turn, take the thoughts out that it begins with, or write it as JSON: its last line is
+    looked for.
+    """
+    for number, message in enumerate(conversation.messages, start=1):
+        said = message.content.strip().rpartition("\n")[2].strip()
+        if said not in text and json.dumps(said, ensure_ascii=False)[1:-1] not in text:
+            raise UserError(
+                f"{_name(conversation)}: the chat template leaves out what the {message.role} says in turn "
+                f"{number}.",
+                "Set chat_template to one that renders it, or take such turns out of the rows.",
+            )
 
 
 def _check_tools(conversation: Conversation, text: str) -> None:
@@ -214,8 +224,6 @@ def _check_tools(conversation: Conversation, text: str) -> None:
 def _apply(
     tokenizer: Any, messages: list[dict[str, Any]], conversation: Conversation, prompt: bool = False
 ) -> str:
-    from jinja2.exceptions import TemplateError
-
     try:
         text: str = tokenizer.apply_chat_template(
             messages,
@@ -223,9 +231,9 @@ def _apply(
             tokenize=False,
             add_generation_prompt=prompt,
         )
-    except TemplateError as error:
+    except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
         raise UserError(
-            f"{_name(conversation)}: the chat template refuses it: {one_line(error)}.",
+            f"{_name(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
             "Change the row, or set chat_template.",
         ) from None
     return text
@@ -240,6 +248,7 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
         asked = replace(conversation, messages=conversation.asked)
         messages = [message.as_template() for message in asked.messages]
         prompt = _apply(tokenizer, messages, asked, prompt=True)
+        _check_said(asked, prompt)
         _check_tools(asked, prompt)
         answered = len(asked.messages) < len(conversation.messages)
         return prompt, conversation.messages[-1].content if answered else ""
