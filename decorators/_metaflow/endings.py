@@ -100,8 +100,9 @@ def main(flow: type[Any]) -> None:
     """Run a flow's command line, as ``flow()`` does.
 
     Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, ends its remote
-    jobs with it, shows the steps of a training on a terminal in one line, and ends a task that met a UserError with the exit status that tells Metaflow's local
-    scheduler not to retry it (Metaflow itself always ends with 1).
+    jobs with it, shows the steps of a training in one line on a terminal, and ends a task that met a
+    UserError with the exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself
+    always ends with 1).
     """
     global _in_main
     _in_main = True

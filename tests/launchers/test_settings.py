@@ -114,7 +114,8 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({"optimizer": {"lr": True}}, [], "optimizer: lr = True: it is no switch", ""),
         ({"optimizer": {"betas": [0.9]}}, [], "optimizer.betas = [0.9] has too few values", ""),
         ({"optimizer": {"betas": [0.9, 1.5]}}, [], "optimizer.betas.1 = 1.5: should be less than 1", ""),
-        ({"optimizer": {"weight_decay": float("inf")}}, [], "optimizer.weight_decay = inf", ""),
+        ({"optimizer": {"weight_decay": float("nan")}}, [], "optimizer.weight_decay = nan", ""),
+        ({"fsdp": "full_shard"}, [], "fsdp = 'full_shard': should be a section, with fsdp.sharding", ""),
         ({"optimizer": {"eps": 0}}, [], "optimizer.eps = 0: should be greater than 0", ""),
         ({"optimizer": "adamw"}, [], "optimizer = 'adamw': should be a section, with optimizer.name", ""),
         ({"lora": [1]}, [], "lora = [1]: should be a section, with lora.rank", ""),
@@ -198,7 +199,18 @@ def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
 
 @pytest.mark.parametrize(
     ("old", "name"),
-    [("launcher", "engine"), ("batch_size", "global_batch_size"), ("micro_batch", "micro_batch_size")],
+    [
+        ("launcher", "engine"),
+        ("batch_size", "global_batch_size"),
+        ("lr", "optimizer.lr"),
+        ("learning_rate", "optimizer.lr"),
+        ("warmup_ratio", "schedule.warmup_ratio"),
+        ("num_epochs", "epochs"),
+        ("per_device_train_batch_size", "micro_batch_size"),
+        ("adam_beta2", "optimizer.betas"),
+        ("logging_steps", "log_every"),
+        ("cutoff_len", "seq_len"),
+    ],
 )
 def test_a_setting_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
     for given in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
@@ -243,23 +255,6 @@ def test_a_single_word_is_a_list_of_one(values: dict[str, Any], name: str, found
     for part in name.split("."):
         value = getattr(value, part)
     assert value == found
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas = [0.9] has too few values"),
-        ({"optimizer": {"lr": float("inf")}}, "optimizer.lr"),
-        ({"optimizer": {"weight_decay": float("nan")}}, "finite number"),
-        ({"fsdp": "full_shard"}, "a section, with fsdp.sharding"),
-        ({"lora": {"targets": "attention"}}, "lora.targets"),
-    ],
-)
-def test_a_value_that_cannot_be_is_named_in_one_line(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        settings.build(json.loads(json.dumps(values)))
-    assert words in caught.value.problem
-    assert "\n" not in caught.value.problem
 
 
 def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
