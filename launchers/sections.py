@@ -14,6 +14,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from estimator import token_counts
 from estimator.setup import drawn_answer
@@ -22,6 +23,8 @@ Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NotEmpty = Annotated[str, Field(min_length=1)]
+Average = Annotated[float, Field(ge=0, lt=1)]  # the share of a running average that stays
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 
@@ -52,6 +55,10 @@ def _is_list(section: type[BaseModel], name: str, word: str) -> bool:
     return any(get_origin(kind) is tuple for kind in kinds) and word not in choices
 
 
+def _takes_flag(info: FieldInfo) -> bool:
+    return bool in (info.annotation, *get_args(info.annotation))
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True, allow_inf_nan=False
@@ -66,6 +73,15 @@ class Section(BaseModel):
         words = {name: value for name, value in values.items() if isinstance(value, str)}
         lists = {name: [value] for name, value in words.items() if _is_list(cls, name, value)}
         return {**values, **lists}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_flags_for_numbers(cls, values: Any) -> Any:
+        """In Python true is 1."""
+        for name, info in cls.model_fields.items() if isinstance(values, dict) else ():
+            if isinstance(values.get(name), bool) and not _takes_flag(info):
+                raise ValueError(f"{name} = {values[name]}: it is no switch")
+        return values
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its values alone: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.
@@ -87,7 +103,7 @@ class Optimizer(Section):
     adapters; rewards: 1e-5, 1e-4."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Average, Average] = (0.9, 0.95)
     """AdamW's running-average coefficients."""
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
