@@ -55,8 +55,9 @@ def test_no_object_is_there_twice(objects: tuple[Json, ...]) -> None:
 
 
 def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: tuple[Json, ...]) -> None:
-    (namespace,) = of_kind(objects, "Namespace")
-    assert len(namespace["metadata"]["name"]) <= 14
+    namespaces = {namespace["metadata"]["name"] for namespace in of_kind(objects, "Namespace")}
+    assert namespaces == {"finetune", "finetune-check"}
+    assert max(map(len, namespaces)) <= 14
 
 
 def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:
@@ -127,8 +128,10 @@ def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_e
 
 def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_names() -> None:
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
-    accounts = {item["metadata"]["name"] for item in of_kind(render(KUBERNETES / "base"), "ServiceAccount")}
-    assert {item["metadata"]["name"] for item in cluster["iam"]["serviceAccounts"]} == accounts
+    accounts = of_kind(render(KUBERNETES / "base"), "ServiceAccount")
+    assert {_place(item["metadata"]) for item in cluster["iam"]["serviceAccounts"]} == {
+        _place(item["metadata"]) for item in accounts
+    }
     assert cluster["metadata"]["version"] == API
     assert cluster["accessConfig"]["accessEntries"][0]["kubernetesGroups"] == ["finetune-launchers"]
     group = cluster["managedNodeGroups"][1]
@@ -149,6 +152,10 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
         "nvidia.com/gpu": nodes * machine.gpu_count,
         EFA: nodes * tables.efa_interfaces(machine),
     }
+
+
+def _place(metadata: dict[str, str]) -> tuple[str, str]:
+    return metadata["namespace"], metadata["name"]
 
 
 # -- monitoring ------------------------------------------------------------------------------------------

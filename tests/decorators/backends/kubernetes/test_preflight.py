@@ -267,8 +267,8 @@ def test_the_role_of_infra_is_enough(
     control_plane.kubectl("apply", "--validate=false", "-f", "-", stdin=manifests)
     name = next(
         item["metadata"]["namespace"]
-        for item in control_plane.api().items("/apis/rbac.authorization.k8s.io/v1/roles")
-        if item["metadata"]["name"] == "launcher"
+        for item in control_plane.api().items("/apis/rbac.authorization.k8s.io/v1/rolebindings")
+        if "finetune-launchers" in str(item.get("subjects"))
     )
     nodes("h100-a", "h100-b")
 
