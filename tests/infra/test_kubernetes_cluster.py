@@ -29,6 +29,7 @@ DEPLOYER = ("somebody", "finetune-deployers")
 FLOW = ("system:serviceaccount:finetune:flow", "system:serviceaccounts")
 CHECKER = ("somebody", "finetune-checkers")
 CHECKLIST = ("system:serviceaccount:finetune-check:checklist", "system:serviceaccounts")
+IN_CLUSTER = ("system:serviceaccount:finetune:launcher", "system:serviceaccounts")
 STRANGER = ("somebody", "system:authenticated")
 
 # who, verb, API group, resource, name, namespace (None: the cluster), allowed by base, allowed by everything
@@ -166,6 +167,24 @@ def test_a_launchers_job_never_runs_as_the_account_that_marks_nodes(based: Contr
 
     wait_for(lambda: 'serviceaccount "checklist" not found' in said(), 60, "the other has none")
     assert _pods(based, "j0") == []
+
+
+def test_a_launcher_in_the_cluster_has_a_launchers_rights_and_its_job_a_pod(based: ControlPlane) -> None:
+    folder = KUBERNETES / "examples" / "launcher"
+    objects = render(folder)
+    (cron,) = [item for item in objects if item["kind"] == "CronJob"]  # this server has no batch/v1 of it
+    based.apply(*[item for item in objects if item is not cron])
+    mine = [(IN_CLUSTER, *row[1:6]) for row in ALLOWED if row[0] == LAUNCHER and row[6] and row[7]]
+    wait_for(lambda: all(_allowed(based.api(), *row) for row in mine), 30, "it may what launchers may")
+    never = [(IN_CLUSTER, *row[1:6]) for row in ALLOWED if row[0] == LAUNCHER and not row[7]]
+    assert [row for row in never if _allowed(based.api(), *row)] == []
+    job = {"metadata": {"name": "now"}, "spec": cron["spec"]["jobTemplate"]["spec"]}
+    based.api().create("/apis/batch/v1/namespaces/finetune/jobs", job)
+    (pod,) = wait_for(lambda: _pods(based, "now"), 60, "the controller makes its pod")
+    assert pod["spec"]["serviceAccountName"] == "launcher"
+    assert any(
+        "serviceaccount" in mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]
+    )
 
 
 def _job(name: str, account: str) -> Json:
