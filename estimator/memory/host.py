@@ -120,9 +120,8 @@ def shared_memory_bytes(setup: Setup) -> int:
     return min(setup.processes_per_node, setup.world_size) * GIB
 
 
-def disk_bytes(setup: Setup) -> int:
-    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result."""
-    weights = 2 * setup.model.parameters
+def checkpoint_bytes(setup: Setup) -> int:
+    """Bytes of one checkpoint, all nodes' parts together: what is trained, and the optimizer's states."""
     parts = states(setup)
     names = ("master weights", "optimizer", "adapters")
     per_rank = sum(parts.get(name, 0) for name in names)
@@ -130,6 +129,12 @@ def disk_bytes(setup: Setup) -> int:
         per_rank += parts["weights"]
     if offloads_states(setup):
         per_rank += share(12 * setup.trainable_parameters, setup.world_size)
-    checkpoint = per_rank * setup.world_size  # on resuming, every node holds all ranks' parts
+    return per_rank * setup.world_size
+
+
+def disk_bytes(setup: Setup) -> int:
+    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result."""
+    weights = 2 * setup.model.parameters
+    checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
     return 2 * weights + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
