@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
 from decorators.backends.interface import Destination, MinimumRequest, StepRequest
+from decorators.backends.job_labels import labels_of
 from decorators.backends.options import Options
 from decorators.backends.overrides import merge_given
 from decorators.backends.placing import add_variables, carry_on
@@ -50,7 +51,9 @@ class LaunchMixin:
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
-            if kind != "deploy":
+            if kind == "deploy":
+                _metaflow.label_jobs(labels_of)
+            else:
                 _metaflow.end_with_jobs()
             elif deployer() == "argo-workflows":
                 _metaflow.tidy_workflows()
@@ -59,6 +62,8 @@ class LaunchMixin:
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)
+            if step.backend() == "kubernetes":
+                _metaflow.label_jobs(labels_of)
         else:
             return False
         if step.backend() != "local":

@@ -144,10 +144,13 @@ def load_corrections() -> Calibration | None:
     return corrections
 
 
-def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
+def resolve_auto(
+    settings: Settings, spec: ModelSpec, steps: int | None = None, plan: Plan | None = None
+) -> Settings:
     """The same settings with every ``auto`` that depends on the model, or on the number of steps, decided.
 
-    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate.
+    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate. How
+    often a checkpoint is made on spot nodes, ``plan`` says, where the user has not.
     """
     tiny = spec.name == weights.TINY
     changes: dict[str, object] = {}
@@ -169,7 +172,9 @@ def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) 
     if settings.engine == "auto":
         changes["engine"] = able_engine(settings, spec)
     if settings.checkpoint_every == 0 and steps is not None:
-        changes["checkpoint_every"] = max(10, round(steps / 10))
+        interruptions = plan.prediction.interruptions if plan is not None else None
+        planned = interruptions.steps if interruptions is not None else None
+        changes["checkpoint_every"] = planned or max(10, round(steps / 10))
     return settings.model_copy(update=changes)
 
 

@@ -423,6 +423,11 @@ class Resources(Section):
     """Plan a run on Kubernetes or AWS Batch with the tables' machines, without asking what is there."""
     capacity: Literal["usual", "any"] = "usual"
     """usual: machines that can rarely be had on demand come after all others. any: they compete like them."""
+    spot: bool = False
+    """On machines of Kubernetes or AWS Batch that may be taken away at any time, at spot prices."""
+    interruption_rate: PositiveFloat | None = None
+    """How often one spot node is taken away in an hour, such as 0.05. Empty: as the table has it for the
+    machine, else not known."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
     queue: str | None = None
@@ -430,6 +435,9 @@ class Resources(Section):
     Metaflow is configured with."""
     queues: dict[str, str] = Field(default_factory=dict)
     """Queues by GPU type, as names of the GPU table, for where no `queue` is given."""
+    team: str | None = None
+    """Team that the run is for: a label of its jobs and pods, a tag on AWS Batch, and what
+    `finetune costs --by team` adds up."""
     priority: str | None = None
     """Kueue WorkloadPriorityClass of the run."""
     zone: str | None = None

@@ -154,7 +154,8 @@ class Settings(Section):
     resources: Resources = Resources()
     """Hardware; empty values are planned."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps."""
+    """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps; on spot as
+    often as loses least by interruptions, where their rate is known."""
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
     log_every: Positive = 1
