@@ -51,14 +51,14 @@ class LaunchMixin:
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
-            if kind == "deploy":
-                _metaflow.label_jobs(labels_of)
-            else:
+            if kind != "deploy":
                 _metaflow.end_with_jobs()
-            elif deployer() == "argo-workflows":
-                _metaflow.tidy_workflows()
             elif deployer() == "airflow":
                 raise FinetuneError("These flows can't be deployed to Airflow.", _DEPLOYED)
+            else:
+                _metaflow.label_jobs(labels_of)
+                if deployer() == "argo-workflows":
+                    _metaflow.tidy_workflows()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)
