@@ -33,6 +33,7 @@ from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
+from launchers.held_out import MAX_ROWS
 from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits
@@ -387,8 +388,20 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
         offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
         steps=steps,
+        evaluated_sequences=_evaluated_sequences(settings, steps),
         **_drawing(settings),
     )
+
+
+def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
+    """Held-out sequences that go through the model while it trains, at most.
+
+    0 where that isn't known before: of evaluations by minutes, or in a run of unknown length.
+    """
+    every = settings.evaluation.every_steps
+    if every is None or steps is None:
+        return 0
+    return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
 
 
 def _drawing(settings: Settings) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from estimator.plan import Plan
 from launchers import reference
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
-from launchers.export_best import export_best, has_ended
+from launchers.export_best import export_best, has_ended, last_step
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
 from launchers.held_out import MAX_ROWS
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
-from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, is_over, why_over
+from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, handed_over, is_over, why_over
 from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
 from launchers.report.progress import Progress
 from launchers.report.telemetry import DistInfo, Evaluated, Event, Memory, Phase, Profiled
@@ -62,6 +62,12 @@ class Trained:
     def resumed_from(self) -> int:
         """The step gone on from; 0: from the start."""
         return self.job.start_step
+
+    @property
+    def exported(self) -> list[tuple[str, str]]:
+        """Rows of (what, value): which step the result is, of a run that was evaluated."""
+        last, settings = last_step(self.job, self.evaluations), self.job.settings.evaluation
+        return handed_over(self.evaluations, settings, exported=self.exported_step, last_step=last)
 
 
 def train(
@@ -271,6 +277,19 @@ def _keep_logs(store: Storage, key: str, folder: Path) -> None:
         print(f"the ranks' logs could not be kept: {error}")
 
 
+def _said(loss: HeldOutLoss) -> Evaluated:
+    """What a rank has said of an evaluation, for who hears this attempt alone."""
+    return Evaluated(
+        rank=0,
+        step=loss.step,
+        done=0,
+        rows=0,
+        seconds=loss.seconds,
+        loss=loss.loss,
+        metrics=loss.metrics,
+    )
+
+
 class _Listener:
     """Hears every telemetry event of this node: for the terminal, trackers, and whoever else wants it."""
 
@@ -374,6 +393,8 @@ class _Listener:
     def go_on_from(self, checkpoint: Checkpoint) -> None:
         """Take over what was measured of the steps that an earlier attempt or run has made."""
         self.evaluations = [HeldOutLoss(**values) for values in checkpoint.extra.get("evaluations", ())]
+        for each in self.evaluations:
+            self._on_event(_said(each))
         if self._node == 0:
             self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
 

@@ -69,6 +69,29 @@ def why_over(losses: Losses, settings: Evaluation) -> str:
     return line if best is None else f"{line}; the lowest was {best.loss:.4f} after step {best.step}"
 
 
+def handed_over(
+    losses: Losses, settings: Evaluation, *, exported: int, last_step: int
+) -> list[tuple[str, str]]:
+    """Rows of (what, value): which step a run hands over, and why it has ended before its last one.
+
+    ``exported``: the step that is the result; nothing is said of a run that was not evaluated.
+    """
+    if not losses:
+        return []
+    best = best_of(losses)
+    step = f"step {exported} of {last_step}"
+    if settings.keeps_best and best is not None and best.step == exported:
+        step += f", the lowest held-out loss ({best.loss:.4f})"
+    elif settings.keeps_best and best is not None:
+        step += f"; the checkpoint of step {best.step}, the lowest held-out loss, could not be used"
+    elif best is not None:
+        step += f"; the lowest held-out loss was {best.loss:.4f} after step {best.step}"
+    rows = [("exported", step)]
+    if is_over(losses, settings):
+        rows.append(("stopped early", why_over(losses, settings).removeprefix("stopped ")))
+    return rows
+
+
 def evaluation_line(losses: Losses) -> str:
     """The newest one for the terminal."""
     newest, best = losses[-1], best_of(losses)

@@ -262,3 +262,34 @@ def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
         settings.parse_yaml("epochs: 1\nseed: 3\nepochs: 2\n")
     with pytest.raises(UserError, match="`lr` twice, in lines 2 and 3"):
         settings.parse_yaml("optimizer:\n  lr: 1\n  lr: 2\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"patience": 3}, "evaluation.patience goes by evaluations while the run trains"),
+        ({"keep_best": True}, "evaluation.keep_best goes by evaluations"),
+        ({"every_steps": 5, "min_delta": 0.1}, "evaluation.patience begins anew"),
+        ({"every_steps": 5, "every_minutes": 1.0}, "say the same thing twice"),
+        ({"every_steps": 5, "fraction": 0}, "holds no rows out"),
+        ({"every_steps": 0}, "evaluation.every_steps = 0"),
+        ({"every_minutes": 0}, "evaluation.every_minutes = 0"),
+        ({"every_steps": 30}, "evaluation.every_steps 30: max_steps is 20"),
+    ],
+)
+def test_evaluations_that_cannot_be_are_refused_in_one_line(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        settings.build({"max_steps": 20, "evaluation": values})
+    assert words in caught.value.problem
+    assert "\n" not in caught.value.problem
+
+
+def test_grpo_is_not_evaluated_while_it_trains() -> None:
+    with pytest.raises(UserError, match="grpo is evaluated before and after the run alone"):
+        settings.build({"task": "grpo", "evaluation": {"every_steps": 5}})
+
+
+def test_the_best_is_kept_where_a_run_may_stop_early_or_that_is_asked_for() -> None:
+    kept = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
+    found = [settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept]
+    assert [each.keeps_best for each in found] == [True, True, False, False]
