@@ -142,10 +142,9 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
         and not any(_lets_pods(rule, peers) for spec in policies for rule in spec.get(way) or [])
     ]
     if closed:
-        found = (
-            f"the namespace allows no {' and no '.join(closed)} among pods: where the cluster enforces that, "
-        )
-        preflight.findings.unknown("network policy", f"{found}nodes don't reach each other", OPEN_NETWORK)
+        found = f"the namespace allows no {' and no '.join(closed)} among pods"
+        means = "where the cluster enforces that, nodes don't reach each other"
+        preflight.findings.unknown("network policy", f"{found}: {means}", OPEN_NETWORK)
 
 
 def _closes(spec: Json, way: str) -> bool:
