@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
 from decorators.backends.interface import Destination, MinimumRequest, StepRequest
+from decorators.backends.job_labels import labels_of
 from decorators.backends.options import Options
 from decorators.backends.overrides import merge_given
 from decorators.backends.placing import add_variables, carry_on
@@ -52,13 +53,17 @@ class LaunchMixin:
             _metaflow.ensure_python()
             if kind != "deploy":
                 _metaflow.end_with_jobs()
-            elif deployer() == "argo-workflows":
-                _metaflow.tidy_workflows()
             elif deployer() == "airflow":
                 raise FinetuneError("These flows can't be deployed to Airflow.", _DEPLOYED)
+            else:
+                _metaflow.label_jobs(labels_of)
+                if deployer() == "argo-workflows":
+                    _metaflow.tidy_workflows()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)
+            if step.backend() == "kubernetes":
+                _metaflow.label_jobs(labels_of)
         else:
             return False
         if step.backend() != "local":

@@ -53,6 +53,7 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         disk_mib=-(-memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps) // MIB),
         instance_type=place.name if place is not None else None,
         cloud=place.cloud if place is not None else None,
+        spot=place is not None and place.spot,
     )
 
 
@@ -68,6 +69,7 @@ def for_preparation(job: Job, training: Request) -> Request:
         shared_memory_mib=0,
         disk_mib=-(-(_files(job) + DATA_BYTES) // MIB),
         instance_type=None,
+        spot=False,  # nor are its nodes those of the GPUs
     )
 
 

@@ -23,8 +23,8 @@ from estimator.hardware.cluster_api import (
     found_at,
 )
 from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
-from estimator.hardware.cluster_pools import could_grow, read_autoscalers
-from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
+from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
 from estimator.plan import GIB, Request
 
@@ -137,12 +137,26 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         else:
             preflight.findings.ok("nodes", f"{could}; {beside}")
         _zones(preflight, fitting)
-        coming: tuple[Toleration, ...] = ()
+        growth = Growth(possible=False)
     else:
-        coming = _too_few(preflight, fitting)
+        growth = _too_few(preflight, fitting)
     _fabric(preflight, fitting)
     known = fitting.facts.tolerations
-    return replace(fitting.facts, tolerations=tuple(dict.fromkeys((*known, *coming))))
+    return replace(
+        fitting.facts,
+        tolerations=tuple(dict.fromkeys((*known, *growth.tolerations))),
+        spot=fitting.facts.spot or _mark_of(growth, preflight.request),
+    )
+
+
+def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
+    """How the spot nodes will be marked that are added; None where that isn't told."""
+    if not request.spot or not growth.possible:
+        return None
+    rows = cluster_tables.spot_labels()
+    if growth.by_karpenter:
+        return next(row for row in rows if row.label == CAPACITY_TYPE)
+    return next((row for row in rows if row.cloud == request.cloud and row.label != CAPACITY_TYPE), None)
 
 
 def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
@@ -189,8 +203,8 @@ def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
     return all(node.labels.get(name) == value for name, value in selector)
 
 
-def _too_few(preflight: Preflight, fitting: Fit) -> tuple[Toleration, ...]:
-    """Add the row; what pods must tolerate of the nodes that may come."""
+def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
+    """Add the row; what of nodes may come."""
     request = preflight.request
     lacks = ", ".join(f"{count} {what}" for what, count in fitting.lacks[:4]) or "there are none"
     has = f"{len(fitting.names)} of {request.nodes} nodes could take it; the others: {lacks}"
@@ -204,7 +218,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> tuple[Toleration, ...]:
         )
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
-        return ()
+        return Growth(possible=False)
     if growth.possible:
         preflight.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
     elif any("device plugin" in what for what, _ in fitting.lacks):
@@ -215,7 +229,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> tuple[Toleration, ...]:
             fences = fitting.fences or growth.fences
             fix = opening(fences) if fences else OTHER_GPUS
         preflight.findings.no("nodes", f"{has}; {growth.why}", fix)
-    return growth.tolerations
+    return growth
 
 
 def _zones(preflight: Preflight, fitting: Fit) -> None:
