@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from checklist.outputs import prometheus
 from checklist.verdict import judge
 from decorators.backends import tables
+from decorators.backends.kubernetes import security
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
 from estimator.hardware import cluster_tables
@@ -43,7 +44,8 @@ def test_every_folder_renders(folder: Path) -> None:
 
 
 def test_every_object_has_the_shape_of_its_api(objects: tuple[Json, ...]) -> None:
-    known = [item for item in objects if item["kind"] not in CUSTOM]
+    launcher = render(KUBERNETES / "examples" / "launcher")
+    known = [item for item in (*objects, *launcher) if item["kind"] not in CUSTOM]
     assert len(known) > 15
     for item in known:
         kubernetes_validate.validate(item, API, strict=True)
@@ -58,6 +60,25 @@ def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: tuple[Json,
     namespaces = {namespace["metadata"]["name"] for namespace in of_kind(objects, "Namespace")}
     assert namespaces == {"finetune", "finetune-check"}
     assert max(map(len, namespaces)) <= 14
+
+
+def test_a_launchers_pod_meets_the_standard_that_its_namespace_may_enforce(objects: tuple[Json, ...]) -> None:
+    levels = [
+        item["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        for item in of_kind(objects, "Namespace")
+    ]
+    assert levels == ["restricted", "restricted"]  # components/restricted is among all components
+    (cron,) = of_kind(render(KUBERNETES / "examples" / "launcher"), "CronJob")
+    pod = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    both = {**pod["securityContext"], **container["securityContext"]}
+    in_snakes = {re.sub(r"([A-Z])", r"_\1", name).lower(): value for name, value in both.items()}
+    assert security.is_restricted(in_snakes)
+    assert in_snakes["run_as_user"] == security.RESTRICTED["run_as_user"] == 1000
+    assert security.is_restricted(security.RESTRICTED)
+    for name in security.RESTRICTED:
+        if name != "run_as_user":
+            assert not security.is_restricted({k: v for k, v in security.RESTRICTED.items() if k != name})
 
 
 def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:

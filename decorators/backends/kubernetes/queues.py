@@ -80,25 +80,39 @@ def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, floa
         preflight.findings.no("queue", f"ClusterQueue {name} has no quota of {', '.join(missing)}", fix)
     lends = bool(spec.get("cohort") or spec.get("cohortName"))
     for group in groups:
+        flavors = {str(item.get("name")): _most(item, lends) for item in group.get("flavors") or []}
         mine = {what: asked[what] for what in group.get("coveredResources") or [] if what in asked}
-        short = [_short(flavor, mine, lends) for flavor in group.get("flavors") or []]
-        if mine and short and all(short):
-            preflight.findings.no("queue", f"ClusterQueue {name} can never admit it: {'; '.join(short)}", fix)
+        short = [_short(flavor, most, mine) for flavor, most in flavors.items()]
+        if not (mine and short and all(short)):
+            continue
+        words = f"ClusterQueue {name}: {'; '.join(short)}"
+        together = {what: sum(most.get(what, 0.0) for most in flavors.values()) for what in mine}
+        if any(together[what] < amount for what, amount in mine.items()):
+            preflight.findings.no("queue", f"{words}: it never admits this", fix)
+        else:  # the main node's pod and the workers' may be of different flavors
+            preflight.findings.unknown("queue", f"{words}: it may have to divide this among flavors", fix)
 
 
-def _short(flavor: Json, asked: Mapping[str, float], lends: bool) -> str:
-    """What of a flavor's quota is too small, in words; empty: nothing, as far as can be known.
+def _most(flavor: Json, lends: bool) -> dict[str, float]:
+    """By resource, what may be had of a flavor at the most.
 
     In a cohort a queue borrows what others leave, up to its borrowingLimit where it has one.
     """
     from kubernetes.utils import parse_quantity
 
-    lacks = []
+    found = {}
     for item in flavor.get("resources") or []:
-        what, most = item["name"], float(parse_quantity(str(item.get("nominalQuota", 0))))
-        if lends:
-            limit = item.get("borrowingLimit")
-            most = float("inf") if limit is None else most + float(parse_quantity(str(limit)))
-        if asked.get(what, 0) > most:
-            lacks.append(f"{in_words(what, most)} of {in_words(what, asked[what])} {what}")
-    return f"flavor {flavor.get('name')} has {', '.join(lacks)}" if lacks else ""
+        limit = item.get("borrowingLimit") if lends else 0
+        more = float("inf") if limit is None else float(parse_quantity(str(limit)))
+        found[item["name"]] = float(parse_quantity(str(item.get("nominalQuota", 0)))) + more
+    return found
+
+
+def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:
+    """What of a flavor's quota is too small, in words; empty: nothing."""
+    lacks = [
+        f"{in_words(what, most[what])} of {in_words(what, amount)} {what}"
+        for what, amount in asked.items()
+        if amount > most.get(what, amount)
+    ]
+    return f"flavor {flavor} has {', '.join(lacks)}" if lacks else ""

@@ -135,23 +135,28 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
         return
     path = preflight.namespaced("networkpolicies", group="networking.k8s.io/v1")
     policies = [item.get("spec") or {} for item in preflight.get(path).get("items") or []]
-    closing = [spec for spec in policies if not spec.get("podSelector") and "Ingress" in _directions(spec)]
-    if closing and not any(_lets_pods_in(rule) for spec in policies for rule in spec.get("ingress") or []):
-        preflight.findings.unknown(
-            "network policy",
-            "the namespace lets nothing in: where the cluster enforces that, nodes don't reach each other",
-            OPEN_NETWORK,
-        )
+    closed = [
+        way
+        for way, peers in (("ingress", "from"), ("egress", "to"))
+        if any(_closes(spec, way) for spec in policies)
+        and not any(_lets_pods(rule, peers) for spec in policies for rule in spec.get(way) or [])
+    ]
+    if closed:
+        found = f"the namespace allows no {' and no '.join(closed)} among pods"
+        means = "where the cluster enforces that, nodes don't reach each other"
+        preflight.findings.unknown("network policy", f"{found}: {means}", OPEN_NETWORK)
 
 
-def _directions(spec: Json) -> list[str]:
-    return spec.get("policyTypes") or ["Ingress"]
+def _closes(spec: Json, way: str) -> bool:
+    """Whether a policy closes that way for all pods of the namespace, but for what rules let through."""
+    ways = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+    return not spec.get("podSelector") and way.capitalize() in ways
 
 
-def _lets_pods_in(rule: Json) -> bool:
-    """Whether pods of the namespace may come in by a rule, on any port."""
-    peers = rule.get("from")
-    return not rule.get("ports") and (not peers or any("podSelector" in peer for peer in peers))
+def _lets_pods(rule: Json, peers: str) -> bool:
+    """Whether a rule lets pods of the namespace through, on any port."""
+    named = rule.get(peers)
+    return not rule.get("ports") and (not named or any("podSelector" in peer for peer in named))
 
 
 RULES: tuple[_Judge, ...] = (quota, limit_range, pod_security, network_policy)

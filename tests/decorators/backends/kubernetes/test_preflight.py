@@ -457,7 +457,7 @@ def test_a_queue_is_looked_for_in_kueue(
         refused = [found for state, found, _ in _rows(ask(options=asked)[0], "queue") if state == "no"]
         assert refused == [
             "ClusterQueue all has no quota of ephemeral-storage, memory, vpc.amazonaws.com/efa",
-            "ClusterQueue all can never admit it: flavor h100 has 0 of 16 nvidia.com/gpu",
+            "ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu: it never admits this",
         ]
         control_plane.apply(_cluster_queue("0", cohort="everybody"))
         again = [found for state, found, _ in _rows(ask(options=asked)[0], "queue") if state == "no"]
