@@ -107,7 +107,7 @@ def _loading(settings: Settings, method: str, model: ModelRef) -> list[str]:
     """Lines of Python that load model and tokenizer; an adapter that isn't merged comes onto its base."""
     kind = "AutoModelForSequenceClassification" if settings.task == "reward" else "AutoModelForCausalLM"
     tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("this/folder")'
-    base = model.location or model.name
+    base = model.name if model.kind == "stored" else model.location or model.name
     if settings.merges(method):
         return [
             f"from transformers import {kind}, AutoTokenizer",
@@ -123,11 +123,28 @@ def _loading(settings: Settings, method: str, model: ModelRef) -> list[str]:
             tokenizer,
             f'model = adapter_v2.load("{base}", "this/folder")',
         ]
+    names, options, after = [kind, "AutoTokenizer"], "", []
+    if settings.task == "reward":
+        options = ", num_labels=1"
+        after = ["base.config.pad_token_id = tokenizer.pad_token_id"]
+    if settings.new_tokens:
+        after.append("base.resize_token_embeddings(max(len(tokenizer), base.config.vocab_size))")
+    quantised = []
+    if method == "qlora":
+        names, options = [*names, "BitsAndBytesConfig"], f"{options}, quantization_config=nf4"
+        double = settings.lora.quantization == "nf4-double"
+        quantised = [
+            "nf4 = BitsAndBytesConfig(",
+            f'    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double}',
+            ")",
+        ]
     return [
         "from peft import PeftModel",
-        f"from transformers import {kind}, AutoTokenizer",
+        f"from transformers import {', '.join(names)}",
         "",
         tokenizer,
-        f'base = {kind}.from_pretrained("{base}")',
+        *quantised,
+        f'base = {kind}.from_pretrained("{base}"{options})',
+        *after,
         'model = PeftModel.from_pretrained(base, "this/folder")  # not merged into its base',
     ]

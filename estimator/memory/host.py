@@ -92,9 +92,11 @@ def _saving_bytes(setup: Setup) -> int:
     """
     if not (setup.adapters and setup.engine in LAUNCHED_ENGINES):
         return 4 * setup.model.parameters
+    bytes_each = 4 if setup.precision == "fp32" else 2
+    if setup.adapter_only:
+        return bytes_each * setup.trainable_parameters
     matrices = [setup.model.vocab * setup.model.hidden]
     matrices += [rows * columns for rows, columns in setup.model.linear_shapes.values()]
-    bytes_each = 4 if setup.precision == "fp32" else 2
     return bytes_each * (setup.trainable_parameters + 3 * max(matrices))
 
 
@@ -121,7 +123,10 @@ def shared_memory_bytes(setup: Setup) -> int:
 
 
 def disk_bytes(setup: Setup) -> int:
-    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result."""
+    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result.
+
+    The result is a model of the weights' size, or an adapter alone, in fp32 at the most.
+    """
     weights = 2 * setup.model.parameters
     parts = states(setup)
     names = ("master weights", "optimizer", "adapters")
@@ -132,4 +137,5 @@ def disk_bytes(setup: Setup) -> int:
         per_rank += share(12 * setup.trainable_parameters, setup.world_size)
     checkpoint = per_rank * setup.world_size  # on resuming, every node holds all ranks' parts
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
-    return 2 * weights + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
+    result = 4 * setup.trainable_parameters if setup.adapter_only else weights
+    return weights + result + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
