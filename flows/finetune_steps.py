@@ -24,6 +24,7 @@ from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
+from launchers.handover import gguf_command
 from launchers.harness.run import try_tasks
 from launchers.model_card import closing_facts, hub_page
 from launchers.report.metrics import summarise
@@ -196,6 +197,8 @@ class FinetuneSteps(FlowSpec):
         for name, value in self.facts:
             print(f"{name}: {value}")
         print(f"model: {self.model_path}")
+        if command := gguf_command(Path(self.model_path)):
+            print(f"GGUF: {command}")
         if self.used_settings.export.push:
             print(f"pushed: {self.model_url}")
 

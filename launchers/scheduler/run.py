@@ -274,7 +274,10 @@ def _put_in_place(finished: Path, output: Path) -> None:
 def _print_result(facts: Facts, evaluation: EvaluationResult | None, output: Path) -> None:
     lines = [evaluation.text()] if evaluation else []
     lines += [f"{name}: {value}" for name, value in facts]
-    print("\n".join([*lines, f"model: {engines.result_of(output)}"]), flush=True)
+    lines.append(f"model: {engines.result_of(output)}")
+    if command := handover.gguf_command(engines.result_of(output)):
+        lines.append(f"GGUF: {command}")
+    print("\n".join(lines), flush=True)
 
 
 def _is_finished(request: SchedulerRun, place: Allocation) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from estimator.models import resolve
-from launchers import engines, handover
+from launchers import engines, gguf, handover
 from launchers.dataset import prepare
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
@@ -69,7 +69,8 @@ def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] 
 
 def run_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the snippet of a folder's page prints."""
-    lines = (folder / handover.PAGE).read_text().partition("## Asking it\n\n")[2].split("\n\nSo the")[0]
+    lines = (folder / handover.PAGE).read_text().partition("## Asking it\n\n")[2]
+    lines = lines.partition("\n\nSo the")[0].partition("\n\n## ")[0]
     code = "\n".join(line.removeprefix("    ") for line in lines.splitlines())
     script = folder.parent / "page.py"
     script.write_text(code.replace("this/folder", str(folder)))
@@ -91,6 +92,10 @@ def test_the_template_that_was_trained_with_is_the_exported_tokenizers(
     assert shown.endswith("### Response:\n" if template is None else "<|im_start|>assistant\n")
     page = (folder / handover.PAGE).read_text()
     assert "\n".join(f"    {line}" for line in shown.split("\n")) in page
+    assert "convert_hf_to_gguf.py this/folder" in page
+    assert handover.gguf_command(folder) == (
+        f"python llama.cpp/convert_hf_to_gguf.py {folder} --outfile model.gguf"
+    )
     end = tokenizer.eos_token if template is None else "<|eot_id|>"
     config = json.loads((folder / "generation_config.json").read_text())
     assert tokenizer.convert_tokens_to_ids(end) in config["eos_token_id"]
@@ -160,5 +165,16 @@ def test_the_page_of_an_adapter_alone_asks_it_on_its_base(
     handover.collect(job, tmp_path / "out")
     folder = engines.result_of(tmp_path / "out")
     assert folder.name == "adapter"
+    command = handover.gguf_command(folder) or ""
+    plain = values["method"] != "dora" and not reward
+    assert (f"convert_lora_to_gguf.py --base {base} {folder}" in command) == plain
     printed = run_the_page(folder, capsys).strip()
     assert float(printed) == 0.0 if reward else printed
+
+
+def test_gguf_is_of_architectures_that_transformers_has(base: Path, tmp_path: Path) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert gguf.known() <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPTJForCausalLM"]}))
+    assert gguf.command(tmp_path, base, str(base)) is None

@@ -1,4 +1,4 @@
-"""A model that is pushed to the Hub arrives whole, and what would keep it from there is said before the run."""
+"""A model that is pushed to the Hub arrives whole, and what would keep it from there is said before."""
 
 from __future__ import annotations
 
@@ -130,5 +130,5 @@ def test_a_machine_without_the_hub_may_only_launch(hub: Hub, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["mine", "a/b/c", "-a/b", "a/b--c", "a/b.git", "a/ b", f"a/{'b' * 96}", ""])
 def test_a_name_that_the_hub_would_not_take_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="export.push"):
+    with pytest.raises(UserError, match=r"export\.push"):
         settings(push=name)
