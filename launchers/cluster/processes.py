@@ -119,12 +119,16 @@ def is_loopback(host: str) -> bool:
 
 
 @contextlib.contextmanager
-def started(module: str, request: Path, log: Path, *, on_cpu: bool) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    module: str, request: Path, log: Path, *, on_cpu: bool, offline: bool = True
+) -> Iterator[subprocess.Popen[bytes]]:
     """``python -m module request``, which ends with this process, and with the context.
 
-    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it.
+    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it, ``offline`` the Hugging Face Hub.
     """
-    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+    extra = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+    if offline:
+        extra["HF_HUB_OFFLINE"] = "1"
     if on_cpu:
         extra["CUDA_VISIBLE_DEVICES"] = ""
     with log.open("wb") as output:

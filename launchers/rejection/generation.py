@@ -103,7 +103,8 @@ def generate(request: GenerationRequest, on_shard: Callable[[int, Path], None]) 
 def main(path: Path) -> None:
     """Make the shards that are missing, in this process."""
     request = GenerationRequest.load(path)
-    model = load_model(request.model_dir, request.base_dir, request.device, precision_on(request.device))
+    precision = precision_on(request.device)
+    model = load_model(request.model_dir, request.base_dir, request.device, precision, request.settings)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
