@@ -195,6 +195,7 @@ class Profile:
             mfu=history.mfu(),
             usd=price * duration / 3600 if price is not None else None,
             notes=tuple(sampler.notes),
+            checkpoint_seconds=history.checkpoint_seconds,
         )
 
     def _gpus(self) -> tuple[GpuMeasured, ...]:

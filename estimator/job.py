@@ -62,6 +62,7 @@ class Job:
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
     compile: bool = False
+    liger: bool = False  # Liger-Kernel's kernels in place of the model's own
     optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
     fsdp_sharding: Literal["full", "grad-op"] | None = None  # whether weights are resharded after their use

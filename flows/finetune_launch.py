@@ -56,6 +56,7 @@ FLAGS = {
     "seed": "seed",
     "trial": "trial",
     "checkpoint_every": "checkpoint_every",
+    "eval_every": "evaluation.every_steps",
     "profile_steps": "profile.steps",
     "tracker": "tracker",
     "output_dir": "output_dir",
@@ -66,6 +67,7 @@ FLAGS = {
     "cloud": "resources.cloud",
     "from_catalogue": "resources.from_catalogue",
     "capacity": "resources.capacity",
+    "spot": "resources.spot",
     "device": "resources.device",
     "queue": "resources.queue",
     "zone": "resources.zone",
@@ -73,7 +75,7 @@ FLAGS = {
 }
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
-SWITCHES = ("from_catalogue",)  # flags without a value: where one isn't given, the file's setting holds
+SWITCHES = ("from_catalogue", "spot")  # flags without a value: else the file's setting holds
 
 
 class FlowFlags(SetOptions):
@@ -234,10 +236,24 @@ def _plan_for_place(
         earlier = resumed_artifact("start", "plan")
         if isinstance(earlier, Plan):
             return earlier, None
+    spot = resources.spot and backend != "local"
+    if spot and backend == "batch" and (resources.nodes or 1) > 1:
+        raise UserError(
+            (
+                Change("resources.nodes", resources.nodes),
+                ": AWS Batch starts no such job on spot machines.",
+            ),
+            ("Leave ", Change("resources.spot"), " out, or ask for one node."),
+        )
     cluster = _read_cluster(backend, resources)
+    goals = Goals(
+        cluster=cluster.open if cluster is not None else None,
+        spot=spot,
+        interruption_rate=resources.interruption_rate,
+        max_nodes=1 if spot and backend == "batch" else None,
+    )
     if cluster is None:
-        return pipeline.best_plan(job, target, corrections), Goals()
-    goals = Goals(cluster=cluster.open)
+        return planner.plan(job, target, goals, calibration=corrections), goals
     try:
         plan = planner.plan(job, target, goals, calibration=corrections)
     except UserError as error:

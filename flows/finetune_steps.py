@@ -91,6 +91,7 @@ class FinetuneSteps(FlowSpec):
     seed = knob("seed", int)
     trial = knob("trial", int)
     checkpoint_every = knob("checkpoint_every", int)
+    eval_every = knob("eval_every", int)
     profile_steps = text_knob("profile_steps")
     tracker = text_knob("tracker")
     output_dir = knob("output_dir")
@@ -106,6 +107,7 @@ class FinetuneSteps(FlowSpec):
         help=help_of(finetune_launch.FLAGS["from_catalogue"]),
     )
     capacity = knob("capacity")
+    spot = Parameter("spot", is_flag=True, default=False, help=help_of(finetune_launch.FLAGS["spot"]))
     device = knob("device")
     queue = knob("queue")
     zone = knob("zone")
@@ -211,7 +213,9 @@ class FinetuneSteps(FlowSpec):
             self.data_key = f"data/{info.fingerprint}"
             if not has_bundle(datastore(), self.data_key):
                 put_bundle(datastore(), self.data_key, work / "data")
-        self.used_settings = pipeline.resolve_auto(self.used_settings, self.base_model.spec, info.total_steps)
+        self.used_settings = pipeline.resolve_auto(
+            self.used_settings, self.base_model.spec, info.total_steps, self.plan
+        )
 
     def _rows(self, work: Path) -> tuple[StoredRows, StoredRows | None]:
         """The rows that were read, and those of a held-out file of the user's own."""

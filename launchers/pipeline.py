@@ -118,7 +118,10 @@ def plan_run(
     check_supported(settings, model.spec)
     _check_files(settings, model)
     check_reward(settings)
-    job = build_job(settings, model.spec, count_steps(settings))
+    steps = count_steps(settings)
+    if steps is not None and settings.tokens is None:  # which are reached with so many steps at the least
+        _check_evaluations(settings, steps)
+    job = build_job(settings, model.spec, steps)
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
     settings = resolve_auto(as_planned(settings, plan), model.spec)
     _check_layout(settings, plan, model.spec)
@@ -141,10 +144,13 @@ def load_corrections() -> Calibration | None:
     return corrections
 
 
-def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
+def resolve_auto(
+    settings: Settings, spec: ModelSpec, steps: int | None = None, plan: Plan | None = None
+) -> Settings:
     """The same settings with every ``auto`` that depends on the model, or on the number of steps, decided.
 
-    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate.
+    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate. How
+    often a checkpoint is made on spot nodes, ``plan`` says, where the user has not.
     """
     tiny = spec.name == weights.TINY
     changes: dict[str, object] = {}
@@ -166,7 +172,9 @@ def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) 
     if settings.engine == "auto":
         changes["engine"] = able_engine(settings, spec)
     if settings.checkpoint_every == 0 and steps is not None:
-        changes["checkpoint_every"] = max(10, round(steps / 10))
+        interruptions = plan.prediction.interruptions if plan is not None else None
+        planned = interruptions.steps if interruptions is not None else None
+        changes["checkpoint_every"] = planned or max(10, round(steps / 10))
     return settings.model_copy(update=changes)
 
 
@@ -185,6 +193,11 @@ def check_supported(
 ) -> None:
     """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
     trackers.check_installed(settings.tracker)
+    if settings.liger and importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "pip install liger-kernel",
+        )
     if settings.unused:
         name = settings.unused[0]
         raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
@@ -368,6 +381,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
         compile=settings.compile,
+        liger=settings.liger,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
@@ -527,6 +541,12 @@ def tokenise(
             "does not reach its peak"
         )
     _check_window(settings, info.total_steps)
+    _check_evaluations(settings, info.total_steps)
+    if settings.evaluation.in_training and not (folder / "heldout").is_dir():
+        raise UserError(
+            "evaluation.every_steps: no row is held out that could be evaluated while the run trains.",
+            "Give evaluation.dataset, or more rows.",
+        )
     if settings.tokens is not None:
         trained = sum(tokens_of_steps(Prepared(folder)))
         print(
@@ -545,6 +565,20 @@ def _check_window(settings: Settings, total_steps: int) -> None:
         raise UserError(
             f"profile.steps {settings.profile.steps}: the run has {total_steps:,} steps.",
             f"Name steps of it, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
+        )
+
+
+def _check_evaluations(settings: Settings, total_steps: int) -> None:
+    """Raise UserError where the run ends before it is evaluated for the first time."""
+    every = settings.evaluation.every_steps
+    if every is not None and every > total_steps:
+        raise UserError(
+            (Change("evaluation.every_steps", every), f": the run has {total_steps:,} steps."),
+            (
+                "Give ",
+                Change("evaluation.every_steps", max(1, total_steps // 5)),
+                " or another part of them.",
+            ),
         )
 
 

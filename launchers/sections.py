@@ -311,6 +311,54 @@ class Evaluation(Section):
     """How many held-out prompts are answered by the model after training."""
     max_new_tokens: Positive = 64
     """Length of those answers."""
+    every_steps: Positive | None = None
+    """While training, measure the loss on the held-out rows every so many optimizer steps, and after the
+    last one. Empty: only before and after the run."""
+    every_minutes: PositiveFloat | None = None
+    """The same every so many minutes of training, instead of `every_steps`."""
+    keep_best: bool | None = None
+    """Export the step with the lowest of these losses instead of the last one: its checkpoint is kept.
+    Empty: where `patience` is given."""
+    patience: Positive | None = None
+    """Stop the run after so many of these evaluations in a row without a lower loss."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """By how much a loss has to be lower for `patience` to begin anew."""
+
+    @property
+    def in_training(self) -> bool:
+        """Whether the loss on held-out rows is measured while a run trains."""
+        return self.every_steps is not None or self.every_minutes is not None
+
+    @property
+    def keeps_best(self) -> bool:
+        """``keep_best``, with its empty value decided."""
+        return self.patience is not None if self.keep_best is None else self.keep_best
+
+    @model_validator(mode="after")
+    def _check(self) -> Evaluation:
+        if self.every_steps is not None and self.every_minutes is not None:
+            raise ValueError(
+                "evaluation.every_steps and every_minutes say the same thing twice: give one of them"
+            )
+        needed = {
+            "patience": self.patience is not None,
+            "keep_best": bool(self.keep_best),
+            "min_delta": self.min_delta > 0,
+        }
+        for name, given in needed.items():
+            if given and not self.in_training:
+                raise ValueError(
+                    f"evaluation.{name} goes by evaluations while the run trains: "
+                    "give evaluation.every_steps too"
+                )
+        if self.min_delta and self.patience is None:
+            raise ValueError("evaluation.min_delta says when evaluation.patience begins anew: give that too")
+        if self.in_training and self.dataset is None and self.fraction == 0:
+            raise ValueError(
+                "evaluation.fraction = 0 holds no rows out to evaluate on while the run trains: "
+                "give evaluation.dataset"
+            )
+        return self
 
 
 MOST_PROFILED = 20  # steps: a trace of more is hundreds of MB, which no viewer opens
@@ -375,6 +423,11 @@ class Resources(Section):
     """Plan a run on Kubernetes or AWS Batch with the tables' machines, without asking what is there."""
     capacity: Literal["usual", "any"] = "usual"
     """usual: machines that can rarely be had on demand come after all others. any: they compete like them."""
+    spot: bool = False
+    """On machines of Kubernetes or AWS Batch that may be taken away at any time, at spot prices."""
+    interruption_rate: PositiveFloat | None = None
+    """How often one spot node is taken away in an hour, such as 0.05. Empty: as the table has it for the
+    machine, else not known."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: GPUs where there are any; the CPU only for models of up to 0.5 billion parameters."""
     queue: str | None = None
@@ -382,6 +435,9 @@ class Resources(Section):
     Metaflow is configured with."""
     queues: dict[str, str] = Field(default_factory=dict)
     """Queues by GPU type, as names of the GPU table, for where no `queue` is given."""
+    team: str | None = None
+    """Team that the run is for: a label of its jobs and pods, a tag on AWS Batch, and what
+    `finetune costs --by team` adds up."""
     priority: str | None = None
     """Kueue WorkloadPriorityClass of the run."""
     zone: str | None = None

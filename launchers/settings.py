@@ -32,6 +32,7 @@ from launchers.sections import (
     NotEmpty,
     Optimizer,
     Positive,
+    PositiveFloat,
     Preference,
     ProfileWindow,
     Recompute,
@@ -77,12 +78,18 @@ class Settings(Section):
     256), or the model's limit if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
+    group_by_length: bool = False
+    """Put rows of about one length into a batch, so that less of it is padding. Rows move by at most 50
+    steps, and the batches stay in a drawn order."""
     longest_first: bool = True
     """Begin the first epoch with the longest rows, so that memory is reserved once, and a run that does not
     fit fails in its first step. Packed rows stay as they are."""
     expandable_segments: bool = True
     """On NVIDIA GPUs add expandable_segments:True to PYTORCH_CUDA_ALLOC_CONF, unless that variable says
     otherwise: batches of other lengths then use freed memory again."""
+    neftune_alpha: PositiveFloat | None = None
+    """NEFTune: noise on the embeddings in training, up to this by the root of a document's tokens times
+    dimensions; its authors take 5, 10 or 15 (tasks sft and pretrain). Empty: none."""
     trial: NonNegative = 0
     """Before the run, try the three best plans on its own machines for so many steps each, and keep the
     fastest. 0: go by the prediction."""
@@ -117,6 +124,9 @@ class Settings(Section):
     """What activation checkpointing recomputes."""
     compile: bool = False
     """torch.compile the model's blocks (torchtune, fsdp2)."""
+    liger: bool = False
+    """Liger-Kernel's kernels for norms, MLPs, rotation and the loss, for which no logits are kept
+    (deepspeed, fsdp2, on GPUs; needs the package liger-kernel)."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Largest gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -144,7 +154,8 @@ class Settings(Section):
     resources: Resources = Resources()
     """Hardware; empty values are planned."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps."""
+    """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps; on spot as
+    often as loses least by interruptions, where their rate is known."""
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
     log_every: Positive = 1
@@ -162,6 +173,8 @@ class Settings(Section):
     def unused(self) -> tuple[str, ...]:
         """What is set, by its dotted name, and has no part in the task."""
         found = ["train_on_prompt"] if self.train_on_prompt and self.task != "sft" else []
+        if self.neftune_alpha is not None and self.task not in ("sft", "pretrain"):
+            found.append("neftune_alpha")
         weighed = WEIGHED.get(self.task, ())
         for name, default in Preference():
             if getattr(self.preference, name) != default and name not in weighed:
@@ -221,8 +234,20 @@ class Settings(Section):
         window = self.profile.window
         if window is not None and self.max_steps is not None and window[1] > self.max_steps:
             raise ValueError(f"profile.steps {self.profile.steps}: max_steps is {self.max_steps}")
+        every = self.evaluation.every_steps
+        if every is not None and self.max_steps is not None and every > self.max_steps:
+            raise ValueError(f"evaluation.every_steps {every}: max_steps is {self.max_steps}")
+        if self.task == "grpo" and self.evaluation.in_training:
+            raise ValueError(
+                "evaluation.every_steps: grpo is evaluated before and after the run alone; its mean reward "
+                "is in every step's line"
+            )
         if self.task == "grpo" and self.tokens is not None:
             raise ValueError("tokens: how many grpo draws is not known before; give max_steps or epochs")
+        if self.group_by_length and self.packing:
+            raise ValueError(
+                "group_by_length and packing: packed sequences are full already; leave one of them out"
+            )
         if self.dataset in self.mixture:
             raise ValueError(
                 f"mixture holds {self.dataset}, which is `dataset` already: leave one of them out"

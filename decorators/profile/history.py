@@ -89,6 +89,7 @@ class History:
     _memory_series: list[Memory] = field(default_factory=list)
     _steps: dict[int, dict[int, Step]] = field(default_factory=dict)  # step, rank
     _windows: list[Window] = field(default_factory=list)
+    _checkpoints: list[float] = field(default_factory=list)  # seconds of each, of each rank
 
     def add(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -97,6 +98,9 @@ class History:
             self._memory[event.rank] = event
             self._memory_series.append(event)
         elif isinstance(event, Phase):
+            before = self._phase.get(event.rank)
+            if before is not None and before.name == "checkpoint" and event.name == "train":
+                self._checkpoints.append(event.at - before.at)
             self._phase[event.rank] = event
         elif isinstance(event, Profiled):
             self._windows += [Window.from_dict(event.window)] if event.window else []
@@ -117,6 +121,11 @@ class History:
     def phase(self) -> Phase | None:
         """The phase of the rank that has been in its phase longest; None before the first is reported."""
         return min(self._phase.values(), key=lambda phase: phase.at, default=None)
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        """How long training stands still for a checkpoint, the median; None where there was none."""
+        return median(self._checkpoints)
 
     @property
     def windows(self) -> tuple[Window, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from estimator.memory.shape import part_of, stages
 from estimator.memory.states import (
     offloads_gradients,
@@ -120,9 +122,8 @@ def shared_memory_bytes(setup: Setup) -> int:
     return min(setup.processes_per_node, setup.world_size) * GIB
 
 
-def disk_bytes(setup: Setup) -> int:
-    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result."""
-    weights = 2 * setup.model.parameters
+def checkpoint_bytes(setup: Setup) -> int:
+    """Bytes of one checkpoint, all nodes' parts together: what is trained, and the optimizer's states."""
     parts = states(setup)
     names = ("master weights", "optimizer", "adapters")
     per_rank = sum(parts.get(name, 0) for name in names)
@@ -130,6 +131,18 @@ def disk_bytes(setup: Setup) -> int:
         per_rank += parts["weights"]
     if offloads_states(setup):
         per_rank += share(12 * setup.trainable_parameters, setup.world_size)
-    checkpoint = per_rank * setup.world_size  # on resuming, every node holds all ranks' parts
+    return per_rank * setup.world_size
+
+
+def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
+    """Disk in bytes that one node needs: weights, checkpoints, the result.
+
+    ``keeps_checkpoints``: those that are kept lie on the same disk, and one is being written. Else they are
+    sent elsewhere: a node has its own part of one being written and of one being sent
+    (launchers/gang/uploads.py), and all parts of the one that it has resumed.
+    """
+    weights = 2 * setup.model.parameters
+    checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts
+    held = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
-    return 2 * weights + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
+    return 2 * weights + math.ceil(held * checkpoint) + nvme * offloads_states(setup) + GIB

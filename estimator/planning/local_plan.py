@@ -14,6 +14,7 @@ from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states
 from estimator.planning.goals import Goals
+from estimator.planning.liger import refuse_cpu
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
     Evidence,
@@ -170,6 +171,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
 
 
 def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
+    refuse_cpu(job)
     nodes, processes = target.nodes or 1, target.gpus or 1
     if not divides(job, nodes, processes):
         raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")

@@ -55,8 +55,9 @@ def test_no_object_is_there_twice(objects: tuple[Json, ...]) -> None:
 
 
 def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: tuple[Json, ...]) -> None:
-    (namespace,) = of_kind(objects, "Namespace")
-    assert len(namespace["metadata"]["name"]) <= 14
+    namespaces = {namespace["metadata"]["name"] for namespace in of_kind(objects, "Namespace")}
+    assert namespaces == {"finetune", "finetune-check"}
+    assert max(map(len, namespaces)) <= 14
 
 
 def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:
@@ -125,10 +126,52 @@ def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_e
     assert set(term["matchExpressions"][0]["values"]) == expected
 
 
+def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: tuple[Json, ...]) -> None:
+    (daemons,) = of_kind(objects, "DaemonSet")
+    pod = daemons["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert set(container["resources"]["limits"]) == {"cpu", "memory"}
+
+
+def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: tuple[Json, ...]) -> None:
+    policies = of_kind(objects, "NetworkPolicy")
+    assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
+    of_jobsets = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
+    for item in policies:
+        spec = item["spec"]
+        assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+        if spec["podSelector"]:
+            assert spec["podSelector"] == of_jobsets
+            assert spec["ingress"] == [{"from": [{"podSelector": of_jobsets}]}]
+            assert spec["egress"] == [{"to": [{"podSelector": of_jobsets}]}]
+        else:
+            assert "ingress" not in spec
+    assert len(policies) == 4
+
+
+def test_the_eks_cluster_enforces_policies_logs_and_encrypts() -> None:
+    cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
+    (cni,) = [item for item in cluster["addons"] if item["name"] == "vpc-cni"]
+    assert json.loads(cni["configurationValues"]) == {"enableNetworkPolicy": "true"}
+    assert "audit" in cluster["cloudWatch"]["clusterLogging"]["enableTypes"]
+    assert "0.0.0.0/0" not in cluster["vpc"]["publicAccessCIDRs"]
+    for group in cluster["managedNodeGroups"]:
+        assert group["volumeEncrypted"]
+        assert group["disablePodIMDS"]
+
+
 def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_names() -> None:
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
-    accounts = {item["metadata"]["name"] for item in of_kind(render(KUBERNETES / "base"), "ServiceAccount")}
-    assert {item["metadata"]["name"] for item in cluster["iam"]["serviceAccounts"]} == accounts
+    accounts = of_kind(render(KUBERNETES / "base"), "ServiceAccount")
+    assert {_place(item["metadata"]) for item in cluster["iam"]["serviceAccounts"]} == {
+        _place(item["metadata"]) for item in accounts
+    }
     assert cluster["metadata"]["version"] == API
     assert cluster["accessConfig"]["accessEntries"][0]["kubernetesGroups"] == ["finetune-launchers"]
     group = cluster["managedNodeGroups"][1]
@@ -149,6 +192,10 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
         "nvidia.com/gpu": nodes * machine.gpu_count,
         EFA: nodes * tables.efa_interfaces(machine),
     }
+
+
+def _place(metadata: dict[str, str]) -> tuple[str, str]:
+    return metadata["namespace"], metadata["name"]
 
 
 # -- monitoring ------------------------------------------------------------------------------------------

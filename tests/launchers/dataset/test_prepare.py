@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from estimator.errors import UserError
 from launchers.dataset.preferences import Pair
-from launchers.dataset.prepare import first_fit, longest_first, prepare, sample_view, split, summary
+from launchers.dataset.prepare import first_fit, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, parse
@@ -393,29 +393,17 @@ class TestLongestFirst:
         few = self.prepared(model, tmp_path / "few", max_steps=2).order.tolist()
         assert few == self.prepared(model, tmp_path / "many").order.tolist()[:8]
 
-    @given(data=st.data())
-    @hypothesis_settings(max_examples=100, deadline=None)
-    def test_no_rank_meets_a_wider_micro_batch_later_in_the_epoch(self, data: st.DataObject) -> None:
-        world, micro, accumulation = (data.draw(st.integers(1, 4)) for _ in range(3))
-        batch = world * micro * accumulation
-        lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=batch, max_size=100)))
-        drawn = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(len(lengths))
-        order = longest_first(drawn, lengths, batch)
-        assert sorted(order.tolist()) == list(range(len(lengths)))
-        moved = set(np.flatnonzero(order != drawn).tolist())
-        assert len(moved) <= 2 * batch
-        for rank in range(world):
-            mine = [
-                lengths[row]
-                for step in range(len(order) // batch)
-                for row in order[step * batch : (step + 1) * batch][rank::world]
-            ]
-            widths = [max(mine[at : at + micro]) for at in range(0, len(mine), micro)]
-            assert widths[0] == max(widths)
-
-    def test_rows_of_one_length_stay_in_their_order(self) -> None:
-        drawn = np.random.default_rng(0).permutation(20)
-        assert longest_first(drawn, np.full(20, 7), 8).tolist() == drawn.tolist()
+    def test_grouped_batches_come_after_it_and_are_the_same_for_a_shorter_run(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        data = self.prepared(model, tmp_path / "whole", group_by_length=True, global_batch_size=2)
+        order = data.order.tolist()
+        assert [self.words[row] for row in order[:2]] == [12, 11]
+        assert sorted(order[:12]) == sorted(order[12:]) == list(range(12))
+        few = self.prepared(model, tmp_path / "few", group_by_length=True, global_batch_size=2, max_steps=5)
+        assert few.order.tolist() == order[:10]
+        other = self.prepared(model, tmp_path / "drawn", global_batch_size=2)
+        assert other.info.fingerprint != data.info.fingerprint
 
 
 class TestTokenBudget:
