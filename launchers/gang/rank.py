@@ -101,6 +101,7 @@ class RankReporter:
 
         Raises UserError after one whose loss is no number: all weights are lost with it.
         """
+        self.memory(step)  # first, so that it is known when the step is shown
         self._writer.write(
             Step(
                 rank=self.env.rank,
@@ -117,7 +118,6 @@ class RankReporter:
                 all_tokens=all_tokens,
             )
         )
-        self.memory(step)
         if loss is not None and not math.isfinite(loss):
             raise UserError(
                 f"The loss of step {step} is {loss}: the weights have become useless.",
