@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from estimator.models import resolve
-from launchers import engines, gguf, handover
+from launchers import engines, gguf, handover, pipeline
 from launchers.dataset import prepare
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
@@ -21,6 +21,7 @@ from launchers.engines.reward_head import as_trained
 from launchers.gang.job import TrainJob
 from launchers.models import causal, tiny_llama
 from launchers.settings import build
+from tests.conftest import write_sums
 from tests.launchers.engines.loop import runs
 
 CHATML = (
@@ -129,6 +130,49 @@ def test_a_model_of_plain_text_gets_no_template(
     assert "chat_template" not in json.loads((folder / "tokenizer_config.json").read_text())
     assert "template" not in (folder / handover.PAGE).read_text()
     assert run_the_page(folder, capsys).startswith("The beginning of a text")
+
+
+WITH_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.tool_calls | tojson if m.tool_calls else m.content }}<|eot_id|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FUNCTION = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+CALLS = [
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": FUNCTION}]},
+    {"role": "tool", "content": "3"},
+    {"role": "assistant", "content": "3."},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds two numbers."}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("my sums.csv", {}),
+        ("sums.json", {}),
+        ("sums.parquet", {}),
+        ("tools.jsonl", {"chat_template": WITH_TOOLS}),
+        ("book é.txt", {"task": "pretrain"}),
+    ],
+)
+def test_data_in_any_form_ends_as_a_model_that_answers_as_its_page_says(
+    base: Path, tmp_path: Path, name: str, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "my data" / name
+    data.parent.mkdir()
+    if name == "tools.jsonl":
+        data.write_text(json.dumps({"messages": CALLS, "tools": TOOLS}) + "\n")
+    elif name == "book é.txt":
+        data.write_text("Once upon a time there was a cat. " * 40, encoding="utf-8")
+    else:
+        write_sums(data)
+    rows, _ = pipeline.read_data(build({"dataset": str(data)} | values), tmp_path / "data")
+    folder = handed_over(base, tmp_path, values, list(rows))
+    page = (folder / handover.PAGE).read_text()
+    assert ("apply_chat_template" in page) == (name != "book é.txt")
+    assert run_the_page(folder, capsys).strip()
 
 
 def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
