@@ -53,6 +53,7 @@ FLAGS = {
     "micro_batch_size": "micro_batch_size",
     "lr": "optimizer.lr",
     "precision": "precision",
+    "activation_checkpointing": "activation_checkpointing",
     "seed": "seed",
     "trial": "trial",
     "checkpoint_every": "checkpoint_every",
@@ -160,7 +161,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             raise SystemExit(0)
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
         if backend == "local":
-            pipeline.check_installed(run.settings.engine, run.settings.method)
+            chosen = run.settings
+            pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
             pipeline.check_disks(run.plan, [_work_disk()])
             finetune_artifacts.carry(run.model)
         else:

@@ -164,6 +164,8 @@ def test_other_names_lead_to_settings_that_there_are() -> None:
     [
         ({"task": "dpo", "train_on_prompt": True}, ("train_on_prompt",)),
         ({"preference": {"beta": 0.2}}, ("preference.beta",)),
+        ({"task": "kto", "neftune_alpha": 5}, ("neftune_alpha",)),
+        ({"task": "pretrain", "neftune_alpha": 5}, ()),
         ({"task": "dpo", "preference": {"beta": 0.2, "margin": 2.0}}, ("preference.margin",)),
         ({"task": "grpo", "preference": {"beta": 0.2}}, ("preference.beta",)),
         ({"task": "dpo", "rl": {"beta": 0.2, "loss": "grpo"}}, ("rl.beta", "rl.loss")),
@@ -196,6 +198,8 @@ def test_a_single_word_is_a_list_of_one(values: dict[str, Any], name: str, found
     ("values", "words"),
     [
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas = [0.9] has too few values"),
+        ({"group_by_length": True, "packing": True}, "leave one of them out"),
+        ({"neftune_alpha": 0}, "neftune_alpha = 0: should be greater than 0"),
         ({"optimizer": {"lr": float("inf")}}, "optimizer.lr"),
         ({"optimizer": {"weight_decay": float("nan")}}, "finite number"),
         ({"fsdp": "full_shard"}, "a section, with fsdp.sharding"),
