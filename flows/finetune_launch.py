@@ -54,6 +54,7 @@ FLAGS = {
     "micro_batch_size": "micro_batch_size",
     "lr": "optimizer.lr",
     "precision": "precision",
+    "activation_checkpointing": "activation_checkpointing",
     "seed": "seed",
     "trial": "trial",
     "checkpoint_every": "checkpoint_every",
@@ -169,8 +170,9 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
         hub_push.check(run.settings, reached=backend == "local")
         if backend == "local":
-            pipeline.check_installed(run.settings.engine, run.settings.method)
-            tasks.check_installed(run.settings)
+            chosen = run.settings
+            pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+            tasks.check_installed(chosen)
             pipeline.check_disks(run.plan, [_work_disk()])
             finetune_artifacts.carry(run.model)
         else:

@@ -96,6 +96,7 @@ class FinetuneSteps(FlowSpec):
     micro_batch_size = knob("micro_batch_size", int)
     lr = text_knob("lr")
     precision = knob("precision")
+    activation_checkpointing = text_knob("activation_checkpointing")
     seed = knob("seed", int)
     trial = knob("trial", int)
     checkpoint_every = knob("checkpoint_every", int)

@@ -196,11 +196,6 @@ def check_supported(
 ) -> None:
     """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
     trackers.check_installed(settings.tracker)
-    if settings.liger and importlib.util.find_spec("liger_kernel") is None:
-        raise UserError(
-            (Change("liger", True), ": the package liger-kernel is not installed."),
-            "pip install liger-kernel",
-        )
     if settings.unused:
         name = settings.unused[0]
         raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
@@ -298,8 +293,16 @@ def _check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
         )
 
 
-def check_installed(engine: str, method: str = "full") -> None:
-    """Raise UserError where the packages of an engine are not here, or those that a method needs there."""
+def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
+    """Raise UserError where the packages of an engine are not here, or those that a method needs there.
+
+    ``liger``: Liger-Kernel's too.
+    """
+    if liger and importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "pip install liger-kernel",
+        )
     needed = PACKAGES[engine]
     if method == "qlora" and engine in FAMILY_CODE:
         needed = (*needed, "bitsandbytes")

@@ -105,9 +105,10 @@ def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: boo
         machine = least([host.machine for host in hosts])
         target = Target(kind="allocation", machine=machine, nodes=len(hosts))
         planned = pipeline.plan_run(settings, target, calibrated=calibrated)
-        pipeline.check_installed(planned.settings.engine, planned.settings.method)
-        tasks.check_installed(planned.settings)
-        hub_push.check(planned.settings, reached=True)
+        chosen = planned.settings
+        pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+        tasks.check_installed(chosen)
+        hub_push.check(chosen, reached=True)
         disks = [(f"The work folder of {host.name}", host.machine.disk_free_bytes) for host in hosts]
         pipeline.check_disks(planned.plan, disks)
         return planned
