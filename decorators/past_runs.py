@@ -60,8 +60,9 @@ def attempts_of(task: Any) -> list[Attempt]:
     begins = [int(item.created_at) for item in noted if item.name == "attempt"]
     ends = [(int(item.created_at), item.value == "True") for item in noted if item.name == "attempt_ok"]
     found = []
-    for begin, following in zip(begins, [*begins[1:], None], strict=True):
-        own = [end for end in ends if end[0] >= begin and (following is None or end[0] < following)]
+    for number, begin in enumerate(begins):
+        following = begins[number + 1] if number + 1 < len(begins) else None
+        own = [end for end in ends if begin <= end[0] and (following is None or end[0] < following)]
         until = own[0][0] if own else following
         seconds = None if until is None else (until - begin) / 1000
         found.append(Attempt(seconds=seconds, succeeded=bool(own) and own[0][1]))

@@ -20,9 +20,7 @@ def cost(user: str, *spans: Span, team: str = "-", model: str = "llama-8b") -> R
     return RunCost(run=f"{user}/1", user=user, team=team, model=model, spans=spans)
 
 
-def test_failed_attempts_are_paid_for_and_hours_without_a_price_are_named_and_never_counted_as_nothing() -> (
-    None
-):
+def test_failed_attempts_are_paid_for_and_hours_without_a_price_are_named_apart() -> None:
     costs = [
         cost("ada", used(2.0), used(1.0, failed=True), used(None)),
         cost("ada", used(4.0, None)),
