@@ -66,6 +66,7 @@ FLAGS_WITHOUT_VALUE = {
     "--ignore-checklist",
     "--webhook",
     "--taint",
+    "--spot",
 }
 # Lines of other programs, which can't be looked up in this code.
 FOREIGN_LINES = ("The @kubernetes decorator requires", "OutOfMemoryError: CUDA out of memory")
@@ -529,7 +530,7 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     backends = [name for word in options.get("--with", []) if (name := word.split(":")[0]) != "secrets"]
     assert set(backends) <= {"kubernetes", "batch"}, where
     parameters: dict[str, Any] = {
-        name: options["--" + name.replace("_", "-")][-1]
+        name: (options["--" + name.replace("_", "-")] or [True])[-1]
         for name in finetune_launch.FLAGS
         if "--" + name.replace("_", "-") in options
     }
@@ -560,7 +561,7 @@ def test_every_command_of_the_estimator_runs(place: Path) -> None:
         )
         said = f"{where}: finetune {shlex.join(words)}: {done.stderr}"
         theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
-        theirs = theirs or words[0] == "runs"  # there are none here
+        theirs = theirs or words[0] in ("runs", "costs")  # there are none here
         assert done.returncode in ((0, 1) if theirs else (0,)), said
         assert "Traceback" not in done.stderr, said
 
