@@ -68,14 +68,14 @@ def memory_bars(
     names += others
     colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(others))]
     marks = []
-    axis = f"GiB of a {unit}"
+    axis = [f"GiB of a {unit}"]  # a line each, which a phone has room for
     if predicted:
         marks.append({"gib": gib(predicted.shows_range[1]), "mark": "upper bound", "colour": _UPPER})
         capacity = predicted.capacity_bytes
         if capacity is not None and capacity <= FARTHEST_CAPACITY * predicted.shows_range[1]:
             marks.append({"gib": gib(capacity), "mark": "capacity", "colour": _CAPACITY})
         elif capacity is not None:
-            axis += f" (capacity: {gib(capacity):.1f} GiB, far to the right)"
+            axis.append(f"(capacity: {gib(capacity):.1f} GiB, far to the right)")
     x = {"field": "gib", "type": "quantitative", "title": axis}
     return {
         "$schema": SCHEMA,
@@ -100,7 +100,7 @@ def memory_bars(
                         "type": "nominal",
                         "title": None,
                         "scale": {"domain": names, "range": colours},
-                        "legend": {"orient": "bottom", "columns": 4, "symbolType": "square"},
+                        "legend": {"orient": "bottom", "columns": 3, "symbolType": "square"},
                     },
                     "order": {"field": "order", "type": "quantitative"},
                 },

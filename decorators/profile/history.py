@@ -9,6 +9,7 @@ from decorators.profile.measured import Measured
 from decorators.profile.sampling import Sample
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
+from launchers.harness.result import HarnessResult
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.metrics import median, speed_of, time_left
 from launchers.report.telemetry import DistInfo, Evaluated, Event, Memory, Phase, Profiled, Step
@@ -71,6 +72,7 @@ class CardState:
     failed: str | None  # the error's text
     trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
     evaluation: EvaluationResult | None = None
+    task_metrics: HarnessResult | None = None
     about: Plan | None = None  # whose model the step deals with, where nothing was predicted for it
     settings: tuple[Setting, ...] = ()
     log_tail: str = ""
@@ -92,6 +94,7 @@ class History:
     _memory_series: list[Memory] = field(default_factory=list)
     _steps: dict[int, dict[int, Step]] = field(default_factory=dict)  # step, rank
     _windows: list[Window] = field(default_factory=list)
+    _checkpoints: list[float] = field(default_factory=list)  # seconds of each, of each rank
     _evaluations: dict[int, HeldOutLoss] = field(default_factory=dict)  # by step; all ranks say the same
 
     def add(self, event: Event) -> None:
@@ -101,6 +104,9 @@ class History:
             self._memory[event.rank] = event
             self._memory_series.append(event)
         elif isinstance(event, Phase):
+            before = self._phase.get(event.rank)
+            if before is not None and before.name == "checkpoint" and event.name == "train":
+                self._checkpoints.append(event.at - before.at)
             self._phase[event.rank] = event
         elif isinstance(event, Profiled):
             self._windows += [Window.from_dict(event.window)] if event.window else []
@@ -126,6 +132,11 @@ class History:
     def phase(self) -> Phase | None:
         """The phase of the rank that has been in its phase longest; None before the first is reported."""
         return min(self._phase.values(), key=lambda phase: phase.at, default=None)
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        """How long training stands still for a checkpoint, the median; None where there was none."""
+        return median(self._checkpoints)
 
     @property
     def windows(self) -> tuple[Window, ...]:

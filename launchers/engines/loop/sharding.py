@@ -24,6 +24,10 @@ class Answering(Protocol):
         """A forward pass: [sequences, positions, vocabulary]."""
         ...
 
+    def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """A forward pass that ends in the summed cross entropy of all labels that count (liger.py)."""
+        ...
+
 
 class TrainedModel(Protocol):
     """A model that was trained, whatever has trained it."""

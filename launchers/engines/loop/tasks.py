@@ -76,6 +76,9 @@ class NextToken:
     pairs: ClassVar = False
     metrics: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self, *, fused: bool) -> None:
+        self._fused = fused
+
     def check(self, _model: Answering, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
 
@@ -86,6 +89,8 @@ class NextToken:
         return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
 
     def outcome(self, model: Answering, batch: MicroBatch, _: StepCounts, /) -> Outcome:
+        if self._fused:
+            return Outcome(loss=model.fused_loss(batch.labels, **batch.inputs))
         return Outcome(loss=summed_cross_entropy(model.logits(**batch.inputs), batch.labels))
 
 
@@ -241,7 +246,7 @@ def task_of(settings: Settings) -> Task:
         return Kto(settings)
     if settings.task == "reward":
         return Reward()
-    return Preferences(settings) if settings.trains_on_pairs else NextToken()
+    return Preferences(settings) if settings.trains_on_pairs else NextToken(fused=settings.liger)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from launchers.engines.evaluation import Evaluator
 from launchers.engines.loop import export
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
+from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
@@ -40,10 +41,12 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     reference = None if job.reference is None else np.load(job.reference)
     profiler = Profiler(job, env, reporter, model.module)
     evaluator = Evaluator(job, env, reporter, model.module)
+    noise = EmbeddingNoise(model.module.get_input_embeddings(), job, env, data)
     reporter.phase("train", job.start_step)
     step = job.start_step
     while step < job.total_steps and not job.exports_only and not evaluator.stops:
         step += 1
+        noise.begin(step)
         _step(model, job, env, data, task, reference, step, reporter, profiler)
         profiler.save(step)
         evaluator.after(step, model)

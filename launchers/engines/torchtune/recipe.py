@@ -39,7 +39,9 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from launchers.dataset.prepared import Prepared
 from launchers.engines.evaluation import Evaluator
+from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
@@ -131,6 +133,8 @@ class Steps(_Recipe):
         self._window = Profiler(self._job, self._env, self._reporter, self._model)
         self._evaluator = Evaluator(self._job, self._env, self._reporter, self._model)
         self._answering = MeasuredModel(self._model, self._device)
+        embedding, data = self._model.tok_embeddings, Prepared(self._job.data_dir)
+        self._noise = EmbeddingNoise(embedding, self._job, self._env, data)
         self._clock = StepClock(self._device.type == "cuda", self._window.phase)
         self._clock.watch(self._model, self._optimizers)
 
@@ -203,6 +207,7 @@ class Steps(_Recipe):
     def _begin(self) -> None:
         """The next step begins."""
         self._window.begin(self._reported_step + 1)
+        self._noise.begin(self._reported_step + 1)
         self._clock.restart()
 
     def _report(self, step: int) -> None:
@@ -260,6 +265,7 @@ class Steps(_Recipe):
             self._checkpointer,
             model_dir=self._job.model_dir,
             output_dir=self._job.output_dir,
+            merged=self._job.settings.merges(self._job.plan.method),
             dtype=self._dtype,
             device=self._device,
         )

@@ -124,7 +124,7 @@ def test_a_capacity_far_above_is_named_rather_than_drawn() -> None:
     memory = dataclasses.replace(make_plan({}, "local").prediction.memory, capacity_bytes=64 * GIB)
     spec = charts.memory_bars(memory, [], "process")
     assert [mark["mark"] for mark in spec["layer"][1]["data"]["values"]] == ["upper bound"]
-    assert "capacity: 64.0 GiB" in spec["layer"][0]["encoding"]["x"]["title"]
+    assert "(capacity: 64.0 GiB, far to the right)" in spec["layer"][0]["encoding"]["x"]["title"]
 
 
 def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
