@@ -19,8 +19,9 @@ from typing import Any, Literal
 from estimator.errors import UserError
 from estimator.setup import PAIR_TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
+from launchers.dataset.measured import MAX_ROWS
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
-from launchers.held_out import MAX_ROWS, CalibrationBin, Score, scorer_of
+from launchers.held_out import CalibrationBin, Score, scorer_of
 from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.settings import Settings

@@ -6,24 +6,22 @@ The first model that a scorer is given is what preferences are compared with: th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
 from launchers.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from launchers.dataset.batches import MicroBatch
-    from launchers.dataset.prepared import Prepared, Row
+    from launchers.dataset.prepared import Prepared
     from launchers.engines.loop.preference_losses import Answers
     from launchers.scoring.rewards import Rewards
 
-MAX_ROWS = 256  # held-out rows that are measured
-# Tokens, padding included, that go through a model at once: at a vocabulary of 128k, 2 GiB of bf16 logits.
-MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
-# The same of answers that are drawn together, whose logits are of one position
+# Tokens, padding included, of answers that are drawn together, whose logits are of one position
 DRAWN_TOKENS = {"cuda": 65536, "cpu": 16384}
 
 
@@ -292,26 +290,6 @@ def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
         )
         for _, found in sorted(bins.items())
     )
-
-
-def batches_by_length(
-    data: Prepared, rows: Iterable[int], max_tokens: int, max_rows: int | None = None
-) -> Iterator[list[int]]:
-    """Rows of similar length together, at least one at a time; the longest first."""
-    lengths = {index: _padded_tokens(data.row(index)) for index in rows}
-    batch: list[int] = []
-    for index in sorted(lengths, key=lambda index: -lengths[index]):
-        if batch and (lengths[batch[0]] * (len(batch) + 1) > max_tokens or len(batch) == max_rows):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def _padded_tokens(row: Row) -> int:
-    """Tokens of a row in a batch with shorter ones; a pair is two sequences."""
-    return len(row.lengths) * int(row.lengths.max())
 
 
 def _labels(batch: MicroBatch) -> int:

@@ -29,12 +29,12 @@ from estimator.planning.support import engine_order
 from estimator.setup import FAMILY_CODE
 from launchers import engines
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
+from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
 from launchers.harness import tasks
-from launchers.held_out import MAX_ROWS
 from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from estimator.errors import UserError
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
+from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
 from launchers.dataset.prepared import Prepared
 from launchers.engines import _hf_layout
 from launchers.evaluate import load_model, precision_on
 from launchers.gang.job import TrainJob
-from launchers.held_out import MAX_BATCH_TOKENS, batches_by_length
 from launchers.imports import collector_paused
 from launchers.store.bundles import Storage
 

@@ -11,12 +11,12 @@ from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers import reference
 from launchers.cluster.endpoint import NodeAddress
+from launchers.dataset.measured import MAX_ROWS
 from launchers.dataset.prepared import Prepared
 from launchers.export_best import export_best, has_ended, last_step
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
-from launchers.held_out import MAX_ROWS
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
 from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, handed_over, is_over, why_over
 from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps

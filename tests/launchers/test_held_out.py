@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from launchers.dataset.measured import batches_by_length
 from launchers.dataset.prepared import Prepared
-from launchers.held_out import batches_by_length, calibrate, scorer_of
+from launchers.held_out import calibrate, scorer_of
 from launchers.models import causal
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from launchers.dataset.batches import micro_batches
 from launchers.dataset.prepared import Prepared
-from launchers.engines.evaluation import Evaluator
 from launchers.engines.loop import export
+from launchers.engines.loop.evaluation import Evaluator
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
 from launchers.engines.neftune import EmbeddingNoise

@@ -40,7 +40,7 @@ from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launchers.dataset.prepared import Prepared
-from launchers.engines.evaluation import Evaluator
+from launchers.engines.loop.evaluation import Evaluator
 from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from launchers.dataset.batches import MicroBatch, collate, collate_pairs
+from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
 from launchers.dataset.prepared import Prepared
 from launchers.engines.loop import generators
 from launchers.engines.loop.sharding import Answering
 from launchers.engines.loop.tasks import StepCounts, Task, task_of
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
-from launchers.held_out import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
 from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, is_over
 from launchers.report.telemetry import Evaluated
 

@@ -60,7 +60,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def events(job: TrainJob, rank: int = 0) -> list[Evaluated]:
     found = telemetry.Follower(job.telemetry_dir).poll()
-    return [each for each in found if isinstance(each, Evaluated) and each.rank == rank]
+    done = [each for each in found if isinstance(each, Evaluated) and each.loss is not None]
+    return [each for each in done if each.rank == rank]
 
 
 def curve(job: TrainJob, rank: int = 0) -> list[float]:
