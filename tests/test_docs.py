@@ -66,6 +66,7 @@ FLAGS_WITHOUT_VALUE = {
     "--ignore-checklist",
     "--webhook",
     "--taint",
+    "--spot",
 }
 # Lines of other programs, which can't be looked up in this code.
 FOREIGN_LINES = ("The @kubernetes decorator requires", "OutOfMemoryError: CUDA out of memory")
@@ -225,14 +226,23 @@ def proved_methods() -> str:
 
 
 def proved_tasks() -> str:
-    """The same of the tasks beside SFT, each by some methods."""
-    rows = [row for row in support_table.read() if row.part == "tasks"]
-    return _proved("Task", {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in rows})
+    """The same of all tasks, each by some methods; SFT's rows are those of the methods."""
+    rows = support_table.read()
+    methods = [row.method for row in rows if row.part == "tasks"]
+    answering = [row for row in rows if row.engine != "trl" and row.method in methods]
+    tables = []
+    for engines_of, chosen in (
+        (ANSWERING, [row for row in answering if row.part in ("methods", "tasks")]),
+        (["trl"], [row for row in rows if row.engine == "trl" and row.part == "tasks"]),
+    ):
+        found = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
+        tables.append(_proved("Task", found, engines_of))
+    return "\n\n".join(tables)
 
 
-def _proved(title: str, found: dict[tuple[str, str, int], str]) -> str:
-    """A table of (name, engine, nodes) -> result, and the reasons below it."""
-    heads = [(engine, nodes) for engine in ANSWERING for nodes in (1, 2)]
+def _proved(title: str, found: dict[tuple[str, str, int], str], names: list[str] = ANSWERING) -> str:
+    """A table of (name, engine, nodes) -> result of the engines with these names, and the reasons below."""
+    heads = [(engine, nodes) for engine in names for nodes in (1, 2)]
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
     lines = [f"| {title} | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
     for name in dict.fromkeys(name for name, _, _ in found):
@@ -529,7 +539,7 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     backends = [name for word in options.get("--with", []) if (name := word.split(":")[0]) != "secrets"]
     assert set(backends) <= {"kubernetes", "batch"}, where
     parameters: dict[str, Any] = {
-        name: options["--" + name.replace("_", "-")][-1]
+        name: (options["--" + name.replace("_", "-")] or [True])[-1]
         for name in finetune_launch.FLAGS
         if "--" + name.replace("_", "-") in options
     }
@@ -560,7 +570,7 @@ def test_every_command_of_the_estimator_runs(place: Path) -> None:
         )
         said = f"{where}: finetune {shlex.join(words)}: {done.stderr}"
         theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
-        theirs = theirs or words[0] == "runs"  # there are none here
+        theirs = theirs or words[0] in ("runs", "costs")  # there are none here
         assert done.returncode in ((0, 1) if theirs else (0,)), said
         assert "Traceback" not in done.stderr, said
 

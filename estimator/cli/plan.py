@@ -152,7 +152,13 @@ class GoalOptions:
         Option(help="usual: what can rarely be had on demand comes last; any: it competes like the rest.",
                rich_help_panel=_WHERE),
     ] = "usual"  # fmt: skip
-    spot: Annotated[bool, Option("--spot", help="At spot prices.", rich_help_panel=_WHERE)] = False
+    spot: Annotated[
+        bool, Option("--spot", help="On spot machines, at their prices.", rich_help_panel=_WHERE)
+    ] = False
+    interruption_rate: Annotated[
+        float | None,
+        Option(help="With --spot: how often a node is taken away in an hour.", rich_help_panel=_WHERE),
+    ] = None
     nodes: Annotated[int | None, Option(help="Exactly so many machines.", rich_help_panel=_WHERE)] = None
     gpus: Annotated[int | None, Option(help="Of each machine.", rich_help_panel=_WHERE)] = None
     max_nodes: Annotated[int | None, Option(help="At most so many machines; 16.", rich_help_panel=_WHERE)] = (
@@ -320,6 +326,7 @@ def _goals(limits: GoalOptions) -> Goals:
         clouds=tuple(limits.cloud or ()),
         instance_types=tuple(limits.instance_type or ()),
         spot=limits.spot,
+        interruption_rate=limits.interruption_rate,
         cluster=_cluster(limits),
         max_nodes=limits.max_nodes,
         max_gpus=limits.max_gpus,

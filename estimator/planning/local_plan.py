@@ -97,7 +97,17 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
 
 
 def _check_gpu(target: Target, machine: Machine) -> None:
-    """Raise UserError where a GPU is asked for by its name and what is at hand is none, or another."""
+    """Raise UserError where a GPU is asked for by its name and what is at hand is none, or another.
+
+    So it is where a cloud's machine is asked for.
+    """
+    for option, value in (("instance_type", target.instance_type), ("cloud", target.cloud)):
+        if value is not None and target.kind == "local":
+            change = Change(f"resources.{option}", value)
+            raise UserError(
+                (change, ": the run is to go to this machine."),
+                ("Leave it out, or add ", Change("with", "kubernetes"), " or ", Change("with", "batch"), "."),
+            )
     if target.gpu is None:
         return
     asked = {gpu.name for gpu in hardware.gpus_called(target.gpu)}

@@ -125,7 +125,7 @@ def prepare(
             _prepare_held_out(held_out, model, settings, seq_len, folder)
         if settings.task == "grpo":
             _write_prompts(folder, train, model)
-        chats = _are_chats(train)
+        chats = settings.task != "pretrain" and _are_chats(train)
         return _write(documents, packing, order, model, seq_len, settings, folder, chats=chats)
 
 
@@ -269,7 +269,7 @@ def _prepare_held_out(
         order = np.arange(len(packing), dtype=np.int32)
         if settings.task == "grpo":
             _write_prompts(folder / "heldout", held_out, model)
-        chats = _are_chats(held_out)
+        chats = settings.task != "pretrain" and _are_chats(held_out)
         _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout", chats=chats)
 
 

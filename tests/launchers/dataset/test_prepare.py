@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ FORGETFUL = (
     "{{ ' ' + m['content'] + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
+DROPPING = (
+    "{%% for m in messages %%}{%% if m.role != '%s' %%}{{ m.content }}{{ eos_token }}{%% endif %%}"
+    "{%% endfor %%}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +173,35 @@ class TestTemplates:
             list(tokenise([row], tokenizer))
         assert list(tokenise([row], tokenizer, train_on_prompt=True))
 
-    def test_a_template_that_ignores_the_chat_is_refused(self, model: Path) -> None:
-        tokenizer = load_tokenizer(model, build({"chat_template": "Hello, how can I help?"}))
-        with pytest.raises(UserError, match="line 5: the chat template leaves out what is said"):
-            list(tokenise([chat("Hi", "Good morning", line=5)], tokenizer))
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            ("Hello, how can I help?", "leaves out what the system says in turn 1"),
+            (DROPPING % "system", "leaves out what the system says in turn 1"),
+            (DROPPING % "user", "leaves out what the user says in turn 2"),
+            (DROPPING % "assistant", "leaves out what the assistant says in turn 3"),
+            ("{{ messages + 1 }}", "refuses it: can only concatenate list"),
+            ("{{ 1 / 0 }}", "refuses it: division by zero"),
+            ("{{ rendered(messages) }}", "refuses it: 'rendered' is undefined"),
+            ("{{ messages[9].content }}", "refuses it: list object has no element 9"),
+            ("{% for m in messages %}", "refuses it: Unexpected end of template"),
+        ],
+    )
+    def test_a_template_that_leaves_a_turn_out_or_fails_is_refused_with_the_line(
+        self, model: Path, template: str, said: str
+    ) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(said)}"):
+            list(tokenise([chat("Hi", "Good morning", system="Be brief.", line=5)], tokenizer))
+
+    def test_a_template_may_trim_a_turn_take_its_thoughts_out_or_write_it_as_json(self, model: Path) -> None:
+        template = (
+            "{% for m in messages %}{{ m.content.split('</think>')[-1] | trim if m.role == 'assistant' "
+            "else m.content | tojson }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
+        )
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        row = chat('Say "hé"\nnow', "<think>\nShould I?\n</think>\n\nhé\n")
+        assert counted_text(row, tokenizer).startswith("hé")
 
     def test_a_template_that_refuses_a_row_is_quoted_with_the_line(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": REFUSING}))
@@ -186,6 +216,27 @@ class TestTemplates:
     def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="tokenizer"):
             load_tokenizer(tmp_path, Settings())
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("tokenizer.json", b""),
+            ("tokenizer.json", b"{}"),
+            ("tokenizer.json", b"{"),
+            ("tokenizer_config.json", b"{"),
+            ("tokenizer_config.json", None),  # which names the special tokens of this one
+        ],
+    )
+    def test_a_broken_tokenizer_is_refused_in_words(
+        self, model: Path, tmp_path: Path, name: str, content: bytes | None
+    ) -> None:
+        shutil.copytree(model, tmp_path / "model")
+        (tmp_path / "model" / name).unlink()
+        if content is not None:
+            (tmp_path / "model" / name).write_bytes(content)
+        with pytest.raises(UserError, match="can't be loaded") as refused:
+            load_tokenizer(tmp_path / "model", Settings())
+        assert refused.value.advice
 
 
 class TestPrepare:
