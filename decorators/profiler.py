@@ -66,6 +66,7 @@ class Profile:
         self._history = History(plan=plan)
         self._trials: list[TrialResult] = []
         self._evaluation: EvaluationResult | None = None
+        self._exported: tuple[tuple[str, str], ...] = ()
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = time.time()
         self._ended: float | None = None
@@ -109,6 +110,11 @@ class Profile:
         """Note what an evaluation has found, for the card."""
         with self._lock:
             self._evaluation = result
+
+    def hand_over(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Say which step is the result, and why it ended there, as rows of (what, value) for the card."""
+        with self._lock:
+            self._exported = tuple(rows)
 
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
         """Say how many optimizer steps there will be, for the card's progress and ETA.
@@ -158,6 +164,8 @@ class Profile:
                 settings=self._settings,
                 log_tail=self._log_tail,
                 windows=self._history.windows,
+                evaluations=self._history.evaluations,
+                exported=self._exported,
             )
 
     def _measured(self) -> Measured:

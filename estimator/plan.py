@@ -187,8 +187,8 @@ class Interruptions:
 class Prediction:
     """What the run should need. None is: not known, never a guess.
 
-    ``hours`` and ``usd`` hold the start-up as well, where one is known, and on spot nodes the work that
-    interruptions are expected to cost.
+    ``hours`` and ``usd`` hold the start-up as well, where one is known, evaluations while it trains, and on
+    spot nodes the work that interruptions are expected to cost.
     """
 
     memory: MemoryEstimate
@@ -207,6 +207,7 @@ class Prediction:
     start_up: StartUp | None = None  # None: the machines are at hand
     step_parts: tuple[tuple[str, float], ...] = ()
     """Seconds of one optimizer step by what they are spent on: throughput.Parts.kinds. Empty: not known."""
+    evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
     rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
     checkpoint_bytes: int | None = None  # of one node
     interruptions: Interruptions | None = None  # None: not on spot nodes, or nobody knows how often

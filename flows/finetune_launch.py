@@ -56,6 +56,7 @@ FLAGS = {
     "seed": "seed",
     "trial": "trial",
     "checkpoint_every": "checkpoint_every",
+    "eval_every": "evaluation.every_steps",
     "profile_steps": "profile.steps",
     "tracker": "tracker",
     "output_dir": "output_dir",

@@ -140,6 +140,7 @@ def _record(run: Any) -> RunRecord | None:
         metrics=outcome.metrics if outcome else (),
         measured=outcome.measured if outcome else None,
         evaluation=evaluated["evaluation"] if evaluated else None,
+        evaluations=outcome.evaluations if outcome else (),
     )
 
 

@@ -91,6 +91,7 @@ class FinetuneSteps(FlowSpec):
     seed = knob("seed", int)
     trial = knob("trial", int)
     checkpoint_every = knob("checkpoint_every", int)
+    eval_every = knob("eval_every", int)
     profile_steps = text_knob("profile_steps")
     tracker = text_knob("tracker")
     output_dir = knob("output_dir")
@@ -173,7 +174,7 @@ class FinetuneSteps(FlowSpec):
         """Put the model where the user can take it, with a page that says what it is."""
         with user_errors():
             summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak_bytes
-            self.facts = closing_facts(self.plan, summary, peak, self.evaluation)
+            self.facts = closing_facts(self.plan, summary, peak, self.evaluation, self.outcome.exported)
             self.model_path = finetune_artifacts.export(
                 storage=datastore(),
                 output=self.outcome.finished_model,

@@ -20,7 +20,7 @@ from estimator.errors import UserError
 from estimator.setup import PAIR_TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
-from launchers.held_out import CalibrationBin, Score, scorer_of
+from launchers.held_out import MAX_ROWS, CalibrationBin, Score, scorer_of
 from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.settings import Settings
@@ -37,7 +37,7 @@ class EvaluationRequest:
     settings: Settings = field(default_factory=Settings)  # whose task decides what is measured
     generations: int = 3
     max_new_tokens: int = 64
-    max_rows: int = 256  # held-out rows that are measured
+    max_rows: int = MAX_ROWS  # held-out rows that are measured
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs where there are any
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
     timeout_s: float = 3600.0

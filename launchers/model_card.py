@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -32,13 +33,21 @@ def slug(model: str) -> str:
 
 
 def closing_facts(
-    plan: Plan, summary: Summary, memory_peak_bytes: int | None, evaluation: EvaluationResult | None
+    plan: Plan,
+    summary: Summary,
+    memory_peak_bytes: int | None,
+    evaluation: EvaluationResult | None,
+    exported: Sequence[tuple[str, str]] = (),
 ) -> Facts:
-    """Predicted beside measured, and what was learnt. ``memory_peak_bytes``: of the largest process."""
+    """Predicted beside measured, and what was learnt. ``memory_peak_bytes``: of the largest process.
+
+    ``exported``: which step the result is, where that is a question (launchers.report.evaluations).
+    """
     predicted = plan.prediction
     memory = predicted.memory
     rows = [
         ("steps", f"{summary.steps}"),
+        *exported,
         ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
         (
             "time for a step",

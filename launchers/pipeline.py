@@ -33,6 +33,7 @@ from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
+from launchers.held_out import MAX_ROWS
 from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits
@@ -118,7 +119,10 @@ def plan_run(
     check_supported(settings, model.spec)
     _check_files(settings, model)
     check_reward(settings)
-    job = build_job(settings, model.spec, count_steps(settings))
+    steps = count_steps(settings)
+    if steps is not None and settings.tokens is None:  # which are reached with so many steps at the least
+        _check_evaluations(settings, steps)
+    job = build_job(settings, model.spec, steps)
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
     settings = resolve_auto(as_planned(settings, plan), model.spec)
     _check_layout(settings, plan, model.spec)
@@ -190,6 +194,11 @@ def check_supported(
 ) -> None:
     """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
     trackers.check_installed(settings.tracker)
+    if settings.liger and importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "pip install liger-kernel",
+        )
     if settings.unused:
         name = settings.unused[0]
         raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
@@ -373,13 +382,26 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
         compile=settings.compile,
+        liger=settings.liger,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
         offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
         steps=steps,
+        evaluated_sequences=_evaluated_sequences(settings, steps),
         **_drawing(settings),
     )
+
+
+def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
+    """Held-out sequences that go through the model while it trains, at most.
+
+    0 where that isn't known before: of evaluations by minutes, or in a run of unknown length.
+    """
+    every = settings.evaluation.every_steps
+    if every is None or steps is None:
+        return 0
+    return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
 
 
 def _drawing(settings: Settings) -> dict[str, Any]:
@@ -532,6 +554,12 @@ def tokenise(
             "does not reach its peak"
         )
     _check_window(settings, info.total_steps)
+    _check_evaluations(settings, info.total_steps)
+    if settings.evaluation.in_training and not (folder / "heldout").is_dir():
+        raise UserError(
+            "evaluation.every_steps: no row is held out that could be evaluated while the run trains.",
+            "Give evaluation.dataset, or more rows.",
+        )
     if settings.tokens is not None:
         trained = sum(tokens_of_steps(Prepared(folder)))
         print(
@@ -550,6 +578,20 @@ def _check_window(settings: Settings, total_steps: int) -> None:
         raise UserError(
             f"profile.steps {settings.profile.steps}: the run has {total_steps:,} steps.",
             f"Name steps of it, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
+        )
+
+
+def _check_evaluations(settings: Settings, total_steps: int) -> None:
+    """Raise UserError where the run ends before it is evaluated for the first time."""
+    every = settings.evaluation.every_steps
+    if every is not None and every > total_steps:
+        raise UserError(
+            (Change("evaluation.every_steps", every), f": the run has {total_steps:,} steps."),
+            (
+                "Give ",
+                Change("evaluation.every_steps", max(1, total_steps // 5)),
+                " or another part of them.",
+            ),
         )
 
 

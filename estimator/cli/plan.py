@@ -101,6 +101,7 @@ class JobOptions:
         str, Option(help="Products in tensorwise, rowwise, te, mxfp8...", rich_help_panel=_HOW)
     ] = "none"
     compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_HOW)] = False
+    liger: Annotated[bool, Option("--liger", help="Liger-Kernel's kernels.", rich_help_panel=_HOW)] = False
     optimizer_in_backward: Annotated[
         bool,
         Option("--optimizer-in-backward", help="Each gradient is used at once.", rich_help_panel=_HOW),
@@ -267,6 +268,7 @@ def _job(wanted: JobOptions) -> Job:
         recompute_every=wanted.recompute_every,
         fp8=wanted.fp8,  # type: ignore[arg-type]
         compile=wanted.compile,
+        liger=wanted.liger,
         optimizer_in_backward=wanted.optimizer_in_backward,
         zero_stage=wanted.zero_stage,
         fsdp_sharding=wanted.fsdp_sharding,  # type: ignore[arg-type]

@@ -126,6 +126,7 @@ class Growth:
     why: str = ""
     command: str = ""
     tolerations: tuple[Toleration, ...] = ()  # of what will taint them
+    fences: tuple[str, ...] = ()  # where they may not come: all taints of a pool that only taints keep out
     by_karpenter: bool = False
 
 
@@ -169,7 +170,15 @@ def could_grow(
     if not autoscalers.karpenter or (request.instance_type is None and grown.possible):
         return grown
     reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
-    return Growth(possible=False, why=f"no NodePool of Karpenter's would add one ({reasons})")
+    anything = (Toleration(key="", effect=""),)
+    fenced = (
+        pool.taints for pool in autoscalers.pools if refusal(pool, request, tolerations=anything) is None
+    )
+    return Growth(
+        possible=False,
+        why=f"no NodePool of Karpenter's would add one ({reasons})",
+        fences=next(fenced, ()),
+    )
 
 
 def refusal(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from estimator.memory.shape import part_of, stages
 from estimator.memory.states import (
     offloads_gradients,
@@ -132,9 +134,15 @@ def checkpoint_bytes(setup: Setup) -> int:
     return per_rank * setup.world_size
 
 
-def disk_bytes(setup: Setup) -> int:
-    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result."""
+def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
+    """Disk in bytes that one node needs: weights, checkpoints, the result.
+
+    ``keeps_checkpoints``: those that are kept lie on the same disk, and one is being written. Else they are
+    sent elsewhere: a node has its own part of one being written and of one being sent
+    (launchers/gang/uploads.py), and all parts of the one that it has resumed.
+    """
     weights = 2 * setup.model.parameters
     checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts
+    held = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
-    return 2 * weights + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
+    return 2 * weights + math.ceil(held * checkpoint) + nvme * offloads_states(setup) + GIB

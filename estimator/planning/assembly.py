@@ -57,6 +57,7 @@ def assemble(
             hours=candidate.hours(tokens),
             usd_per_hour=candidate.usd_per_hour,
             usd=candidate.usd(tokens),
+            evaluation_hours=candidate.evaluation_hours or 0.0,
             throughput_basis=candidate.speed.basis,
             tokens=tokens,
             mfu=candidate.speed.mfu,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from estimator.job import Job
 from estimator.plan import Layout
+from estimator.planning import liger
 from estimator.setup import LossKind, Precision, Setup, StateSharding, drawn_answer
 
 # launchers/engines/torchtune/config.py uses the chunked loss; launchers/dataset/batches.py recomputes it.
@@ -97,7 +98,8 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         recompute_every=job.recompute_every,
         fp8=job.fp8,
         compile=job.compile,
-        loss=LOSSES[job.engine],
+        engine_version=liger.VERSION if job.liger else "",
+        loss="fused" if job.liger else LOSSES[job.engine],
         optimizer_in_backward=layout.optimizer_in_backward,
         offload=_offloaded(job, layout),
         device=layout.device,

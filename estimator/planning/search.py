@@ -28,6 +28,9 @@ MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
 # below the predicted one to 28 % above it (data/efficiency.csv, range), of which a part is common to all
 # plans of a job, as its model and its engine are.
 INDISTINCT = 0.2
+# Of a step's time, what a forward pass takes at most: with frozen weights the backward pass has as many
+# products (throughput/flops.py)
+FORWARD_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +53,7 @@ class Candidate:
     start_up: StartUp | None = None  # None: the machines are at hand
     interruptions: Interruptions | None = None  # None: no spot machines, or nobody knows how often
     checkpoint_bytes: int | None = None  # of one node
+    evaluated_tokens: int = 0  # held-out ones, while it trains
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -66,7 +70,9 @@ class Candidate:
         return self.usd_per_hour / 3600 / self.speed.tokens_per_second
 
     def hours(self, tokens: int | None) -> float | None:
-        """Hours for that many tokens, with start-up and lost work; None where tokens or speed are unknown."""
+        """Hours for that many tokens, with start-up, evaluations and lost work; None where they or the speed
+        are unknown.
+        """
         trained = self.training_hours(tokens)
         if trained is None:
             return None
@@ -75,9 +81,19 @@ class Candidate:
         return trained + (self.start_up.hours if self.start_up is not None else 0.0)
 
     def training_hours(self, tokens: int | None) -> float | None:
-        """Hours of training alone for that many tokens; None where tokens or speed are unknown."""
+        """Hours of training and its evaluations for that many tokens; None where they or the speed are
+        unknown.
+        """
         speed = self.speed.tokens_per_second
-        return None if tokens is None or speed is None else tokens / speed / 3600
+        if tokens is None or speed is None:
+            return None
+        return tokens / speed / 3600 + (self.evaluation_hours or 0.0)
+
+    @property
+    def evaluation_hours(self) -> float | None:
+        """Hours of the evaluations while it trains, at most; None where the speed is unknown."""
+        speed = self.speed.tokens_per_second
+        return None if speed is None else self.evaluated_tokens * FORWARD_SHARE / speed / 3600
 
     def usd(self, tokens: int | None) -> float | None:
         """USD for that many tokens; None where tokens, speed or price are unknown."""
@@ -176,6 +192,7 @@ class Search:
             start_up=before,
             interruptions=self._foresee(layout, gpu, place, checkpoint),
             checkpoint_bytes=checkpoint,
+            evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
         )
 
     def _foresee(

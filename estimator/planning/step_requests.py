@@ -28,6 +28,7 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
     layout, place = candidate.layout, candidate.place
     processes = layout.processes_per_node
     on_gpus = layout.device == "cuda"
+    keeps = target.kind not in ("kubernetes", "batch")  # there a node's disk goes with its pod or container
     host, cpu = candidate.memory.host_bytes, processes
     ram = target.machine.ram_bytes if target.machine is not None else None
     if place is not None:
@@ -49,7 +50,7 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         cpu=cpu,
         memory_mib=-(-host // MIB),
         shared_memory_mib=shared // MIB,
-        disk_mib=-(-memory.disk_bytes(setup_of(job, layout)) // MIB),
+        disk_mib=-(-memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps) // MIB),
         instance_type=place.name if place is not None else None,
         cloud=place.cloud if place is not None else None,
         spot=place is not None and place.spot,

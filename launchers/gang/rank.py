@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from estimator.errors import UserError
-from launchers.report.telemetry import DistInfo, Memory, Phase, Profiled, Step, Writer
+from launchers.report.telemetry import DistInfo, Evaluated, Memory, Phase, Profiled, Step, Writer
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
@@ -135,6 +135,10 @@ class RankReporter:
 
     def profiled(self, event: Profiled) -> None:
         """A profiled window has ended, or has failed."""
+        self._writer.write(event)
+
+    def evaluated(self, event: Evaluated) -> None:
+        """An evaluation is under way, or has ended."""
         self._writer.write(event)
 
     def close(self) -> None:

@@ -180,7 +180,7 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
         failed = error.problem
         print(error, file=sys.stderr, flush=True)
     summary = summarise(trained.metrics)
-    facts = closing_facts(plan, summary, trained.memory_peak_bytes, evaluation)
+    facts = closing_facts(plan, summary, trained.memory_peak_bytes, evaluation, trained.exported)
     # As the user gave them, but decided: a relative output would be another folder elsewhere
     kept = settings.model_copy(update={"output_dir": request.settings.output_dir})
     write_records(finished, plan, kept, facts, model=start.model, again=AGAIN)
@@ -202,6 +202,8 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
         "windows": [window.to_dict() for window in trained.windows],
         "evaluation": evaluation.to_dict() if evaluation else None,
         "evaluation_failed": failed,
+        "exported_step": trained.exported_step,
+        "evaluations": [each.to_dict() for each in trained.evaluations],
         "steps": [metrics.to_dict() for metrics in trained.metrics],
     }
     (finished / "metrics.json").write_text(json.dumps(values, indent=1) + "\n")

@@ -24,6 +24,7 @@ from tests.conftest import write_sums
 FLOW = Path(__file__).parents[2] / "flows" / "finetune_flow.py"
 STEPS = 24
 EVERY = 3  # steps from checkpoint to checkpoint
+EVALUATED = 8  # steps from evaluation to evaluation
 QUICK = [
     f"--max-steps={STEPS}",
     f"--checkpoint-every={EVERY}",
@@ -162,6 +163,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
                 shutil.rmtree(home, ignore_errors=True)  # of a process that was killed while it trained
                 home.mkdir()
                 chosen = [f"--engine={engine}", f"--method={method}", f"--nodes={nodes}"]
+                chosen.append(f"--eval-every={EVALUATED}")
                 data = write_sums(home / "sums.jsonl")
                 trained = run_flow(home, "run", *chosen, f"--dataset={data}", *QUICK)
                 ended.write_text(json.dumps({**dataclasses.asdict(trained), "home": str(home)}))

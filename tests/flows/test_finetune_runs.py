@@ -42,12 +42,14 @@ def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
     assert table.returncode == 0, table.stderr
     assert run.run_id in table.stdout
     assert "held-out loss, before -> after" in table.stdout
+    assert "held-out loss while training" in table.stdout
     as_json = _finetune("runs", "--json", "--html", str(page), run.run_id, cwd=run.home, env=run.environment)
     assert as_json.returncode == 0, as_json.stderr
     (record,) = json.loads(as_json.stdout)
     assert record["state"] == "finished"
     assert [metrics["step"] for metrics in record["metrics"]] == list(range(1, STEPS + 1))
     assert record["measured"]["steps"] == STEPS
+    assert record["evaluations"][-1]["step"] == STEPS
     encoded = re.search(r'__MF_DATA__\["[^"]*"\] = "([^"]+)"', page.read_text())
     assert encoded
     assert run.run_id in base64.b64decode(encoded[1]).decode()

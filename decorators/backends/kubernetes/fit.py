@@ -50,6 +50,7 @@ class _Criteria:
     daemons: Room
     own: tuple[Toleration, ...]
     own_only: bool
+    extended: tuple[tuple[str, float], ...]
 
 
 def fit(
@@ -61,11 +62,13 @@ def fit(
     daemons: Room | None = None,
     own: tuple[Toleration, ...] = (),
     own_only: bool = False,
+    extended: tuple[tuple[str, float], ...] = (),
 ) -> Fit:
     """Judge each node by itself, before the pods that run there now.
 
     ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations;
     ``own_only``: they stand instead of those that a request for GPUs gets by the table of taints.
+    ``extended``: further resources that the user asks for, by name.
     """
     all_nodes = tuple(nodes)
     criteria = _Criteria(
@@ -75,6 +78,7 @@ def fit(
         daemons=daemons or cluster_tables.daemons(),
         own=own,
         own_only=own_only,
+        extended=extended,
     )
     candidates: list[_Candidate] = []
     lacks: Counter[str] = Counter()
@@ -143,6 +147,9 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
     disk = node.allocatable.get("ephemeral-storage")
     if disk is not None and disk < request.disk_mib * MIB:
         return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
+    for name, count in criteria.extended:
+        if node.allocatable.get(name, 0.0) < count:
+            return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
     needed, closed = fence(
         node.taints, criteria.own, of_table=bool(request.gpus_per_node) and not criteria.own_only
     )

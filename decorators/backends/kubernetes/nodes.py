@@ -11,6 +11,7 @@ from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.request import machine_of
+from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
 from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.cluster_api import (
@@ -44,6 +45,9 @@ class PodSettings:
     node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
     tolerations: tuple[Toleration, ...] = ()  # beside those that the request gets by the table of taints
     own_tolerations: bool = False  # the user's stand instead of the table's
+    extended: tuple[tuple[str, float], ...] = ()  # the user's own extended resources
+    guaranteed: bool = False  # limits equal to what is asked for; else none but of GPUs
+    restricted: bool = False  # meets the pod security standard of that name
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
@@ -56,6 +60,7 @@ class PodSettings:
             step_request.request.gpus_per_node and not own_tolerations
         ):  # of what the table knows some may be ours
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
+        extended = values.get("extended_resources") if "extended_resources" in step_request.given else None
         labels = selector.value if selector is not None and isinstance(selector.value, dict) else {}
         return cls(
             namespace=values.get("namespace") or "default",
@@ -65,6 +70,9 @@ class PodSettings:
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
             own_tolerations=own_tolerations,
+            extended=tuple((name, float(count)) for name, count in (extended or {}).items()),
+            guaranteed=str(values.get("qos") or "").lower() == "guaranteed",
+            restricted=is_restricted(values.get("security_context") or {}),
             submits=deployer() is None,
         )
 
@@ -106,9 +114,16 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
     nodes = [node for node in nodes if _has(node, preflight.pods.node_selector)]
-    own, only = preflight.pods.tolerations, preflight.pods.own_tolerations
+    pods = preflight.pods
     judge = partial(
-        fit, nodes, preflight.request, preflight.options, preflight.minimum, own=own, own_only=only
+        fit,
+        nodes,
+        preflight.request,
+        preflight.options,
+        preflight.minimum,
+        own=pods.tolerations,
+        own_only=pods.own_tolerations,
+        extended=pods.extended,
     )
     fitting = judge()
     daemons, beside = _daemons(preflight, fitting)
@@ -159,10 +174,13 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
 
 
 def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
-    """How many of the nodes have the GPUs free now; None where that is not told, or nothing is asked for."""
+    """How many of the nodes have the GPUs free now; None where that is not told, or nothing is asked for.
+
+    Who may list the pods of the run's own namespace only is told of those.
+    """
     asked = preflight.request.gpus_per_node
     try:
-        usage = cluster_pods.read_usage(preflight.get) if asked and preflight.may("list", "pods") else None
+        usage = _usage(preflight) if asked else None
     except (ApiRefusedError, UnreachableError):
         return None
     if usage is None:
@@ -172,6 +190,13 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
         for node in nodes
     ]
     return sum(gpus >= asked for gpus in free)
+
+
+def _usage(preflight: Preflight) -> dict[str, cluster_pods.Usage] | None:
+    for namespace in ("", preflight.pods.namespace):
+        if preflight.may("list", "pods", namespace=namespace):
+            return cluster_pods.read_usage(preflight.get, namespace)
+    return None
 
 
 def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
@@ -201,7 +226,8 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
     else:
         fix = LESS
         if request.gpus_per_node:
-            fix = opening(fitting.fences) if fitting.fences else OTHER_GPUS
+            fences = fitting.fences or growth.fences
+            fix = opening(fences) if fences else OTHER_GPUS
         preflight.findings.no("nodes", f"{has}; {growth.why}", fix)
     return growth
 
@@ -226,7 +252,7 @@ def _fabric(preflight: Preflight, fitting: Fit) -> None:
         return
     if not fabric.asked_for:
         preflight.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
-    elif fitting.names and not fitting.facts.efa:
+    elif fitting.names and not fitting.facts.efa and "aws" in fitting.clouds:
         preflight.findings.unknown(
             "fabric", "the machines have EFA, but the nodes offer none: NCCL will go over TCP", INSTALL_EFA
         )

@@ -123,6 +123,13 @@ def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
     assert found.lacks == (("without the label training-checklist/fit=true", 1),)
 
 
+def test_a_resource_of_the_users_own_has_to_be_there() -> None:
+    rdma = (("rdma/hca", 1.0),)
+    nodes = [node("plain"), node("fast", resources={"rdma/hca": "1"})]
+    found = fit(nodes, _request(nodes=1), Options(), LEAST, extended=rdma)
+    assert (found.names, found.lacks) == (("fast",), (("with 0 of 1 rdma/hca", 1),))
+
+
 @pytest.mark.parametrize(
     ("taint", "expected"),
     [

@@ -18,7 +18,7 @@ from estimator.hardware import cluster_tables
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import GIB, MIB, Override, Request
-from tests.decorators.backends.plans import CASES, planned
+from tests.decorators.backends.plans import CASES, EFA_VARIABLES, planned
 
 EFA = {"p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p4d.24xlarge": 4, "p4de.24xlarge": 4}
 
@@ -61,7 +61,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     assert asked.compute.get("extended_resources") == (
         {"vpc.amazonaws.com/efa": str(interfaces)} if interfaces else None
     )
-    assert asked.environment == ({"FI_PROVIDER": "efa"} if interfaces else {})
+    assert asked.environment == (EFA_VARIABLES if interfaces else {})
     assert "labels" not in asked.compute
 
 
@@ -137,7 +137,7 @@ def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
 def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes: int, efa: int) -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes)
     asked = _values(request, facts=ClusterFacts(efa=efa))
-    assert asked.environment == ({"FI_PROVIDER": "efa"} if nodes > 1 and efa else {})
+    assert asked.environment == (EFA_VARIABLES if nodes > 1 and efa else {})
 
 
 def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
