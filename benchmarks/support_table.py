@@ -3,8 +3,8 @@
     python -m benchmarks.support_table    # some minutes on 2 cores; writes benchmarks/results/support.csv
 
 A row says "runs" where training, resuming and exporting were seen to work, and else the clause of the engine
-that refuses it, or what went wrong. Rows of a part or an engine that is not asked for stay. To add a part,
-add its function to ``PARTS``; ``tests/test_docs.py --write`` makes the documents' tables of the file.
+that refuses it, or what went wrong. Rows of a part, an engine or a task that is not asked for stay. To add a
+part, add its function to ``PARTS``; ``tests/test_docs.py --write`` makes the documents' tables of the file.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Row:
 
 
 Chosen = Sequence[str]  # engines
+TASKS = tuple(dict.fromkeys(cell.task for cell in methods.TASK_CELLS))
 
 
 def of_families(
@@ -78,9 +79,9 @@ def of_methods(chosen_engines: Chosen = tuple(engines.ENGINES)) -> list[Row]:
     return _of_cells("methods", methods.CELLS, chosen_engines)
 
 
-def of_tasks(chosen_engines: Chosen = tuple(engines.ENGINES)) -> list[Row]:
+def of_tasks(chosen_engines: Chosen = tuple(engines.ENGINES), chosen: Sequence[str] = TASKS) -> list[Row]:
     """Each engine by each task and some methods with tiny-llama, on one node and on two."""
-    return _of_cells("tasks", methods.TASK_CELLS, chosen_engines)
+    return _of_cells("tasks", [cell for cell in methods.TASK_CELLS if cell.task in chosen], chosen_engines)
 
 
 def _of_cells(part: str, cells: Iterable[methods.Cell], chosen_engines: Chosen) -> list[Row]:
@@ -113,7 +114,7 @@ def _packing(engine: str, family: str, folder: Path) -> Row:
     return Row(part="families", engine=engine, method="packing", family=family, nodes=1, result=result)
 
 
-PARTS: dict[str, Callable[[Chosen], list[Row]]] = {
+PARTS: dict[str, Callable[..., list[Row]]] = {
     "families": of_families,
     "methods": of_methods,
     "tasks": of_tasks,
@@ -126,10 +127,21 @@ def read() -> list[Row]:
         return [Row(**{**row, "nodes": int(row["nodes"])}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
 
 
-def write(rows: Iterable[Row], *, part: str, chosen_engines: Chosen = tuple(engines.ENGINES)) -> None:
-    """Put ``rows`` in the place of those that the table has of ``part`` and these engines."""
+def write(
+    rows: Iterable[Row],
+    *,
+    part: str,
+    chosen_engines: Chosen = tuple(engines.ENGINES),
+    tasks: Sequence[str] | None = None,
+) -> None:
+    """Put ``rows`` in the place of those that the table has of ``part``, these engines and tasks (all)."""
     kept = read() if TABLE.is_file() else []
-    others = [row for row in kept if row.part != part or row.engine not in chosen_engines]
+
+    def stays(row: Row) -> bool:
+        asked = tasks is None or row.task in tasks
+        return row.part != part or row.engine not in chosen_engines or not asked
+
+    others = [row for row in kept if stays(row)]
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
@@ -142,10 +154,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--part", action="append", choices=list(PARTS), help="all of them by default")
     parser.add_argument("--engine", action="append", choices=list(engines.ENGINES), help="all by default")
+    parser.add_argument("--task", action="append", choices=TASKS, help="of part tasks; all by default")
     asked = parser.parse_args()
     chosen = tuple(asked.engine or engines.ENGINES)
     for part in asked.part or PARTS:
-        write(PARTS[part](chosen), part=part, chosen_engines=chosen)
+        tasks = asked.task if part == "tasks" else None
+        rows = PARTS[part](chosen, *([tasks] if tasks else []))
+        write(rows, part=part, chosen_engines=chosen, tasks=tasks)
 
 
 if __name__ == "__main__":

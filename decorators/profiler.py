@@ -18,6 +18,7 @@ from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
+from launchers.harness.result import HarnessResult
 from launchers.report.telemetry import Event
 from launchers.trial import TrialResult
 
@@ -67,6 +68,7 @@ class Profile:
         self._trials: list[TrialResult] = []
         self._evaluation: EvaluationResult | None = None
         self._exported: tuple[tuple[str, str], ...] = ()
+        self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = time.time()
         self._ended: float | None = None
@@ -116,6 +118,11 @@ class Profile:
         with self._lock:
             self._exported = tuple(rows)
 
+    def scored(self, result: HarnessResult) -> None:
+        """Note what tasks of lm-evaluation-harness have found, for the card."""
+        with self._lock:
+            self._task_metrics = result
+
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
         """Say how many optimizer steps there will be, for the card's progress and ETA.
 
@@ -160,6 +167,7 @@ class Profile:
                 failed=self._failed,
                 trials=tuple(self._trials),
                 evaluation=self._evaluation,
+                task_metrics=self._task_metrics,
                 about=self._about,
                 settings=self._settings,
                 log_tail=self._log_tail,

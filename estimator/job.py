@@ -71,6 +71,7 @@ class Job:
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     evaluated_sequences: int = 0  # held-out ones that go through the model while it trains, at most
     keep_checkpoints: int = 2
+    adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
     answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
     compares: bool | None = None  # of grpo, with the model as it was; None: with adapters alone
     reward_parameters: int = 0  # of a reward model that scores answers in a step

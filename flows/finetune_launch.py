@@ -24,8 +24,9 @@ from estimator.planning.goals import Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
-from flows import finetune_artifacts, rejection_launch, scorers
-from launchers import pipeline, settings, workdir
+from flows import finetune_artifacts, finetune_harness, rejection_launch, scorers
+from launchers import hub_push, pipeline, settings, workdir
+from launchers.harness import tasks
 from launchers.sections import Resources
 from launchers.settings import Settings
 from launchers.spelling import SetOptions
@@ -53,6 +54,7 @@ FLAGS = {
     "micro_batch_size": "micro_batch_size",
     "lr": "optimizer.lr",
     "precision": "precision",
+    "activation_checkpointing": "activation_checkpointing",
     "seed": "seed",
     "trial": "trial",
     "checkpoint_every": "checkpoint_every",
@@ -60,6 +62,9 @@ FLAGS = {
     "profile_steps": "profile.steps",
     "tracker": "tracker",
     "output_dir": "output_dir",
+    "eval_harness": "harness.tasks",
+    "adapter_only": "export.adapter_only",
+    "push": "export.push",
     "nodes": "resources.nodes",
     "gpus": "resources.gpus",
     "gpu": "resources.gpu",
@@ -75,7 +80,9 @@ FLAGS = {
 }
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
-SWITCHES = ("from_catalogue", "spot")  # flags without a value: else the file's setting holds
+LISTS = ("tracker", "eval_harness")  # flags that take several words, with commas between them
+# Flags without a value: where one isn't given, the file's setting holds
+SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 
 class FlowFlags(SetOptions):
@@ -120,7 +127,7 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
         value = params.get(flag)
         if value in (None, "") or (flag in SWITCHES and not value):
             continue
-        if flag == "tracker" and isinstance(value, str):
+        if flag in LISTS and isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
         flags[name] = value
     overrides = params.get("overrides") or params.get("set") or ()
@@ -161,14 +168,17 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             sys.stdout.write(shown + "\n")
             raise SystemExit(0)
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
+        hub_push.check(run.settings, reached=backend == "local")
         if backend == "local":
-            pipeline.check_installed(run.settings.engine, run.settings.method)
+            chosen = run.settings
+            pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+            tasks.check_installed(chosen)
             pipeline.check_disks(run.plan, [_work_disk()])
             finetune_artifacts.carry(run.model)
         else:
             model, staged = finetune_artifacts.stage(run.settings, run.model)
             scorer = scorers.stage_scorer(settings.rejection.score if rejection else settings.rl.reward)
-            finetune_artifacts.carry(model, staged | scorer)
+            finetune_artifacts.carry(model, staged | scorer | finetune_harness.stage_tasks(run.settings))
         return run.plan
 
 

@@ -20,6 +20,7 @@ from estimator.planning.generation import Drawing, Range
 from launchers import pipeline
 from launchers.dataset import sources
 from launchers.dataset.rows import Conversation
+from launchers.rejection.generation import check_vllm
 from launchers.scoring.check import check_function
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
@@ -43,15 +44,33 @@ class PlannedRejection:
     def planned(self, run: pipeline.PlannedRun) -> Plan:
         """The run's plan with the stages of generation, scoring and comparison in it.
 
-        Raises UserError where several nodes are asked for and the machine is at hand.
+        Raises UserError where several nodes are asked for and the machine is at hand, and where vLLM is to
+        draw and can't.
         """
         plan, drawing = run.plan, self._drawing(run)
+        self._check_generator(run)
         if drawing.nodes and drawing.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
             raise UserError(
                 (Change("rejection.nodes", drawing.nodes), ": here one process sees all GPUs."),
                 ("Leave ", Change("rejection.nodes"), " out, or run on a cluster."),
             )
         return replace(plan, generation=generation.plan_generation(plan, run.model.spec, drawing))
+
+    def _check_generator(self, run: pipeline.PlannedRun) -> None:
+        if self.settings.rejection.generator != "vllm":
+            return
+        if not run.settings.merges(run.plan.method):
+            raise UserError(
+                (
+                    Change("rejection.generator", "vllm"),
+                    " draws from whole models, and what ",
+                    Change("method", run.plan.method),
+                    " trains stays an adapter.",
+                ),
+                ("Leave ", Change("rejection.generator"), " out."),
+            )
+        if run.plan.target == "local":
+            check_vllm(self.settings.rejection.generator_python)
 
     def _drawing(self, run: pipeline.PlannedRun) -> Drawing:
         rejection, model = self.settings.rejection, run.model.spec
@@ -67,6 +86,7 @@ class PlannedRejection:
             reward_model=None if by_function else _reward_model(rejection.score or ""),
             by_function=by_function,
             nodes=rejection.nodes,
+            heads_shared=rejection.generator == "vllm",
         )
 
     def text(self, plan: Plan) -> str:

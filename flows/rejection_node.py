@@ -133,6 +133,8 @@ def draw(
         settings=settings,
         device=plan.layout.device,
         limit=batch_limit(plan),
+        gpus=_gpus(plan),
+        memory_bytes=plan.prediction.memory.capacity_bytes if plan.layout.device == "cuda" else None,
         node=node,
         nodes=nodes,
     )
@@ -185,7 +187,14 @@ def batch_limit(plan: Plan) -> BatchLimit:
     return BatchLimit(sequences=planned.batch_sequences, tokens=planned.batch_tokens)
 
 
-_SAMPLING = ("answers", "temperature", "top_p", "max_new_tokens")  # settings that decide what is drawn
+def _gpus(plan: Plan) -> int:
+    """GPUs that hold one copy of the model; 0 on a CPU."""
+    stage = plan.generation.stage("generate") if plan.generation is not None else None
+    return (plan.request if stage is None else stage.request).gpus_per_node
+
+
+# Settings that decide what is drawn
+_SAMPLING = ("answers", "temperature", "top_p", "max_new_tokens", "generator")
 
 
 def score(

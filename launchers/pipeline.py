@@ -33,6 +33,7 @@ from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
+from launchers.harness import tasks
 from launchers.held_out import MAX_ROWS
 from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
@@ -119,6 +120,7 @@ def plan_run(
     check_supported(settings, model.spec)
     _check_files(settings, model)
     check_reward(settings)
+    tasks.check(settings)
     steps = count_steps(settings)
     if steps is not None and settings.tokens is None:  # which are reached with so many steps at the least
         _check_evaluations(settings, steps)
@@ -194,14 +196,10 @@ def check_supported(
 ) -> None:
     """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
     trackers.check_installed(settings.tracker)
-    if settings.liger and importlib.util.find_spec("liger_kernel") is None:
-        raise UserError(
-            (Change("liger", True), ": the package liger-kernel is not installed."),
-            "pip install liger-kernel",
-        )
     if settings.unused:
         name = settings.unused[0]
         raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
+    _check_adapter_only(settings)
     engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = engines.get(engine).unsupported(settings, spec)
     if reason is not None:
@@ -219,6 +217,23 @@ def check_supported(
         raise UserError(
             (Change("seq_len", seq_len), f": {spec.name} takes at most {spec.max_seq_len} tokens."),
             ("Use ", Change("seq_len", spec.max_seq_len), " or less."),
+        )
+
+
+def _check_adapter_only(settings: Settings) -> None:
+    """Raise UserError where there is no adapter that could be handed over alone."""
+    if not settings.export.adapter_only:
+        return
+    alone = Change("export.adapter_only", value=True)
+    if settings.method == "full":
+        raise UserError(
+            (alone, ": ", Change("method", "full"), " trains no adapter."),
+            ("Use ", Change("method", "lora"), ", or leave it out."),
+        )
+    if settings.method == "qlora" and settings.lora.quantization == "int8":
+        raise UserError(
+            (alone, ": no library but this one keeps a base in 8 bits as it is trained beside here."),
+            ("Use ", Change("lora.quantization", "nf4-double"), ", or leave it out."),
         )
 
 
@@ -278,8 +293,16 @@ def _check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
         )
 
 
-def check_installed(engine: str, method: str = "full") -> None:
-    """Raise UserError where the packages of an engine are not here, or those that a method needs there."""
+def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
+    """Raise UserError where the packages of an engine are not here, or those that a method needs there.
+
+    ``liger``: Liger-Kernel's too.
+    """
+    if liger and importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "pip install liger-kernel",
+        )
     needed = PACKAGES[engine]
     if method == "qlora" and engine in FAMILY_CODE:
         needed = (*needed, "bitsandbytes")
@@ -389,6 +412,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
         steps=steps,
         evaluated_sequences=_evaluated_sequences(settings, steps),
+        adapter_only=settings.export.adapter_only,
         **_drawing(settings),
     )
 

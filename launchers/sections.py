@@ -243,6 +243,12 @@ class Rejection(Section):
     """Draw each token from the likeliest ones that together have this probability."""
     max_new_tokens: Positive = 256
     """Longest answer in tokens; longer ones are cut there."""
+    generator: Literal["transformers", "vllm"] = "transformers"
+    """What draws the answers: transformers' `generate`, or vLLM, which is many times faster on GPUs and is
+    installed by the extra `vllm`, or in an environment of its own (`generator_python`)."""
+    generator_python: str | None = None
+    """The Python of an environment that has vLLM, as a path on the machines that draw, such as
+    `/opt/vllm/bin/python`. Empty: the run's own Python."""
     nodes: Positive | None = None
     """Nodes that draw answers at the same time, each with its share of the prompts. Empty: as planned."""
     min_score: float | None = None
@@ -256,6 +262,12 @@ class Rejection(Section):
         if value < 2:
             raise ValueError("2 or more: one answer leaves nothing to choose from")
         return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Rejection:
+        if self.generator_python is not None and self.generator != "vllm":
+            raise ValueError("rejection.generator_python is for rejection.generator=vllm alone")
+        return self
 
 
 class Rl(Section):

@@ -21,6 +21,7 @@ from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 from launchers import deepspeed_file
+from launchers.handover_sections import Export, Harness
 from launchers.sections import (
     WEIGHED,
     Adapter,
@@ -151,6 +152,10 @@ class Settings(Section):
     """Answers of the model itself to train on, for flows/rejection_flow.py."""
     evaluation: Evaluation = Evaluation()
     """Held-out data and sample answers."""
+    harness: Harness = Harness()
+    """Task metrics of base and result, by lm-evaluation-harness."""
+    export: Export = Export()
+    """What is handed over, and where to."""
     resources: Resources = Resources()
     """Hardware; empty values are planned."""
     checkpoint_every: int = Field(default=0, ge=0)
@@ -195,7 +200,10 @@ class Settings(Section):
 
     def merges(self, method: str) -> bool:
         """Whether what ``method`` trains is handed over as a whole model, not as an adapter on its own."""
-        return method not in LLAMA_ADAPTERS and not (method == "lora" and self.lora.experts)
+        if method == "full":
+            return True
+        alone = self.export.adapter_only or (method == "lora" and self.lora.experts)
+        return not alone and method not in LLAMA_ADAPTERS
 
     @property
     def trained_modules(self) -> tuple[str, ...]:

@@ -26,15 +26,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow
 import pytest
 import typer
-from pyarrow import parquet
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script
 
-from benchmarks import support_table  # noqa: E402
+from benchmarks import examples, support_table  # noqa: E402
 from checklist.__main__ import app as checklist_command  # noqa: E402
 from checklist.checks import CHECKS  # noqa: E402
 from checklist.judges import thresholds  # noqa: E402
@@ -42,10 +40,9 @@ from checklist.measurements import PHASES  # noqa: E402
 from checklist.options import Options, build  # noqa: E402
 from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
-from estimator.job import Target  # noqa: E402
 from estimator.models import untried  # noqa: E402
 from flows import finetune_launch  # noqa: E402
-from launchers import engines, pipeline, settings  # noqa: E402
+from launchers import engines, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
 from tests.conftest import write_pairs  # noqa: E402
@@ -229,14 +226,23 @@ def proved_methods() -> str:
 
 
 def proved_tasks() -> str:
-    """The same of the tasks beside SFT, each by some methods."""
-    rows = [row for row in support_table.read() if row.part == "tasks"]
-    return _proved("Task", {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in rows})
+    """The same of all tasks, each by some methods; SFT's rows are those of the methods."""
+    rows = support_table.read()
+    methods = [row.method for row in rows if row.part == "tasks"]
+    answering = [row for row in rows if row.engine != "trl" and row.method in methods]
+    tables = []
+    for engines_of, chosen in (
+        (ANSWERING, [row for row in answering if row.part in ("methods", "tasks")]),
+        (["trl"], [row for row in rows if row.engine == "trl" and row.part == "tasks"]),
+    ):
+        found = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
+        tables.append(_proved("Task", found, engines_of))
+    return "\n\n".join(tables)
 
 
-def _proved(title: str, found: dict[tuple[str, str, int], str]) -> str:
-    """A table of (name, engine, nodes) -> result, and the reasons below it."""
-    heads = [(engine, nodes) for engine in ANSWERING for nodes in (1, 2)]
+def _proved(title: str, found: dict[tuple[str, str, int], str], names: list[str] = ANSWERING) -> str:
+    """A table of (name, engine, nodes) -> result of the engines with these names, and the reasons below."""
+    heads = [(engine, nodes) for engine in names for nodes in (1, 2)]
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
     lines = [f"| {title} | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
     for name in dict.fromkeys(name for name, _, _ in found):
@@ -503,6 +509,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_pairs(tmp_path / "pairs.jsonl")
     (tmp_path / "book.txt").write_text("Once upon a time there was a harbour. " * 1000)
     (tmp_path / "papers.jsonl").write_text(json.dumps({"text": "Once upon a time."}) + "\n")
+    for path in (examples.FOLDER / "data").iterdir():
+        if not (tmp_path / path.name).exists():
+            (tmp_path / path.name).write_text(path.read_text() * 100)
     (tmp_path / "my.yaml").write_text(yaml_examples()[0])
     weights.fetch(models.locate("tiny-llama"), tmp_path / "my-model")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -688,34 +697,18 @@ def test_yaml_examples_are_settings() -> None:
         settings.parse_yaml(text)
 
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+@pytest.mark.parametrize("path", examples.FILES, ids=lambda path: path.name)
+def test_an_example_is_planned_and_listed_with_its_plan(path: Path) -> None:
+    made = examples.plan(path)
+    assert made.planned_only is None
+    assert made.prediction.memory.fits
+    assert examples.row(path, made) in examples.README.read_text(), "python -m benchmarks.examples"
+    _, command, *_ = path.read_text().splitlines()
+    assert f"examples/{path.name}" in command
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_is_planned_and_listed(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With datasets of the names and shapes that it says."""
-    pair = {"prompt": "1 and 1", "chosen": "2", "rejected": "3"}
-    answer = {"prompt": "1 and 1", "completion": "2"}
-    files = {
-        "pairs.jsonl": [pair] * 300,
-        "judged.jsonl": [answer | {"label": True}, answer | {"label": False}] * 150,
-        "prompts.jsonl": [answer] * 300,
-        "handbook.jsonl": [{"text": "Once upon a time. " * 1000}] * 300,
-    }
-    for name, held in files.items():
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in held))
-    texts = pyarrow.table({"text": ["Once upon a time. " * 1000] * 300})
-    parquet.write_table(texts, tmp_path / "papers.parquet")
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
-    chosen = settings.build(settings.parse_yaml(path.read_text()))
-    run = pipeline.plan_run(chosen, Target(kind="catalogue"), calibrated=False)
-    assert run.plan.planned_only is None
-    assert run.plan.prediction.memory.fits
-    assert (run.plan.task, run.plan.method) == (chosen.task, chosen.method)
-    assert f"({path.name})" in (path.parent / "README.md").read_text()
+def test_the_examples_table_has_no_other_rows() -> None:
+    assert examples.README.read_text().count(".yaml)") == len(examples.FILES) + 1  # and the checklist's
 
 
 def test_the_example_of_a_score_prefers_few_words() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from decorators.card.blocks import MAY_BREAK, UNKNOWN, Block, Chart, Grid, Text
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
 from launchers.evaluate import EvaluationResult
+from launchers.harness.result import HEADERS, HarnessResult
 from launchers.held_out import CalibrationBin, Score
 
 _NAMES = {"accuracy": "pairs ranked right"}
@@ -36,6 +37,15 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
             rows = tuple((name, _shown(text)) for name, text in said)
             blocks.append(Grid(headers=("", f"row {number}"), rows=rows))
     return blocks
+
+
+def task_blocks(result: HarnessResult) -> list[Block]:
+    """The table of tasks' metrics, and how they were asked."""
+    rows = tuple(row.cells() for row in result.rows)
+    return [
+        Text(markdown=f"### Tasks before and after\n\n{result.how}"),
+        Grid(headers=HEADERS, rows=rows),
+    ]
 
 
 def _shown(text: str) -> str:

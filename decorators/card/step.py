@@ -13,7 +13,7 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
-from decorators.card.evaluation import evaluation_blocks
+from decorators.card.evaluation import evaluation_blocks, task_blocks
 from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
 from decorators.profile.history import CardState, RankRow, Setting
@@ -35,6 +35,8 @@ def draw(state: CardState) -> list[Block]:
         )
     if state.evaluation is not None:
         blocks += evaluation_blocks(state.evaluation)
+    if state.task_metrics is not None:
+        blocks += task_blocks(state.task_metrics)
     if state.plan is not None:
         blocks.append(Chart(spec=_memory_bars(state)))
         blocks.append(Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))))

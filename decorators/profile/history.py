@@ -9,6 +9,7 @@ from decorators.profile.measured import Measured
 from decorators.profile.sampling import Sample
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
+from launchers.harness.result import HarnessResult
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.metrics import median, speed_of, time_left
 from launchers.report.telemetry import DistInfo, Evaluated, Event, Memory, Phase, Profiled, Step
@@ -71,6 +72,7 @@ class CardState:
     failed: str | None  # the error's text
     trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
     evaluation: EvaluationResult | None = None
+    task_metrics: HarnessResult | None = None
     about: Plan | None = None  # whose model the step deals with, where nothing was predicted for it
     settings: tuple[Setting, ...] = ()
     log_tail: str = ""

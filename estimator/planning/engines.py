@@ -105,6 +105,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         device=layout.device,
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,
+        adapter_only=job.adapter_only and job.adapters,
         answer_len=_answer_len(job),
         compares=job.task == "grpo" and (job.adapters if job.compares is None else job.compares),
         reward_parameters=job.reward_parameters,

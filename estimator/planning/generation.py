@@ -40,6 +40,7 @@ class Drawing:
     reward_model: ModelSpec | None = None  # that scores, as far as it is known
     by_function: bool = False  # scored on CPUs
     nodes: int | None = None  # asked for; None: as planned
+    heads_shared: bool = False  # several GPUs share each block's attention heads (vLLM), not the blocks
 
 
 def plan_generation(plan: Plan, model: ModelSpec, drawing: Drawing) -> Generation:
@@ -139,7 +140,8 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
     if not on_gpus:
         most = min(most, CPU_BATCH_TOKENS // (drawing.prompt_tokens + drawing.new_tokens))
     first, last = base.gpus_per_node, max(plan.request.gpus_per_node, base.gpus_per_node)
-    for gpus in range(max(first, 1), max(last, 1) + 1):
+    counts = [count for count in range(max(first, 1), max(last, 1) + 1) if _can_share(model, count, drawing)]
+    for gpus in counts:
         found = largest_batch(
             model,
             capacity,
@@ -153,7 +155,17 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
         if found >= drawing.answers:
             whole = found // drawing.answers * drawing.answers
             return (gpus if on_gpus else 0), whole, True
-    return last, drawing.answers, False
+    return (counts[-1] if counts and on_gpus else last), drawing.answers, False
+
+
+def _can_share(model: ModelSpec, gpus: int, drawing: Drawing) -> bool:
+    """Whether so many GPUs can hold one copy. Where they share heads, each has as many as the others.
+
+    Of keys and values several may have the same (vLLM 0.32, config/model.py and layers/linear.py).
+    """
+    if not drawing.heads_shared:
+        return True
+    return model.heads % gpus == 0 and (model.kv_heads % gpus == 0 or gpus % model.kv_heads == 0)
 
 
 def _most(gpu: Gpu | None) -> int:

@@ -78,7 +78,7 @@ def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request
 
     On CPUs what one node trains with. The disk holds base, result and data.
     """
-    disk = -(-(2 * _files(job) + DATA_BYTES) // MIB)
+    disk = -(-((1 if job.adapter_only and job.adapters else 2) * _files(job) + DATA_BYTES) // MIB)
     place, capacity = candidate.place, candidate.memory.capacity_bytes
     if place is None or capacity is None:
         return replace(training, nodes=1, disk_mib=disk)

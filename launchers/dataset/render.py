@@ -43,8 +43,12 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     take_flags_for_numbers()
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}") from None
+        tokenizer("a")  # some that are broken fail here only
+    except Exception as error:  # noqa: BLE001 - of broken files tokenizers raises whatever it is
+        raise UserError(
+            f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}",
+            "Take the tokenizer's files as they were published with the weights.",
+        ) from None
     tokenizer.add_tokens(list(settings.new_tokens))  # those that it has stay as they are
     if settings.chat_template is not None:
         tokenizer.chat_template = settings.chat_template

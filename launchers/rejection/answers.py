@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.dataset.prompts import Prompt
+from launchers.settings import Settings
 
 SHARD_ANSWERS = 64  # answers in a shard, about, or one batch where that is more: what a kill loses
 
@@ -38,6 +39,29 @@ class Answer:
     text: str
     tokens: int  # that were generated, the one that ends the answer included
     ended: bool  # False: cut at the longest length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ends:
+    """Makes answers of drawn tokens: which of them end one, and how the others are read."""
+
+    ids: frozenset[int]
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, generation_config: Any, tokenizer: Any) -> Ends:
+        """The end tokens that a model's generation config names, else the tokenizer's own."""
+        ends = generation_config.eos_token_id
+        ends = tokenizer.eos_token_id if ends is None else ends
+        found = ends if isinstance(ends, (list, tuple)) else [ends]
+        return cls(ids=frozenset(each for each in found if each is not None), tokenizer=tokenizer)
+
+    def answer(self, tokens: Sequence[int]) -> Answer:
+        """An answer from its tokens, of which those behind its end are padding."""
+        end = next((place for place, token in enumerate(tokens) if token in self.ids), None)
+        tokens = tokens if end is None else tokens[: end + 1]
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return Answer(text=text, tokens=len(tokens), ended=end is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +96,17 @@ def shards_of(
         shards.append(left[:size])
         left = left[size:]
     return shards
+
+
+def prompt_room(config: Any, settings: Settings) -> int:
+    """How many tokens of a prompt a model reads before its longest answer; ``config``: transformers' own."""
+    longest = getattr(config, "max_position_embeddings", None) or 2**31
+    return max(1, longest - settings.rejection.max_new_tokens)
+
+
+def seed_of(*values: object) -> int:
+    """A number below 2**60 that follows from these values, to draw with."""
+    return int(fingerprint(*values)[:15], 16)
 
 
 def shard_name(shard: int) -> str:

@@ -31,6 +31,7 @@ def make_shards(
     device: str,
     limit_s: float,
     on_shard: Callable[[int, Path], None],
+    python: str | None = None,
 ) -> None:
     """Run ``module`` until these shards are in ``folder``; those that are there are kept.
 
@@ -44,6 +45,8 @@ def make_shards(
         Seconds after which a process that has finished no shard counts as hung.
     on_shard:
         Called with the number and the file of each shard that was not there before.
+    python:
+        That runs the module; None: this one.
 
     Raises
     ------
@@ -58,7 +61,7 @@ def make_shards(
     log, problem = request.with_suffix(".log"), request.with_name(PROBLEM)
     problem.unlink(missing_ok=True)
     status, heard = None, time.monotonic()
-    with started(module, request, log, on_cpu=device == "cpu") as process:
+    with started(module, request, log, on_cpu=device == "cpu", python=python) as process:
         while status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(timeout=POLL_S)

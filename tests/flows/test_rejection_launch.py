@@ -156,3 +156,18 @@ def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> 
     found = rejection_launch.check(settings.build(values))
     assert (found.prompts, found.held_out, found.longest) == (None, None, None)
     assert found.trained.max_steps is None
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [("lora", "there is no vLLM in /bin/sh"), ("adapter-v1", "draws from whole models")],
+)
+def test_vllm_is_refused_where_it_is_missing_and_for_what_stays_an_adapter(
+    functions: Path, dataset: Path, method: str, words: str
+) -> None:
+    overrides = ("rejection.generator=vllm", "rejection.generator_python=/bin/sh")
+    params = {"settings": {}, "method": method, "dataset": str(dataset), "overrides": overrides}
+    with pytest.raises(UserError) as caught:
+        finetune_launch.plan_from_parameters(params | {"score": f"{functions}:length", "answers": 4}, "local")
+    assert words in caught.value.problem
+    assert "\n" not in caught.value.problem

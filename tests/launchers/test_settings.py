@@ -133,6 +133,8 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ),
         ({}, ["schedule.warmup_steps=5%"], "schedule.warmup_steps = '5%': should be a valid integer", ""),
         ({"seq_len": 1.5}, [], "seq_len = 1.5", ""),
+        ({"group_by_length": True, "packing": True}, [], "leave one of them out", ""),
+        ({"neftune_alpha": 0}, [], "neftune_alpha = 0: should be greater than 0", ""),
         ({"seq_len": 0}, [], "seq_len = 0", ""),
         ({"epochs": 0.5}, [], "epochs = 0.5", ""),
         ({"epochs": True}, [], "epochs = True: it is no switch", ""),
@@ -229,6 +231,8 @@ def test_other_names_lead_to_settings_that_there_are() -> None:
     [
         ({"task": "dpo", "train_on_prompt": True}, ("train_on_prompt",)),
         ({"preference": {"beta": 0.2}}, ("preference.beta",)),
+        ({"task": "kto", "neftune_alpha": 5}, ("neftune_alpha",)),
+        ({"task": "pretrain", "neftune_alpha": 5}, ()),
         ({"task": "dpo", "preference": {"beta": 0.2, "margin": 2.0}}, ("preference.margin",)),
         ({"task": "grpo", "preference": {"beta": 0.2}}, ("preference.beta",)),
         ({"task": "dpo", "rl": {"beta": 0.2, "loss": "grpo"}}, ("rl.beta", "rl.loss")),

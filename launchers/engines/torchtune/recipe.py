@@ -265,6 +265,7 @@ class Steps(_Recipe):
             self._checkpointer,
             model_dir=self._job.model_dir,
             output_dir=self._job.output_dir,
+            merged=self._job.settings.merges(self._job.plan.method),
             dtype=self._dtype,
             device=self._device,
         )

@@ -217,6 +217,27 @@ class TestTemplates:
         with pytest.raises(UserError, match="tokenizer"):
             load_tokenizer(tmp_path, Settings())
 
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("tokenizer.json", b""),
+            ("tokenizer.json", b"{}"),
+            ("tokenizer.json", b"{"),
+            ("tokenizer_config.json", b"{"),
+            ("tokenizer_config.json", None),  # which names the special tokens of this one
+        ],
+    )
+    def test_a_broken_tokenizer_is_refused_in_words(
+        self, model: Path, tmp_path: Path, name: str, content: bytes | None
+    ) -> None:
+        shutil.copytree(model, tmp_path / "model")
+        (tmp_path / "model" / name).unlink()
+        if content is not None:
+            (tmp_path / "model" / name).write_bytes(content)
+        with pytest.raises(UserError, match="can't be loaded") as refused:
+            load_tokenizer(tmp_path / "model", Settings())
+        assert refused.value.advice
+
 
 class TestPrepare:
     def test_the_folder_holds_what_was_tokenised(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_e
 from launchers.engines.reward_head import as_trained
 from launchers.evaluate import load_model
 from launchers.gang.job import TrainJob
-from launchers.models import causal, tiny_llama
+from launchers.models import causal
 from launchers.settings import Settings
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
@@ -38,6 +38,7 @@ from tests.launchers.engines.loop.families import (
     loss,
     told,
 )
+from tests.launchers.engines.trl import toy
 
 METHODS: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},
@@ -54,8 +55,11 @@ SHARDINGS = {"torchtune": ("none", "fsdp"), "deepspeed": ("zero0", "zero3"), "fs
 """Of one process, and of one on each of two nodes."""
 ENGINES = tuple(engine for engine in engines.ENGINES if engine != "trl")  # it learns task grpo alone
 NODES = (1, 2)
-TASKS = ("dpo", "orpo", "simpo", "kto", "reward")  # beside sft
+TASKS = ("pretrain", "dpo", "orpo", "simpo", "kto", "reward")  # beside sft and grpo
 TASK_METHODS = ("full", "lora", "qlora nf4-double")
+GRPO_METHODS = (*TASK_METHODS, "dora")
+DATA = {"sft": "documents", "pretrain": "texts", "kto": "judged"}  # pairs for all others
+DRAWN_STEPS, DRAWN_CHECKPOINT = 30, 28  # of GRPO, in which its reward rises
 ROUNDED_REFERENCE = 0.02  # in the loss of DPO and KTO: qlora compares with the rounded base, the export not
 
 
@@ -97,13 +101,17 @@ TASK_CELLS = tuple(
     for task in TASKS
     for method in TASK_METHODS
     for nodes in NODES
+) + tuple(
+    Cell(engine="trl", method=method, nodes=nodes, task="grpo") for method in GRPO_METHODS for nodes in NODES
 )
 
 
 def make(folder: Path) -> None:
     """The model and the data of all cells."""
-    tiny_llama.make(folder / "model")
+    toy.make(folder)
     runs.make_data(folder / "documents", documents(), batch=DOCUMENTS, steps=STEPS)
+    texts = [runs.joined(documents()[place : place + 2]) for place in range(0, DOCUMENTS, 2)]
+    runs.make_data(folder / "texts", texts, batch=len(texts), steps=STEPS)
     pad_id = _pad_id(folder / "model")
     for name, rows in (("pairs", runs.pairs(DOCUMENTS)), ("judged", _judged())):
         runs.make_data(folder / name, rows, batch=DOCUMENTS, steps=STEPS, pad_id=pad_id)
@@ -117,31 +125,52 @@ def refusal(folder: Path, cell: Cell) -> str | None:
 
 def prove(folder: Path, cell: Cell) -> Proof:
     """Train, and go on from the checkpoint with the parts of all nodes; raises where a gang fails."""
-    shape: dict[str, Any] = {"world": 1, "micro": DOCUMENTS // cell.nodes}
-    first = runs.make_job(
-        folder / cell.name / "node-0",
-        as_trained(folder / "model", _settings(cell, folder), folder),
-        folder / {"sft": "documents", "kto": "judged"}.get(cell.task, "pairs"),
-        steps=STEPS - 1,
-        engine=cell.engine,
-        sharding=SHARDINGS[cell.engine][cell.nodes - 1],
-        settings=_settings(cell, folder).model_dump(mode="json", exclude={"checkpoint_every"}),
-        checkpoint_every=CHECKPOINT,
-        **shape,
-    )
-    layout = dataclasses.replace(first.plan.layout, nodes=cell.nodes)
+    drawn = cell.task == "grpo"
+    first = _drawing_job(folder, cell) if drawn else _job(folder, cell)
+    layout = dataclasses.replace(first.plan.layout, nodes=cell.nodes, processes_per_node=1)
     first = dataclasses.replace(first, plan=dataclasses.replace(first.plan, layout=layout))
     first = runs.with_reference(first, folder / "references")
     nodes = list(_on_nodes(first, folder / cell.name, cell.nodes))
     _run(nodes)
-    parts = folder / cell.name / "checkpoint"
+    parts, checkpoint = folder / cell.name / "checkpoint", DRAWN_CHECKPOINT if drawn else CHECKPOINT
     for node in nodes:
-        shutil.copytree(node.checkpoint_dir(CHECKPOINT), parts, dirs_exist_ok=True)
-    rest = runs.resumed(first, first.work_dir, CHECKPOINT)
-    rest = dataclasses.replace(rest, resume_dir=parts, total_steps=STEPS, keeps_result=False)
+        shutil.copytree(node.checkpoint_dir(checkpoint), parts, dirs_exist_ok=True)
+    rest = runs.resumed(first, first.work_dir, checkpoint)
+    rest = dataclasses.replace(
+        rest, resume_dir=parts, total_steps=first.total_steps + (not drawn), keeps_result=False
+    )
     after = list(_on_nodes(rest, folder / cell.name / "resumed", cell.nodes))
     _run(after)
     return Proof(whole=nodes[0], resumed=after[0])
+
+
+def _job(folder: Path, cell: Cell) -> TrainJob:
+    """Of the first node, which leaves a checkpoint after CHECKPOINT steps."""
+    settings = _settings(cell, folder)
+    data = DATA.get(cell.task, "pairs")
+    return runs.make_job(
+        folder / cell.name / "node-0",
+        as_trained(folder / "model", settings, folder),
+        folder / data,
+        steps=STEPS - 1,
+        world=1,
+        micro=(DOCUMENTS // 2 if data == "texts" else DOCUMENTS) // cell.nodes,
+        engine=cell.engine,
+        sharding=SHARDINGS[cell.engine][cell.nodes - 1],
+        settings=settings.model_dump(mode="json", exclude={"checkpoint_every"}),
+        checkpoint_every=CHECKPOINT,
+    )
+
+
+def _drawing_job(folder: Path, cell: Cell) -> TrainJob:
+    return toy.job(
+        folder,
+        f"{cell.name}/node-0",
+        cell.method,
+        world=cell.nodes,
+        steps=DRAWN_STEPS,
+        checkpoint_every=DRAWN_CHECKPOINT,
+    )
 
 
 def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
@@ -149,6 +178,8 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
 
     ``one``: of the same engine and method on one node, whose losses are to be the same.
     """
+    if proof.whole.settings.task == "grpo":
+        return _problems_of_drawing(proof, folder)
     whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
     found = []
     base = causal.load(proof.whole.model_dir, dtype=torch.float32).eval()
@@ -169,19 +200,42 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
     close = ROUNDED_REFERENCE if rounded and proof.whole.settings.task in ("dpo", "kto") else CLOSE
     if abs(_loss(proof.whole, trained, base) - runs.losses(after)[-1]) > close:
         found.append("its export has another loss than what it has trained")
-    if result.name == "model" and proof.whole.plan.method in ("lora", "dora"):
-        adapted = load_model(folder / "adapter", proof.whole.model_dir, "cpu", "fp32")
-        tokens = torch.arange(3, 33)[None]
-        with torch.no_grad():
-            difference = (trained(tokens).logits - adapted(tokens).logits).abs().max()
-        if difference > SAME:
-            found.append(f"merged it is {difference:.0e} off its adapter")
-    return found
+    return found + _problems_of_merging(proof, folder, trained)
+
+
+def _problems_of_merging(proof: Proof, folder: Path, trained: Any) -> list[str]:
+    if not (folder / "model").is_dir() or proof.whole.plan.method not in ("lora", "dora"):
+        return []
+    adapted = load_model(folder / "adapter", proof.whole.model_dir, "cpu", "fp32")
+    tokens = torch.arange(3, 33)[None]
+    with torch.no_grad():
+        difference = (trained(tokens).logits - adapted(tokens).logits).abs().max()
+    return [f"merged it is {difference:.0e} off its adapter"] if difference > SAME else []
+
+
+def _problems_of_drawing(proof: Proof, folder: Path) -> list[str]:
+    """The same of GRPO. Each process draws answers of its own, so that two nodes don't repeat one."""
+    whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
+    found = []
+    rewards = [step.metrics["reward"] for step in whole if step.metrics is not None]
+    if not sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + toy.LEARNT:
+        found.append("its reward does not rise")
+    again = [(told(step), step.metrics) for step in after]
+    if again != [(told(step), step.metrics) for step in whole[DRAWN_CHECKPOINT:]]:
+        found.append("it does not go on from its checkpoint bit by bit")
+    engines.get("trl").collect(proof.whole, folder)
+    trained, base = (
+        load_model(each, proof.whole.model_dir, "cpu", "fp32")
+        for each in (engines.result_of(folder), proof.whole.model_dir)
+    )
+    if not toy.mean_reward(trained, proof.whole) > toy.mean_reward(base, proof.whole) + toy.LEARNT:
+        found.append("the answers of its export have no higher reward than those of the base")
+    return found + _problems_of_merging(proof, folder, trained)
 
 
 def _loss(job: TrainJob, model: Any, base: Any) -> float:
     """The task's loss of a transformers model on all of the job's data."""
-    if job.settings.task == "sft":
+    if job.settings.task in ("sft", "pretrain"):
         return loss(model)
     if job.settings.task == "kto":
         return _kto_loss(job, model, base)
@@ -224,6 +278,7 @@ def _pad_id(model_dir: Path) -> int:
 def _settings(cell: Cell, folder: Path) -> Settings:
     """With tiny-llama's learning rate for the method, and every step like the others."""
     values = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128, "task": cell.task}
+    values |= {"pretrain": {"packing": True}, "grpo": {"rl": {"reward": "a.py:f"}}}.get(cell.task, {})
     chosen = Settings.model_validate(values | {"schedule": {"name": "constant", "warmup_steps": 0}})
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
     return pipeline.resolve_auto(chosen, spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,10 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def request(
-    model: Path, folder: Path, *, new_tokens: int = 5, node: int = 0, nodes: int = 1
+    model: Path, folder: Path, *, new_tokens: int = 5, node: int = 0, nodes: int = 1, **rejection: Any
 ) -> GenerationRequest:
     folder.mkdir(exist_ok=True)
-    settings = Settings(rejection=Rejection(answers=4, max_new_tokens=new_tokens))
+    settings = Settings(rejection=Rejection(answers=4, max_new_tokens=new_tokens, **rejection))
     rows.write_rows(folder / "prompts.jsonl", prompts_of(CHATS, render.load_tokenizer(model, settings)))
     return GenerationRequest(
         base_dir=model,

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launchers.dataset import prepare, prompts
+import torch
+
+from launchers.dataset import prepare, prompts, render
+from launchers.dataset.prepared import PROMPTS
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
+from launchers.scoring.functions import load_function
 from launchers.settings import Settings
 from tests.launchers.engines.loop import runs
 
 GROUP, ANSWERS, LENGTH = 8, 16, 6
+LEARNT = 0.1  # by which the mean reward rises in 30 steps
 REWARD = """
 def vowels(prompt, answer):
     return sum(answer.count(letter) for letter in "aeiou") / max(1, len(answer))
@@ -65,3 +70,20 @@ def job(
         reward=settings.rl.reward,
         **more,
     )
+
+
+def mean_reward(model: Any, job: TrainJob) -> float:
+    """Of answers that a transformers model draws to the job's prompts, the same each time."""
+    tokenizer = render.load_tokenizer(job.model_dir, job.settings)
+    reward = load_function(job.reward or "", "vowels")
+    asked = prompts.read_written(job.data_dir / PROMPTS)
+    torch.manual_seed(0)
+    found = []
+    for prompt in asked:
+        ids = tokenizer(prompt.text, add_special_tokens=False, return_tensors="pt").input_ids
+        options = {"do_sample": True, "top_k": 0, "max_new_tokens": LENGTH, "num_return_sequences": GROUP}
+        with torch.inference_mode():
+            drawn = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+        texts = tokenizer.batch_decode(drawn[:, ids.shape[1] :], skip_special_tokens=True)
+        found += [reward(prompt.shown, text) for text in texts]
+    return sum(found) / len(found)

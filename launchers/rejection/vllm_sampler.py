@@ -1,0 +1,174 @@
+"""Answers drawn by vLLM, in this process: all prompts of a shard at once, as its scheduler batches them.
+
+vLLM's offline interface (``vllm.LLM``) alone is used. Each prompt has a seed of its own, and each of its
+answers one that follows from that, so what is drawn depends on the order of the prompts only as far as sums
+in another order give other logits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import Change, UserError
+from launchers.dataset import render
+from launchers.dataset.prompts import Prompt
+from launchers.rejection import answers as rows
+from launchers.rejection.answers import Answers, BatchLimit, Ends
+from launchers.settings import Settings
+
+# Before vLLM is imported: the engine in this process draws the same again, and ends with it; nobody is told
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_WITHOUT = ("Leave ", Change("rejection.generator"), " out: transformers draws the answers then.")
+
+
+class VllmSampler:
+    """Draws answers from a whole model.
+
+    Parameters
+    ----------
+    device:
+        cuda or cpu, which vLLM's build has to be made for.
+    gpus:
+        That share one copy of the model (tensor parallelism).
+    memory_bytes:
+        What the plan lets this process have of each GPU; None: vLLM's own share.
+    longest:
+        Tokens of the longest prompt.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        settings: Settings,
+        *,
+        device: str,
+        limit: BatchLimit,
+        gpus: int,
+        memory_bytes: int | None,
+        longest: int,
+    ) -> None:
+        from transformers import AutoConfig
+
+        vllm = _import(device)
+        config = AutoConfig.from_pretrained(model_dir)
+        tokenizer = render.load_tokenizer(model_dir, settings)
+        self._settings, self._tokenizer = settings, tokenizer
+        self._room = rows.prompt_room(config, settings)
+        generation = _generation_config(model_dir, config)
+        self._ends = Ends.of(generation, tokenizer)
+        self._sampling_params = vllm.SamplingParams
+        self._penalties = penalties_of(generation)
+        options = engine_options(
+            settings,
+            limit,
+            device=device,
+            gpus=gpus,
+            share=None if memory_bytes is None else memory_bytes / _bytes_of_a_gpu(device, memory_bytes),
+            longest=min(longest, self._room),
+        )
+        try:
+            self._engine = vllm.LLM(model=str(model_dir), **options)
+        except ValueError as error:  # of its own checks: a model it doesn't have, memory that doesn't do
+            said = " ".join(str(error).split())
+            raise UserError(f"vLLM does not take {settings.model}: {said}", _WITHOUT) from None
+
+    def answers(self, asked: Sequence[Prompt]) -> list[Answers]:
+        """The answers to each prompt, in the order of the prompts."""
+        texts = [prompt.text for prompt in asked]
+        ids_of = self._tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+        # The end of a prompt that is too long: what it asks for is rather there
+        inputs = [{"prompt_token_ids": ids[-self._room :]} for ids in ids_of]
+        sampling = [self._sampling_params(**self._sampling(prompt)) for prompt in asked]
+        outputs = self._engine.generate(inputs, sampling, use_tqdm=False)
+        return [
+            Answers(
+                index=prompt.index,
+                answers=tuple(self._ends.answer(list(drawn.token_ids)) for drawn in output.outputs),
+            )
+            for prompt, output in zip(asked, outputs, strict=True)
+        ]
+
+    def _sampling(self, prompt: Prompt) -> dict[str, Any]:
+        return self._penalties | sampling_options(self._settings, prompt, self._ends)
+
+
+def engine_options(
+    settings: Settings, limit: BatchLimit, *, device: str, gpus: int, share: float | None, longest: int
+) -> dict[str, Any]:
+    """What ``vllm.LLM`` is made with; ``share``: of a GPU's memory, ``longest``: tokens of a prompt."""
+    options: dict[str, Any] = {
+        "dtype": "bfloat16" if device == "cuda" else "float32",
+        "seed": settings.seed,
+        "max_model_len": longest + settings.rejection.max_new_tokens,
+        "max_num_seqs": max(limit.sequences, settings.rejection.answers),
+        "generation_config": "vllm",  # what is drawn is said with each prompt
+        "skip_tokenizer_init": True,  # it gets tokens and gives tokens
+        "enable_prefix_caching": True,  # the answers to one prompt share its keys and values
+    }
+    if device == "cpu":
+        options["enforce_eager"] = True  # else a compiler is needed at run time
+        return options
+    options["tensor_parallel_size"] = max(gpus, 1)
+    if share is not None:
+        options["gpu_memory_utilization"] = round(share, 4)
+    return options
+
+
+def sampling_options(settings: Settings, prompt: Prompt, ends: Ends) -> dict[str, Any]:
+    """What ``vllm.SamplingParams`` is made with for one prompt."""
+    rejection = settings.rejection
+    return {
+        "n": rejection.answers,
+        "temperature": rejection.temperature,
+        "top_p": rejection.top_p,
+        "max_tokens": rejection.max_new_tokens,
+        "seed": rows.seed_of(settings.seed, prompt.index),
+        "stop_token_ids": sorted(ends.ids),
+        "detokenize": False,
+    }
+
+
+def penalties_of(generation_config: Any) -> dict[str, float]:
+    """What a model's generation config says beside, and transformers' ``generate`` heeds too."""
+    found = {name: getattr(generation_config, name, None) for name in ("repetition_penalty", "min_p")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _import(device: str) -> Any:
+    """vLLM; UserError where it is missing, or made for other devices."""
+    os.environ.update(_ENVIRONMENT)
+    try:
+        import vllm
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise UserError(
+            f"rejection.generator vllm: it can't be imported here: {error}.",
+            "Install it anew (docs/rejection.md#vllm).",
+        ) from None
+    made_for = current_platform.device_type or "no device that is here"
+    if made_for != device:
+        raise UserError(
+            f"rejection.generator vllm: the vLLM here is made for {made_for}, and this runs on {device}.",
+            _WITHOUT,
+        )
+    return vllm
+
+
+def _bytes_of_a_gpu(device: str, otherwise: int) -> int:
+    """Memory of the first GPU."""
+    if device != "cuda":
+        return otherwise
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def _generation_config(model_dir: Path, config: Any) -> Any:
+    from transformers import GenerationConfig
+
+    if (model_dir / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(model_dir)
+    return GenerationConfig.from_model_config(config)

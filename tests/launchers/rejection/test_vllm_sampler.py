@@ -1,0 +1,115 @@
+"""Answers drawn by vLLM: what it is asked for, and who is told in a line that it is not here.
+
+The last test draws with it where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.dataset.prompts import Prompt
+from launchers.rejection import answers as rows
+from launchers.rejection import vllm_sampler
+from launchers.rejection.answers import BatchLimit, Ends
+from launchers.rejection.generation import check_vllm, generate
+from launchers.sections import Rejection
+from launchers.settings import Settings, build
+from tests.launchers.rejection.test_generation import model, request  # noqa: F401 - a fixture
+
+SETTINGS = Settings(
+    seed=7, rejection=Rejection(generator="vllm", answers=3, temperature=0.8, top_p=0.9, max_new_tokens=32)
+)
+LIMIT = BatchLimit(sequences=96, tokens=9600)
+without_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is not None, reason="of an environment without vLLM"
+)
+
+
+def test_the_engine_gets_the_plans_share_of_memory_its_batch_and_the_longest_row() -> None:
+    options = vllm_sampler.engine_options(SETTINGS, LIMIT, device="cuda", gpus=4, share=0.925, longest=100)
+    assert options["tensor_parallel_size"] == 4
+    assert options["gpu_memory_utilization"] == 0.925
+    assert options["max_num_seqs"] == 96
+    assert options["max_model_len"] == 132
+    assert (options["dtype"], options["seed"]) == ("bfloat16", 7)
+    on_cpu = vllm_sampler.engine_options(SETTINGS, LIMIT, device="cpu", gpus=0, share=None, longest=100)
+    assert on_cpu["dtype"] == "float32", "as transformers draws on CPUs"
+    assert not {"tensor_parallel_size", "gpu_memory_utilization"} & on_cpu.keys()
+
+
+def test_each_prompt_is_drawn_for_by_the_settings_and_with_a_seed_of_its_own() -> None:
+    ends = Ends(ids=frozenset({2, 5}), tokenizer=None)
+
+    def options(index: int, settings: Settings = SETTINGS) -> dict[str, Any]:
+        prompt = Prompt(index=index, text="t", shown="t", tokens=1)
+        return vllm_sampler.sampling_options(settings, prompt, ends)
+
+    first = options(0)
+    assert {name: first[name] for name in ("n", "temperature", "top_p", "max_tokens")} == {
+        "n": 3,
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "max_tokens": 32,
+    }
+    assert first["stop_token_ids"] == [2, 5]
+    other_run = SETTINGS.model_copy(update={"seed": 8})
+    seeds = {options(0)["seed"], options(1)["seed"], options(0, other_run)["seed"]}
+    assert first["seed"] in seeds
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**60 for seed in seeds), "vLLM adds the answer's number, in 64 bits"
+
+
+def test_what_the_models_own_config_says_is_heeded_as_by_transformers() -> None:
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(repetition_penalty=1.1, top_k=20, temperature=0.3)
+    assert vllm_sampler.penalties_of(config) == {"repetition_penalty": 1.1}
+
+
+@without_vllm
+def test_where_vllm_is_missing_that_is_said_before_anything_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"there is no vLLM in {re.escape(sys.executable)}"):
+        check_vllm(None)
+    with pytest.raises(UserError, match="there is no such program here"):
+        check_vllm(str(tmp_path / "python"))
+    with pytest.raises(UserError, match=r"is for rejection\.generator=vllm alone"):
+        build({"rejection": {"generator_python": sys.executable}})
+
+
+@pytest.mark.slow  # as the fixture imports transformers
+def test_the_python_that_is_named_draws(model: Path, tmp_path: Path) -> None:  # noqa: F811
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$@" >>"$0.calls"\n[ "$1" = -c ]\n'
+    )  # says that it has vLLM, and fails
+    python.chmod(0o755)
+    asked = request(model, tmp_path / "run", generator="vllm", generator_python=str(python))
+    with pytest.raises(RuntimeError, match="has failed, 3 of 3 shards are missing"):
+        generate(asked, lambda *_: None)
+    calls = python.with_suffix(".calls").read_text().splitlines()
+    assert calls[-1] == f"-m launchers.rejection.generation {asked.work_dir}/request.json"
+
+
+@pytest.mark.slow
+def test_vllm_draws_the_shards_and_the_same_ones_again(model: Path, tmp_path: Path) -> None:  # noqa: F811
+    pytest.importorskip("vllm", reason="vLLM is not installed here (docs/rejection.md#vllm)")
+    made: list[int] = []
+    asked = request(model, tmp_path / "run", generator="vllm")
+    assert generate(asked, lambda shard, _: made.append(shard)) == 3
+    before = {path.name: path.read_text() for path in asked.shards_dir.iterdir()}
+    (asked.shards_dir / rows.shard_name(1)).unlink()
+    generate(asked, lambda shard, _: made.append(shard))
+    assert made == [0, 1, 2, 1]
+    assert {path.name: path.read_text() for path in asked.shards_dir.iterdir()} == before
+    found = [each for path in sorted(asked.shards_dir.iterdir()) for each in rows.read_answers(path)]
+    assert sorted(each.index for each in found) == list(range(40))
+    assert all(len(each.answers) == 4 for each in found)
+    assert all(1 <= answer.tokens <= 5 for each in found for answer in each.answers)
+    assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are drawn"
