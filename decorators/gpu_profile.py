@@ -30,6 +30,7 @@ from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFaile
 from decorators.backends import cluster_name
 from decorators.backends.destination import going_to
 from decorators.backends.interface import MinimumRequest, StepRequest
+from decorators.backends.job_labels import note_team
 from decorators.backends.kubernetes.affinity import affinity_of
 from decorators.backends.options import Options
 from decorators.backends.overrides import Role, request_for, with_given
@@ -143,6 +144,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         lead = first_step(step, gpu_profile, lambda each: each.resolver is not None and each.role == "train")
         with refused_in_words():
             options = Options.from_values(step.flow_values())
+            note_team(options.team)
             # What was measured on this cluster is looked up by its name
             cluster_name.settle(lead, options.queue if lead.backend() != "local" else None)
             with going_to(build_destination(lead, options)):

@@ -15,13 +15,17 @@ from typing import Any, ClassVar, TypeVar
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
 from decorators.backends.interface import Destination, MinimumRequest, StepRequest
+from decorators.backends.job_labels import labels_of
 from decorators.backends.options import Options
 from decorators.backends.overrides import merge_given
 from decorators.backends.placing import add_variables, carry_on
 from estimator.errors import UserError
 from estimator.plan import Request
 
-_SINGLE = {"step-functions": "Step Functions", "airflow": "Airflow"}  # that Metaflow compiles no gang for
+_DEPLOYED = (
+    "Deploy to Argo Workflows (argo-workflows create), or flows/finetune_linear_flow.py to Step Functions; "
+    "Airflow can start either, or a launcher's Job (infra/kubernetes/examples/launcher)."
+)
 T = TypeVar("T")
 
 
@@ -49,9 +53,17 @@ class LaunchMixin:
             _metaflow.ensure_python()
             if kind != "deploy":
                 _metaflow.end_with_jobs()
+            elif deployer() == "airflow":
+                raise FinetuneError("These flows can't be deployed to Airflow.", _DEPLOYED)
+            else:
+                _metaflow.label_jobs(labels_of)
+                if deployer() == "argo-workflows":
+                    _metaflow.tidy_workflows()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
             carry_on(step, self.keep_endings)
+            if step.backend() == "kubernetes":
+                _metaflow.label_jobs(labels_of)
         else:
             return False
         if step.backend() != "local":
@@ -131,15 +143,16 @@ class Once:
 
 def check_deployable(step: StepView) -> None:
     """Raise FinetuneError where the flow's scheduler has no ``@parallel``, or AWS is to be asked nowhere."""
-    name = deployer()
+    if deployer() != "step-functions":
+        return
     gangs = [other.name for other in step.steps() if other.has("parallel")]
-    if name in _SINGLE and gangs:
+    if gangs:
         raise FinetuneError(
-            f"{_SINGLE[name]} can't run step {gangs[0]}: Metaflow has no @parallel there.",
+            f"Step Functions can't run step {gangs[0]}: Metaflow has no @parallel there.",
             "Deploy to Argo Workflows (argo-workflows create), or deploy a flow for one node: "
             "flows/finetune_linear_flow.py; for the checklist, see docs/checklist.md.",
         )
-    if name == "step-functions" and not _has_region():
+    if not _has_region():
         raise FinetuneError(
             "Step Functions and AWS Batch need an AWS region, and none is configured here.",
             "Set AWS_DEFAULT_REGION, or a region in the profile: aws configure set region us-east-1.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -37,6 +38,35 @@ def ended_tasks(runs: Iterable[Any], step: str, artifacts: Iterable[str]) -> Ite
             continue
         if task is not None and task.finished and names <= {artifact.id for artifact in task}:
             yield task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One attempt of a task, from the start of its process."""
+
+    seconds: float | None  # None: nobody knows when it ended
+    succeeded: bool
+
+
+def attempts_of(task: Any) -> list[Attempt]:
+    """A task's attempts in order, by what Metaflow has noted of each; none where a resumed run took it over.
+
+    An attempt that was killed has left no end: it is taken to have lasted until the next one began, and
+    nothing is known of the last.
+    """
+    noted = sorted(task.metadata, key=lambda item: int(item.created_at))
+    if any(item.name == "origin-task-id" for item in noted):
+        return []
+    begins = [int(item.created_at) for item in noted if item.name == "attempt"]
+    ends = [(int(item.created_at), item.value == "True") for item in noted if item.name == "attempt_ok"]
+    found = []
+    for number, begin in enumerate(begins):
+        following = begins[number + 1] if number + 1 < len(begins) else None
+        own = [end for end in ends if begin <= end[0] and (following is None or end[0] < following)]
+        until = own[0][0] if own else following
+        seconds = None if until is None else (until - begin) / 1000
+        found.append(Attempt(seconds=seconds, succeeded=bool(own) and own[0][1]))
+    return found
 
 
 def read_for(limit_s: float, read: Callable[[threading.Event], None]) -> bool:

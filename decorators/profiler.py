@@ -18,6 +18,7 @@ from decorators.profile.measured import GpuMeasured, Measured, RankMeasured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
+from launchers.harness.result import HarnessResult
 from launchers.report.telemetry import Event
 from launchers.trial import TrialResult
 
@@ -66,6 +67,8 @@ class Profile:
         self._history = History(plan=plan)
         self._trials: list[TrialResult] = []
         self._evaluation: EvaluationResult | None = None
+        self._exported: tuple[tuple[str, str], ...] = ()
+        self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = time.time()
         self._ended: float | None = None
@@ -109,6 +112,15 @@ class Profile:
         """Note what an evaluation has found, for the card."""
         with self._lock:
             self._evaluation = result
+
+    def hand_over(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Say which step is the result, and why it ended there, as rows of (what, value) for the card."""
+        with self._lock:
+            self._exported = tuple(rows)
+    def scored(self, result: HarnessResult) -> None:
+        """Note what tasks of lm-evaluation-harness have found, for the card."""
+        with self._lock:
+            self._task_metrics = result
 
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
         """Say how many optimizer steps there will be, for the card's progress and ETA.
@@ -154,10 +166,13 @@ class Profile:
                 failed=self._failed,
                 trials=tuple(self._trials),
                 evaluation=self._evaluation,
+                task_metrics=self._task_metrics,
                 about=self._about,
                 settings=self._settings,
                 log_tail=self._log_tail,
                 windows=self._history.windows,
+                evaluations=self._history.evaluations,
+                exported=self._exported,
             )
 
     def _measured(self) -> Measured:
@@ -195,6 +210,7 @@ class Profile:
             mfu=history.mfu(),
             usd=price * duration / 3600 if price is not None else None,
             notes=tuple(sampler.notes),
+            checkpoint_seconds=history.checkpoint_seconds,
         )
 
     def _gpus(self) -> tuple[GpuMeasured, ...]:

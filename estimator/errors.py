@@ -67,6 +67,8 @@ def check_names(words: Iterable[str], spelling: Spelling) -> None:
         option = meant_by(name) if name.startswith("--") else None
         if option is not None:
             ours = spelling.name(option)
+            if ours == name:
+                continue
             raise UserError(
                 f"There is no {name}.",
                 f"Did you mean {ours if ours.startswith('--') else f'--set {ours}=...'}?",

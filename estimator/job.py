@@ -62,13 +62,16 @@ class Job:
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
     compile: bool = False
+    liger: bool = False  # Liger-Kernel's kernels in place of the model's own
     optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
     fsdp_sharding: Literal["full", "grad-op"] | None = None  # whether weights are resharded after their use
     replicas: int | None = None  # copies of the model under FSDP, each divided over as many processes
     offload: Literal["none", "cpu"] = "none"
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
+    evaluated_sequences: int = 0  # held-out ones that go through the model while it trains, at most
     keep_checkpoints: int = 2
+    adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
     answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
     compares: bool | None = None  # of grpo, with the model as it was; None: with adapters alone
     reward_parameters: int = 0  # of a reward model that scores answers in a step

@@ -106,6 +106,7 @@ class Request:
     disk_mib: int
     instance_type: str | None = None
     cloud: str | None = None
+    spot: bool = False  # on nodes that may be taken away at any time
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
 
@@ -165,10 +166,29 @@ class StartUp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Interruptions:
+    """What it means for a run that its nodes are taken away (estimator.planning.interruptions)."""
+
+    nodes: int
+    per_node_hour: float  # how often one node is taken away
+    source: str  # of that rate
+    checkpoint_seconds: float  # that training stands still for one
+    checkpoint_basis: str
+    store_seconds: float  # until a checkpoint is stored where other nodes find it, while training goes on
+    restart_seconds: float  # from the loss of a node to the first step
+    interval_seconds: float  # of training from one checkpoint to the next
+    steps: int | None = None  # the same in optimizer steps; None: the speed is not known
+    expected: float | None = None  # in the whole run
+    lost_hours: float | None = None  # of the run's hours, those without progress
+    ends_well: float | None = None  # probability of no more of them than the run takes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """What the run should need. None is: not known, never a guess.
 
-    ``hours`` and ``usd`` hold the start-up as well, where one is known.
+    ``hours`` and ``usd`` hold the start-up as well, where one is known, evaluations while it trains, and on
+    spot nodes the work that interruptions are expected to cost.
     """
 
     memory: MemoryEstimate
@@ -187,7 +207,10 @@ class Prediction:
     start_up: StartUp | None = None  # None: the machines are at hand
     step_parts: tuple[tuple[str, float], ...] = ()
     """Seconds of one optimizer step by what they are spent on: throughput.Parts.kinds. Empty: not known."""
+    evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
     rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
+    checkpoint_bytes: int | None = None  # of one node
+    interruptions: Interruptions | None = None  # None: not on spot nodes, or nobody knows how often
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

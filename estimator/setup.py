@@ -113,6 +113,7 @@ class Setup:
     device: Literal["cuda", "cpu"] = "cuda"
     processes_per_node: int = 8
     keep_checkpoints: int = 2
+    adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,19 @@ def _stage_dataset(store: MetaflowStorage, path: Path) -> str:
 
 def stage_file(store: MetaflowStorage, path: Path) -> str:
     """Put a file into the datastore as a bundle of its own; returns the bundle's key."""
-    key = f"staged/{sha256_of(path)[:32]}"
+    return stage_files(store, {path.name: path})
+
+
+def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
+    """Put files, under these names, into the datastore as a bundle of their own; returns the bundle's key."""
+    contents = [(name, sha256_of(path)) for name, path in sorted(files.items())]
+    key = f"staged/{hashlib.sha256(repr(contents).encode()).hexdigest()[:32]}"
     if not has_bundle(store, key):
         with tempfile.TemporaryDirectory() as temporary:
-            (Path(temporary) / path.name).symlink_to(path.resolve())
+            for name, path in files.items():
+                link = Path(temporary) / name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.resolve())
             put_bundle(store, key, Path(temporary))
     return key
 

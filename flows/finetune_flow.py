@@ -68,6 +68,37 @@ class FinetuneFlow(FinetuneSteps):
         self.measured_nodes = [task.measured for task in nodes]
         self.next(self.evaluate)
 
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @step
+    def evaluate(self) -> None:
+        """Held-out loss before and after, and a few answers of the finished model."""
+        self._evaluate()
+        self.scoring = "tasks" if self.used_settings.harness.tasks else "none"
+        self.next({"tasks": self.harness, "none": self.export}, condition="scoring")
+
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
+    @retry(times=2, minutes_between_retries=0)
+    @step
+    def harness(self) -> None:
+        """Tasks of lm-evaluation-harness, scored by base and finished model."""
+        self._run_tasks()
+        self.next(self.export)
+
+    @step
+    def export(self) -> None:
+        """Put the model where the user can take it, with a page that says what it is."""
+        self._export()
+        self.pushing = "hub" if self.used_settings.export.push else "none"
+        self.next({"hub": self.push_model, "none": self.end}, condition="pushing")
+
+    @gpu_profile(plan=finetune_launch.plan_from_parameters, request="data")
+    @retry(times=2, minutes_between_retries=1)
+    @step
+    def push_model(self) -> None:
+        """Send the model to the Hugging Face Hub; what it has already is not sent again."""
+        self._push()
+        self.next(self.end)
+
 
 if __name__ == "__main__":
     finetune_launch.run_flow(FinetuneFlow)

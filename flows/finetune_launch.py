@@ -24,8 +24,9 @@ from estimator.planning.goals import Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
-from flows import finetune_artifacts, rejection_launch, scorers
-from launchers import pipeline, settings, workdir
+from flows import finetune_artifacts, finetune_harness, rejection_launch, scorers
+from launchers import hub_push, pipeline, settings, workdir
+from launchers.harness import tasks
 from launchers.sections import Resources
 from launchers.settings import Settings
 from launchers.spelling import SetOptions
@@ -53,12 +54,17 @@ FLAGS = {
     "micro_batch_size": "micro_batch_size",
     "lr": "optimizer.lr",
     "precision": "precision",
+    "activation_checkpointing": "activation_checkpointing",
     "seed": "seed",
     "trial": "trial",
     "checkpoint_every": "checkpoint_every",
+    "eval_every": "evaluation.every_steps",
     "profile_steps": "profile.steps",
     "tracker": "tracker",
     "output_dir": "output_dir",
+    "eval_harness": "harness.tasks",
+    "adapter_only": "export.adapter_only",
+    "push": "export.push",
     "nodes": "resources.nodes",
     "gpus": "resources.gpus",
     "gpu": "resources.gpu",
@@ -66,6 +72,7 @@ FLAGS = {
     "cloud": "resources.cloud",
     "from_catalogue": "resources.from_catalogue",
     "capacity": "resources.capacity",
+    "spot": "resources.spot",
     "device": "resources.device",
     "queue": "resources.queue",
     "zone": "resources.zone",
@@ -73,7 +80,9 @@ FLAGS = {
 }
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
-SWITCHES = ("from_catalogue",)  # flags without a value: where one isn't given, the file's setting holds
+LISTS = ("tracker", "eval_harness")  # flags that take several words, with commas between them
+# Flags without a value: where one isn't given, the file's setting holds
+SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 
 class FlowFlags(SetOptions):
@@ -118,7 +127,7 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
         value = params.get(flag)
         if value in (None, "") or (flag in SWITCHES and not value):
             continue
-        if flag == "tracker" and isinstance(value, str):
+        if flag in LISTS and isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
         flags[name] = value
     overrides = params.get("overrides") or params.get("set") or ()
@@ -159,14 +168,17 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             sys.stdout.write(shown + "\n")
             raise SystemExit(0)
         sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
+        hub_push.check(run.settings, reached=backend == "local")
         if backend == "local":
-            pipeline.check_installed(run.settings.engine, run.settings.method)
+            chosen = run.settings
+            pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+            tasks.check_installed(chosen)
             pipeline.check_disks(run.plan, [_work_disk()])
             finetune_artifacts.carry(run.model)
         else:
             model, staged = finetune_artifacts.stage(run.settings, run.model)
             scorer = scorers.stage_scorer(settings.rejection.score if rejection else settings.rl.reward)
-            finetune_artifacts.carry(model, staged | scorer)
+            finetune_artifacts.carry(model, staged | scorer | finetune_harness.stage_tasks(run.settings))
         return run.plan
 
 
@@ -234,10 +246,24 @@ def _plan_for_place(
         earlier = resumed_artifact("start", "plan")
         if isinstance(earlier, Plan):
             return earlier, None
+    spot = resources.spot and backend != "local"
+    if spot and backend == "batch" and (resources.nodes or 1) > 1:
+        raise UserError(
+            (
+                Change("resources.nodes", resources.nodes),
+                ": AWS Batch starts no such job on spot machines.",
+            ),
+            ("Leave ", Change("resources.spot"), " out, or ask for one node."),
+        )
     cluster = _read_cluster(backend, resources)
+    goals = Goals(
+        cluster=cluster.open if cluster is not None else None,
+        spot=spot,
+        interruption_rate=resources.interruption_rate,
+        max_nodes=1 if spot and backend == "batch" else None,
+    )
     if cluster is None:
-        return pipeline.best_plan(job, target, corrections), Goals()
-    goals = Goals(cluster=cluster.open)
+        return planner.plan(job, target, goals, calibration=corrections), goals
     try:
         plan = planner.plan(job, target, goals, calibration=corrections)
     except UserError as error:

@@ -25,6 +25,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
+from launchers.report.evaluations import HeldOutLoss
 from launchers.report.metrics import Metrics, tokens_of_steps
 from launchers.report.window import Window
 from launchers.settings import Settings, flat
@@ -50,6 +51,8 @@ class Outcome:
     logs: str  # key of the bundle of this node's logs
     tried: tuple[TrialResult, ...] = ()  # before the run, on node 0
     windows: tuple[Window, ...] = ()  # profiled on this node's ranks; they say where their traces lie
+    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained
+    exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
 
     @property
     def finished_model(self) -> str:
@@ -139,6 +142,7 @@ def train_on_node(
         on_plan=profile.replan,
         on_trial=note_trial,
     )
+    profile.hand_over(trained.exported)
     output = None
     if address.node == 0:
         output = f"models/{attempt.run}"
@@ -153,6 +157,8 @@ def train_on_node(
         logs=attempt.logs,
         tried=tuple(tried),
         windows=trained.windows,
+        evaluations=trained.evaluations,
+        exported=tuple(trained.exported),
     )
 
 

@@ -17,14 +17,16 @@ from decorators._metaflow import user_errors
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
-from flows import finetune_artifacts, finetune_launch, scorers
+from flows import finetune_artifacts, finetune_harness, finetune_launch, scorers
 from flows.finetune_node import patience_s, train_on_node
-from launchers import engines, pipeline
+from launchers import engines, hub_push, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
-from launchers.model_card import closing_facts
+from launchers.handover import gguf_command
+from launchers.harness.run import try_tasks
+from launchers.model_card import closing_facts, hub_page
 from launchers.report.metrics import summarise
 from launchers.settings import choices_of, dotted_names, help_of, parse_yaml
 from launchers.store.bundles import get_bundle, has_bundle, put_bundle
@@ -47,6 +49,12 @@ def text_knob(name: str) -> Any:
     """A flag whose setting is not plain text: empty means as in the settings file."""
     where = finetune_launch.FLAGS[name]
     return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(where))
+
+
+def switch(name: str) -> Any:
+    """A flag without a value; where it isn't given, the settings file's value holds."""
+    help_text = help_of(finetune_launch.FLAGS[name])
+    return Parameter(name.replace("_", "-"), is_flag=True, default=False, help=help_text)
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -88,24 +96,25 @@ class FinetuneSteps(FlowSpec):
     micro_batch_size = knob("micro_batch_size", int)
     lr = text_knob("lr")
     precision = knob("precision")
+    activation_checkpointing = text_knob("activation_checkpointing")
     seed = knob("seed", int)
     trial = knob("trial", int)
     checkpoint_every = knob("checkpoint_every", int)
+    eval_every = knob("eval_every", int)
     profile_steps = text_knob("profile_steps")
     tracker = text_knob("tracker")
     output_dir = knob("output_dir")
+    eval_harness = text_knob("eval_harness")
+    adapter_only = switch("adapter_only")
+    push = knob("push")
     nodes = knob("nodes", int)
     gpus = knob("gpus", int)
     gpu = knob("gpu")
     instance_type = knob("instance_type")
     cloud = knob("cloud")
-    from_catalogue = Parameter(
-        "from-catalogue",
-        is_flag=True,
-        default=False,
-        help=help_of(finetune_launch.FLAGS["from_catalogue"]),
-    )
+    from_catalogue = switch("from_catalogue")
     capacity = knob("capacity")
+    spot = switch("spot")
     device = knob("device")
     queue = knob("queue")
     zone = knob("zone")
@@ -148,6 +157,8 @@ class FinetuneSteps(FlowSpec):
             settings = pipeline.as_planned(settings, self.plan)
             self.used_settings = pipeline.resolve_auto(settings, self.base_model.spec)
             print(pipeline.summarise_plan(self.plan))
+            hub_push.check(self.used_settings, reached=True)
+            try_tasks(finetune_harness.fetch_tasks(self.used_settings, work / "tasks"), work / "try")
             rows = pipeline.read_data(self.used_settings, work, fetch=finetune_artifacts.fetch_dataset)
             self.rows_key = finetune_artifacts.keep_rows(datastore(), rows, work / "rows")
         self.next(self.prepare)
@@ -163,26 +174,24 @@ class FinetuneSteps(FlowSpec):
     @gpu_profile(plan=finetune_launch.plan_from_parameters, request="evaluate")
     @step
     def evaluate(self) -> None:
-        """Held-out loss before and after, and a few answers of the finished model."""
+        """Held-out loss before and after, a few answers of the finished model, and tasks' metrics.
+
+        A flow with branches has a step of their own for the tasks.
+        """
         self._evaluate()
+        if self.used_settings.harness.tasks:
+            self._run_tasks()
         self.next(self.export)
 
     @step
     def export(self) -> None:
-        """Put the model where the user can take it, with a page that says what it is."""
-        with user_errors():
-            summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak_bytes
-            self.facts = closing_facts(self.plan, summary, peak, self.evaluation)
-            self.model_path = finetune_artifacts.export(
-                storage=datastore(),
-                output=self.outcome.finished_model,
-                run=current.run_id,
-                plan=self.plan,
-                settings=self.used_settings,
-                model=self.base_model,
-                facts=self.facts,
-                flow="rejection" if hasattr(self, "selection") else "finetune",
-            )
+        """Put the model where the user can take it, with a page that says what it is, and onto the Hub.
+
+        A flow with branches has a step of its own for the Hub.
+        """
+        self._export()
+        if self.used_settings.export.push:
+            self._push()
         self.next(self.end)
 
     @step
@@ -191,6 +200,10 @@ class FinetuneSteps(FlowSpec):
         for name, value in self.facts:
             print(f"{name}: {value}")
         print(f"model: {self.model_path}")
+        if command := gguf_command(Path(self.model_path)):
+            print(f"GGUF: {command}")
+        if self.used_settings.export.push:
+            print(f"pushed: {self.model_url}")
 
     def _prepare(self, kept: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenise the data once for all ranks.
@@ -211,7 +224,9 @@ class FinetuneSteps(FlowSpec):
             self.data_key = f"data/{info.fingerprint}"
             if not has_bundle(datastore(), self.data_key):
                 put_bundle(datastore(), self.data_key, work / "data")
-        self.used_settings = pipeline.resolve_auto(self.used_settings, self.base_model.spec, info.total_steps)
+        self.used_settings = pipeline.resolve_auto(
+            self.used_settings, self.base_model.spec, info.total_steps, self.plan
+        )
 
     def _rows(self, work: Path) -> tuple[StoredRows, StoredRows | None]:
         """The rows that were read, and those of a held-out file of the user's own."""
@@ -238,6 +253,45 @@ class FinetuneSteps(FlowSpec):
             )
         current_profile().evaluated(self.evaluation)
         print(self.evaluation.text())
+
+    def _run_tasks(self) -> None:
+        """Score base and finished model on the tasks; what an earlier attempt has scored is kept."""
+        with task_folder("harness") as work:
+            self.task_metrics = finetune_harness.run_tasks(
+                self.used_settings,
+                self.plan,
+                base=self.model_reference,
+                finished=self.outcome.finished_model,
+                work=work,
+            )
+        current_profile().scored(self.task_metrics)
+        print(self.task_metrics.text())
+
+    def _export(self) -> None:
+        """The facts of the run, and the finished model where the user can take it."""
+        with user_errors():
+            summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak_bytes
+            self.facts = closing_facts(self.plan, summary, peak, self.evaluation, self.outcome.exported)
+            if self.used_settings.harness.tasks:
+                self.facts += self.task_metrics.facts()
+            self.model_path = finetune_artifacts.export(
+                storage=datastore(),
+                output=self.outcome.finished_model,
+                run=current.run_id,
+                plan=self.plan,
+                settings=self.used_settings,
+                model=self.base_model,
+                facts=self.facts,
+                flow="rejection" if hasattr(self, "selection") else "finetune",
+            )
+
+    def _push(self) -> None:
+        """Send the finished model to the Hub."""
+        with user_errors(), task_folder("push") as work:
+            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+            settings = self.used_settings
+            page = hub_page(work / "finished", self.plan, settings, self.facts, model=self.base_model)
+            self.model_url = hub_push.push(work / "finished", page, settings)
 
     def _reward(self, work: Path) -> str | None:
         """What scores the answers of task grpo, on this machine; None for other tasks."""

@@ -167,7 +167,8 @@ class RejectionFlow(FinetuneFlow):
                 after = mean_of(scores, held_out)
         self.comparison = Comparison(prompts=len(prompts), before=mean_of(self.scores, held_out), after=after)
         print(self.comparison.text())
-        self.next(self.export)
+        self.scoring = "tasks" if self.used_settings.harness.tasks else "none"
+        self.next({"tasks": self.harness, "none": self.export}, condition="scoring")
 
     @step
     def end(self) -> None:

@@ -20,7 +20,7 @@ from estimator.errors import UserError
 from estimator.setup import PAIR_TASKS
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.engines._hf_layout import ADAPTER_V2_CONFIG
-from launchers.held_out import CalibrationBin, Score, scorer_of
+from launchers.held_out import MAX_ROWS, CalibrationBin, Score, scorer_of
 from launchers.imports import collector_paused
 from launchers.models import causal
 from launchers.settings import Settings
@@ -37,7 +37,7 @@ class EvaluationRequest:
     settings: Settings = field(default_factory=Settings)  # whose task decides what is measured
     generations: int = 3
     max_new_tokens: int = 64
-    max_rows: int = 256  # held-out rows that are measured
+    max_rows: int = MAX_ROWS  # held-out rows that are measured
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs where there are any
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
     timeout_s: float = 3600.0
@@ -189,7 +189,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
             reward=request.reward,
         )
     for folder in (request.base_dir, request.model_dir):
-        model = load_model(folder, request.base_dir, device, precision)
+        model = load_model(folder, request.base_dir, device, precision, request.settings)
         # the finished model's tokenizer for both: the base may have come without one of its own
         answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
         outcomes.append((None if scorer is None else scorer.score(model), answers))
@@ -216,10 +216,13 @@ def precision_on(device: str) -> str:
     return "bf16" if device == "cuda" else "fp32"
 
 
-def load_model(folder: Path, base: Path, device: str, precision: str) -> Any:
+def load_model(
+    folder: Path, base: Path, device: str, precision: str, settings: Settings | None = None
+) -> Any:
     """The transformers model that is in a folder, to be asked, not trained; an adapter is put onto ``base``.
 
-    ``device``: cuda (over all GPUs) or cpu; ``precision``: bf16, or else fp32.
+    ``device``: cuda (over all GPUs) or cpu; ``precision``: bf16, or else fp32. ``settings``: of the run that
+    has trained an adapter, which may have done so beside a quantised base.
     """
     import torch
 
@@ -235,7 +238,12 @@ def load_model(folder: Path, base: Path, device: str, precision: str) -> Any:
         with collector_paused():
             from peft import PeftModel
 
-        return PeftModel.from_pretrained(causal.load(base, **options), str(folder)).eval()
+        network = causal.load(base, **options)
+        if settings is not None and settings.method == "qlora":
+            from launchers.engines.loop import quantised
+
+            quantised.round_layers(network, settings.lora.quantization)
+        return PeftModel.from_pretrained(network, str(folder)).eval()
     return causal.load(folder, **options).eval()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.models import ModelRef
-from launchers import engines
+from launchers import engines, gguf
 from launchers.dataset import render
 from launchers.dataset.prepared import Prepared
 from launchers.dataset.turns import Message
@@ -19,6 +19,7 @@ from launchers.settings import Settings
 
 PAGE = "README.md"
 HEADING = "## Asking it"
+_GGUF_HEADING = "## GGUF, for llama.cpp"
 _TEMPLATE_FILE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _GENERATION = "generation_config.json"
 _ASKED = Message(role="user", content="Name a prime number.")
@@ -35,7 +36,22 @@ def collect(job: TrainJob, destination: Path) -> None:
         _write_template(folder, tokenizer.chat_template)
     if settings.task != "reward" and (job.model_dir / "config.json").is_file():
         _write_generation_config(folder, job.model_dir, tokenizer, chats=chats)
-    (folder / PAGE).write_text(_page(job, tokenizer, chats=chats))
+    page = _page(job, tokenizer, chats=chats)
+    if command := gguf.command(folder, job.model_dir, _base_name(job.model)):
+        page += f"\n{_GGUF_HEADING}\n\n    {command}\n"
+    (folder / PAGE).write_text(page)
+
+
+def gguf_command(folder: Path) -> str | None:
+    """What the page of a model or adapter says makes GGUF of that folder."""
+    page = folder / PAGE
+    _, _, command = (page.read_text() if page.is_file() else "").partition(f"{_GGUF_HEADING}\n\n    ")
+    return command.split("\n")[0].replace("this/folder", str(folder)) or None
+
+
+def _base_name(model: ModelRef) -> str:
+    """How the base is found by whoever has the result: by a folder, or a Hugging Face id."""
+    return model.name if model.kind == "stored" else model.location or model.name
 
 
 def _write_template(folder: Path, template: Any) -> None:
@@ -107,7 +123,7 @@ def _loading(settings: Settings, method: str, model: ModelRef) -> list[str]:
     """Lines of Python that load model and tokenizer; an adapter that isn't merged comes onto its base."""
     kind = "AutoModelForSequenceClassification" if settings.task == "reward" else "AutoModelForCausalLM"
     tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("this/folder")'
-    base = model.location or model.name
+    base = _base_name(model)
     if settings.merges(method):
         return [
             f"from transformers import {kind}, AutoTokenizer",
@@ -123,11 +139,28 @@ def _loading(settings: Settings, method: str, model: ModelRef) -> list[str]:
             tokenizer,
             f'model = adapter_v2.load("{base}", "this/folder")',
         ]
+    names, options, after = [kind, "AutoTokenizer"], "", []
+    if settings.task == "reward":
+        options = ", num_labels=1"
+        after = ["base.config.pad_token_id = tokenizer.pad_token_id"]
+    if settings.new_tokens:
+        after.append("base.resize_token_embeddings(max(len(tokenizer), base.config.vocab_size))")
+    quantised = []
+    if method == "qlora":
+        names, options = [*names, "BitsAndBytesConfig"], f"{options}, quantization_config=nf4"
+        double = settings.lora.quantization == "nf4-double"
+        quantised = [
+            "nf4 = BitsAndBytesConfig(",
+            f'    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double}',
+            ")",
+        ]
     return [
         "from peft import PeftModel",
-        f"from transformers import {kind}, AutoTokenizer",
+        f"from transformers import {', '.join(names)}",
         "",
         tokenizer,
-        f'base = {kind}.from_pretrained("{base}")',
+        *quantised,
+        f'base = {kind}.from_pretrained("{base}"{options})',
+        *after,
         'model = PeftModel.from_pretrained(base, "this/folder")  # not merged into its base',
     ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from launchers.engines.loop.preference_losses import Answers
     from launchers.scoring.rewards import Rewards
 
+MAX_ROWS = 256  # held-out rows that are measured
 # Tokens, padding included, that go through a model at once: at a vocabulary of 128k, 2 GiB of bf16 logits.
 MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
 # The same of answers that are drawn together, whose logits are of one position
@@ -293,12 +294,14 @@ def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
     )
 
 
-def batches_by_length(data: Prepared, rows: Iterable[int], max_tokens: int) -> Iterator[list[int]]:
+def batches_by_length(
+    data: Prepared, rows: Iterable[int], max_tokens: int, max_rows: int | None = None
+) -> Iterator[list[int]]:
     """Rows of similar length together, at least one at a time; the longest first."""
     lengths = {index: _padded_tokens(data.row(index)) for index in rows}
     batch: list[int] = []
     for index in sorted(lengths, key=lambda index: -lengths[index]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
+        if batch and (lengths[batch[0]] * (len(batch) + 1) > max_tokens or len(batch) == max_rows):
             yield batch
             batch = []
         batch.append(index)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from estimator.models import ModelRef
 from estimator.plan import GIB, Plan
-from launchers import engines, handover
+from launchers import engines, handover, hub_push
 from launchers.dataset import mixture
 from launchers.evaluate import EvaluationResult
 from launchers.report.metrics import Summary, duration
@@ -32,13 +33,21 @@ def slug(model: str) -> str:
 
 
 def closing_facts(
-    plan: Plan, summary: Summary, memory_peak_bytes: int | None, evaluation: EvaluationResult | None
+    plan: Plan,
+    summary: Summary,
+    memory_peak_bytes: int | None,
+    evaluation: EvaluationResult | None,
+    exported: Sequence[tuple[str, str]] = (),
 ) -> Facts:
-    """Predicted beside measured, and what was learnt. ``memory_peak_bytes``: of the largest process."""
+    """Predicted beside measured, and what was learnt. ``memory_peak_bytes``: of the largest process.
+
+    ``exported``: which step the result is, where that is a question (launchers.report.evaluations).
+    """
     predicted = plan.prediction
     memory = predicted.memory
     rows = [
         ("steps", f"{summary.steps}"),
+        *exported,
         ("loss", f"{summary.first_loss:.4f} first, {summary.last_loss:.4f} last"),
         (
             "time for a step",
@@ -80,9 +89,22 @@ def write_records(
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
     page = engines.result_of(folder) / handover.PAGE
+    page.write_text(model_page(plan, settings, facts, model=model, again=again, usage=usage_in(page)))
+
+
+def usage_in(page: Path) -> str:
+    """How to ask the model, of a page that has it."""
     _, heading, usage = (page.read_text() if page.is_file() else "").partition(handover.HEADING)
-    usage = heading + usage
-    page.write_text(model_page(plan, settings, facts, model=model, again=again, usage=usage))
+    return heading + usage
+
+
+def hub_page(folder: Path, plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef) -> str:
+    """The page for the repository that ``folder``'s result is pushed to, by whose name it is loaded."""
+    usage = usage_in(engines.result_of(folder) / handover.PAGE).replace(
+        "this/folder", str(settings.export.push)
+    )
+    license_name = hub_push.license_of(model.hub_id)
+    return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 
 
 def _from_anywhere(settings: Settings) -> Settings:
@@ -97,26 +119,43 @@ def _from_anywhere(settings: Settings) -> Settings:
         "dataset": whole(settings.dataset),
         "mixture": {whole(name): weight for name, weight in settings.mixture.items()},
         "evaluation": evaluation,
+        "harness": settings.harness.model_copy(update={"tasks": tuple(map(whole, settings.harness.tasks))}),
     }
     return settings.model_copy(update=changes)
 
 
 def model_page(
-    plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef, again: str, usage: str
+    plan: Plan,
+    settings: Settings,
+    facts: Facts,
+    *,
+    model: ModelRef,
+    usage: str,
+    again: str | None = None,
+    license_name: str | None = None,
 ) -> str:
-    """A model card (README.md) in Hugging Face's form; ``usage``: how to ask the model (handover)."""
+    """A model card (README.md) in Hugging Face's form.
+
+    ``usage``: how to ask the model (handover). ``again``: the command that repeats the run with the
+    settings.yaml beside the folder. ``license_name``: of the base, by its own card.
+    """
     whole = settings.merges(plan.method)
     library = "transformers" if whole or plan.method == "adapter-v2" else "peft"
     head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
         head["base_model"] = model.hub_id
+        head["base_model_relation"] = "finetune" if whole else "adapter"
+    if license_name is not None:
+        head["license"] = license_name
+    if settings.task != "reward":
+        head["pipeline_tag"] = "text-generation"
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    repeating = f"`settings.yaml` beside this folder repeats the run:\n\n    {again}\n\n" if again else ""
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
         f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n"
-        "`settings.yaml` beside this folder repeats the run:\n\n"
-        f"    {again}\n\n{usage}"
+        f"{repeating}{usage}"
     )
 
 

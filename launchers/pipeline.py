@@ -33,6 +33,8 @@ from launchers.dataset.preferences import Sample
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.evaluate import EvaluationRequest, EvaluationResult, evaluate
+from launchers.harness import tasks
+from launchers.held_out import MAX_ROWS
 from launchers.models import weights
 from launchers.models.files import check_complete, tensor_shapes
 from launchers.models.fit import check_fits
@@ -118,7 +120,11 @@ def plan_run(
     check_supported(settings, model.spec)
     _check_files(settings, model)
     check_reward(settings)
-    job = build_job(settings, model.spec, count_steps(settings))
+    tasks.check(settings)
+    steps = count_steps(settings)
+    if steps is not None and settings.tokens is None:  # which are reached with so many steps at the least
+        _check_evaluations(settings, steps)
+    job = build_job(settings, model.spec, steps)
     plan = choose(job, apply_resources(settings, target), load_corrections() if calibrated else None)
     settings = resolve_auto(as_planned(settings, plan), model.spec)
     _check_layout(settings, plan, model.spec)
@@ -141,10 +147,13 @@ def load_corrections() -> Calibration | None:
     return corrections
 
 
-def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) -> Settings:
+def resolve_auto(
+    settings: Settings, spec: ModelSpec, steps: int | None = None, plan: Plan | None = None
+) -> Settings:
     """The same settings with every ``auto`` that depends on the model, or on the number of steps, decided.
 
-    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate.
+    Of method ``auto`` the plan decides (:func:`as_planned`), and with it of engine and learning rate. How
+    often a checkpoint is made on spot nodes, ``plan`` says, where the user has not.
     """
     tiny = spec.name == weights.TINY
     changes: dict[str, object] = {}
@@ -166,7 +175,9 @@ def resolve_auto(settings: Settings, spec: ModelSpec, steps: int | None = None) 
     if settings.engine == "auto":
         changes["engine"] = able_engine(settings, spec)
     if settings.checkpoint_every == 0 and steps is not None:
-        changes["checkpoint_every"] = max(10, round(steps / 10))
+        interruptions = plan.prediction.interruptions if plan is not None else None
+        planned = interruptions.steps if interruptions is not None else None
+        changes["checkpoint_every"] = planned or max(10, round(steps / 10))
     return settings.model_copy(update=changes)
 
 
@@ -188,6 +199,7 @@ def check_supported(
     if settings.unused:
         name = settings.unused[0]
         raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
+    _check_adapter_only(settings)
     engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = engines.get(engine).unsupported(settings, spec)
     if reason is not None:
@@ -205,6 +217,23 @@ def check_supported(
         raise UserError(
             (Change("seq_len", seq_len), f": {spec.name} takes at most {spec.max_seq_len} tokens."),
             ("Use ", Change("seq_len", spec.max_seq_len), " or less."),
+        )
+
+
+def _check_adapter_only(settings: Settings) -> None:
+    """Raise UserError where there is no adapter that could be handed over alone."""
+    if not settings.export.adapter_only:
+        return
+    alone = Change("export.adapter_only", value=True)
+    if settings.method == "full":
+        raise UserError(
+            (alone, ": ", Change("method", "full"), " trains no adapter."),
+            ("Use ", Change("method", "lora"), ", or leave it out."),
+        )
+    if settings.method == "qlora" and settings.lora.quantization == "int8":
+        raise UserError(
+            (alone, ": no library but this one keeps a base in 8 bits as it is trained beside here."),
+            ("Use ", Change("lora.quantization", "nf4-double"), ", or leave it out."),
         )
 
 
@@ -264,8 +293,16 @@ def _check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
         )
 
 
-def check_installed(engine: str, method: str = "full") -> None:
-    """Raise UserError where the packages of an engine are not here, or those that a method needs there."""
+def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
+    """Raise UserError where the packages of an engine are not here, or those that a method needs there.
+
+    ``liger``: Liger-Kernel's too.
+    """
+    if liger and importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "pip install liger-kernel",
+        )
     needed = PACKAGES[engine]
     if method == "qlora" and engine in FAMILY_CODE:
         needed = (*needed, "bitsandbytes")
@@ -368,13 +405,27 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None) -> Job:
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
         compile=settings.compile,
+        liger=settings.liger,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,
         offload="cpu" if "cpu" in (settings.zero.offload, settings.fsdp.offload) else "none",
         steps=steps,
+        evaluated_sequences=_evaluated_sequences(settings, steps),
+        adapter_only=settings.export.adapter_only,
         **_drawing(settings),
     )
+
+
+def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
+    """Held-out sequences that go through the model while it trains, at most.
+
+    0 where that isn't known before: of evaluations by minutes, or in a run of unknown length.
+    """
+    every = settings.evaluation.every_steps
+    if every is None or steps is None:
+        return 0
+    return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
 
 
 def _drawing(settings: Settings) -> dict[str, Any]:
@@ -527,6 +578,12 @@ def tokenise(
             "does not reach its peak"
         )
     _check_window(settings, info.total_steps)
+    _check_evaluations(settings, info.total_steps)
+    if settings.evaluation.in_training and not (folder / "heldout").is_dir():
+        raise UserError(
+            "evaluation.every_steps: no row is held out that could be evaluated while the run trains.",
+            "Give evaluation.dataset, or more rows.",
+        )
     if settings.tokens is not None:
         trained = sum(tokens_of_steps(Prepared(folder)))
         print(
@@ -545,6 +602,20 @@ def _check_window(settings: Settings, total_steps: int) -> None:
         raise UserError(
             f"profile.steps {settings.profile.steps}: the run has {total_steps:,} steps.",
             f"Name steps of it, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
+        )
+
+
+def _check_evaluations(settings: Settings, total_steps: int) -> None:
+    """Raise UserError where the run ends before it is evaluated for the first time."""
+    every = settings.evaluation.every_steps
+    if every is not None and every > total_steps:
+        raise UserError(
+            (Change("evaluation.every_steps", every), f": the run has {total_steps:,} steps."),
+            (
+                "Give ",
+                Change("evaluation.every_steps", max(1, total_steps // 5)),
+                " or another part of them.",
+            ),
         )
 
 

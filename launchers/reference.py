@@ -46,13 +46,17 @@ def is_needed(job: TrainJob) -> bool:
     return job.settings.task == "dpo" and job.plan.method not in SWITCHED_OFF
 
 
-def fetch(job: TrainJob, address: NodeAddress, store: Storage, work: Path) -> Path:
+def fetch(
+    job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
+) -> Path:
     """Have the reference of all rows computed, by all nodes together; returns its file in ``work``.
+
+    ``max_rows``: of the first so many rows.
 
     Raises UserError where the computation fails, or where no part comes, of this node or another, for
     ``resources.hang_timeout_s``; for the first part four times as long, as the model has to be loaded.
     """
-    rows = len(Prepared(job.data_dir))
+    rows = min(len(Prepared(job.data_dir)), max_rows or sys.maxsize)
     parts = range(-(-rows // PART))
     key = f"reference/{_fingerprint(job)}"
     mine = [part for part in parts if part % address.nodes == address.node]

@@ -21,6 +21,7 @@ from estimator.changes import meant_by
 from estimator.errors import UserError
 from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
 from launchers import deepspeed_file
+from launchers.handover_sections import Export, Harness
 from launchers.sections import (
     WEIGHED,
     Adapter,
@@ -29,8 +30,10 @@ from launchers.sections import (
     Fsdp,
     Lora,
     NonNegative,
+    NotEmpty,
     Optimizer,
     Positive,
+    PositiveFloat,
     Preference,
     ProfileWindow,
     Recompute,
@@ -50,7 +53,7 @@ SCHEMA_FILE = Path(__file__).with_name("settings.schema.json")
 class Settings(Section):
     """Every knob of a run. Unknown names are refused."""
 
-    model: str = "tiny-llama"
+    model: str = Field(default="tiny-llama", min_length=1)
     """A name of the model table, a Hugging Face id, s3://bucket/path or a local directory."""
     method: Literal["full", "lora", "qlora", "dora", "adapter-v1", "adapter-v2", "auto"] = "full"
     """What is trained: all weights; adapters; adapters on a quantised base; adapters and the length of each
@@ -64,7 +67,7 @@ class Settings(Section):
     engine: Literal["torchtune", "deepspeed", "fsdp2", "trl"] | Auto = "auto"
     """The training engine. auto: torchtune, or deepspeed, or fsdp2, or for task grpo trl: the first that can
     train the model that way."""
-    dataset: str = "python-docs"
+    dataset: str = Field(default="python-docs", min_length=1)
     """JSONL, JSON, CSV or Parquet of chat messages, instruction/response or text, for preferences of pairs,
     for pretrain of text (also .txt): a local path, a folder of save_to_disk, s3://, a Hugging Face id, or
     python-docs (made from the running Python's documentation). NAME#SPLIT names a split."""
@@ -76,12 +79,18 @@ class Settings(Section):
     256), or the model's limit if lower."""
     packing: bool = False
     """Put several short rows into one sequence (attention stays within each row)."""
+    group_by_length: bool = False
+    """Put rows of about one length into a batch, so that less of it is padding. Rows move by at most 50
+    steps, and the batches stay in a drawn order."""
     longest_first: bool = True
     """Begin the first epoch with the longest rows, so that memory is reserved once, and a run that does not
     fit fails in its first step. Packed rows stay as they are."""
     expandable_segments: bool = True
     """On NVIDIA GPUs add expandable_segments:True to PYTORCH_CUDA_ALLOC_CONF, unless that variable says
     otherwise: batches of other lengths then use freed memory again."""
+    neftune_alpha: PositiveFloat | None = None
+    """NEFTune: noise on the embeddings in training, up to this by the root of a document's tokens times
+    dimensions; its authors take 5, 10 or 15 (tasks sft and pretrain). Empty: none."""
     trial: NonNegative = 0
     """Before the run, try the three best plans on its own machines for so many steps each, and keep the
     fastest. 0: go by the prediction."""
@@ -89,7 +98,7 @@ class Settings(Section):
     """Count the prompt's tokens in the loss too."""
     chat_template: str | None = None
     """A Jinja chat template to use instead of the tokenizer's."""
-    new_tokens: tuple[str, ...] = ()
+    new_tokens: tuple[NotEmpty, ...] = ()
     """Tokens that are added to the tokenizer. Their embeddings begin as the mean of all others' and are
     trained: embedding and head are trained whole beside adapters then. Needs deepspeed or fsdp2."""
     epochs: Positive = 1
@@ -116,9 +125,12 @@ class Settings(Section):
     """What activation checkpointing recomputes."""
     compile: bool = False
     """torch.compile the model's blocks (torchtune, fsdp2)."""
+    liger: bool = False
+    """Liger-Kernel's kernels for norms, MLPs, rotation and the loss, for which no logits are kept
+    (deepspeed, fsdp2, on GPUs; needs the package liger-kernel)."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Largest gradient norm. Empty: no clipping."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seeds the order of the data and the adapters' initial weights."""
     optimizer: Optimizer = Optimizer()
     """The optimizer and its constants."""
@@ -140,10 +152,15 @@ class Settings(Section):
     """Answers of the model itself to train on, for flows/rejection_flow.py."""
     evaluation: Evaluation = Evaluation()
     """Held-out data and sample answers."""
+    harness: Harness = Harness()
+    """Task metrics of base and result, by lm-evaluation-harness."""
+    export: Export = Export()
+    """What is handed over, and where to."""
     resources: Resources = Resources()
     """Hardware; empty values are planned."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps."""
+    """Optimizer steps between checkpoints. 0: every tenth of the run, but no fewer than 10 steps; on spot as
+    often as loses least by interruptions, where their rate is known."""
     keep_checkpoints: Positive = 2
     """How many of the newest checkpoints are kept."""
     log_every: Positive = 1
@@ -152,7 +169,7 @@ class Settings(Section):
     """A few steps' time and memory in full."""
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Experiment trackers that get every step's metrics."""
-    output_dir: str = "finetuned"
+    output_dir: str = Field(default="finetuned", min_length=1)
     """Local runs put the finished model into a folder of the run's id below this one."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Raw values laid over the engine's own configuration (torchtune YAML, DeepSpeed JSON), last."""
@@ -161,6 +178,8 @@ class Settings(Section):
     def unused(self) -> tuple[str, ...]:
         """What is set, by its dotted name, and has no part in the task."""
         found = ["train_on_prompt"] if self.train_on_prompt and self.task != "sft" else []
+        if self.neftune_alpha is not None and self.task not in ("sft", "pretrain"):
+            found.append("neftune_alpha")
         weighed = WEIGHED.get(self.task, ())
         for name, default in Preference():
             if getattr(self.preference, name) != default and name not in weighed:
@@ -181,7 +200,10 @@ class Settings(Section):
 
     def merges(self, method: str) -> bool:
         """Whether what ``method`` trains is handed over as a whole model, not as an adapter on its own."""
-        return method not in LLAMA_ADAPTERS and not (method == "lora" and self.lora.experts)
+        if method == "full":
+            return True
+        alone = self.export.adapter_only or (method == "lora" and self.lora.experts)
+        return not alone and method not in LLAMA_ADAPTERS
 
     @property
     def trained_modules(self) -> tuple[str, ...]:
@@ -220,8 +242,20 @@ class Settings(Section):
         window = self.profile.window
         if window is not None and self.max_steps is not None and window[1] > self.max_steps:
             raise ValueError(f"profile.steps {self.profile.steps}: max_steps is {self.max_steps}")
+        every = self.evaluation.every_steps
+        if every is not None and self.max_steps is not None and every > self.max_steps:
+            raise ValueError(f"evaluation.every_steps {every}: max_steps is {self.max_steps}")
+        if self.task == "grpo" and self.evaluation.in_training:
+            raise ValueError(
+                "evaluation.every_steps: grpo is evaluated before and after the run alone; its mean reward "
+                "is in every step's line"
+            )
         if self.task == "grpo" and self.tokens is not None:
             raise ValueError("tokens: how many grpo draws is not known before; give max_steps or epochs")
+        if self.group_by_length and self.packing:
+            raise ValueError(
+                "group_by_length and packing: packed sequences are full already; leave one of them out"
+            )
         if self.dataset in self.mixture:
             raise ValueError(
                 f"mixture holds {self.dataset}, which is `dataset` already: leave one of them out"
@@ -283,8 +317,9 @@ def build(
         _assign(given, name.split("."), value)
     for override in overrides:
         name, separator, text = override.partition("=")
-        if not separator:
-            raise UserError(f"--set {override}: no `=` in it.", "Write --set optimizer.lr=2e-5")
+        if not (separator and name.strip()):
+            missing = "nothing before its `=`" if separator else "no `=` in it"
+            raise UserError(f"--set {override}: {missing}.", "Write --set optimizer.lr=2e-5")
         _assign(given, name.strip().split("."), _scalar(override, text))
     merged = overlaid(overlaid(merged, _of_deepspeed_file(given)), given)
     try:
@@ -394,21 +429,26 @@ def _explain(error: ValidationError) -> tuple[str, str]:
     wrong: dict[str, list[str]] = {}  # by name and value; a union of types has one complaint each
     advice = ""
     for item in error.errors():
-        name = ".".join(part for part in map(str, item["loc"]) if part.isalnum() or part.isidentifier())
+        path = list(map(str, item["loc"]))
+        # Between the names are pydantic's own words for the type that it has tried.
+        name = ".".join(part for part in path if part.isalnum() or part.isidentifier())
         if item["type"] == "extra_forbidden":
+            name = ".".join(path)
             meant = meant_by(name)
             near = [meant] if meant else difflib.get_close_matches(name, dotted_names(), n=3, cutoff=0.5)
             wrong[f"there is no `{name}`"] = []
             advice = f"Did you mean {', '.join(near)}?" if near else ""
         elif item["type"] == "missing":  # of a list; no setting has to be given
             wrong[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
-        elif not name:
-            wrong[item["msg"].removeprefix("Value error, ")] = []
+        elif not name or (item["type"] == "value_error" and isinstance(item["input"], dict)):  # of a section
+            wrong[f"{name}: {item['msg']}".removeprefix(": ").replace("Value error, ", "")] = []
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
             if item["type"] in ("model_type", "dataclass_type"):
                 keys = [each for each in dotted_names() if each.startswith(f"{name}.")]
                 message = f"a section, with {', '.join(keys)}"
+            elif item["type"] == "string_too_short":
+                message = "a text that is not empty"
             wrong.setdefault(f"{name} = {item['input']!r}", []).append(message.split(", unable")[0])
     lines = [f"{what}: should be {' or '.join(rules)}" if rules else what for what, rules in wrong.items()]
     return f"settings: {'; '.join(lines)}.", advice

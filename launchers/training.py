@@ -12,18 +12,23 @@ from estimator.plan import Plan
 from launchers import reference
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
+from launchers.export_best import export_best, has_ended, last_step
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
+from launchers.held_out import MAX_ROWS
 from launchers.replanning import Replanning, after_kill, choose_plan, out_of_memory
+from launchers.report.evaluations import HeldOutLoss, best_of, evaluation_line, handed_over, is_over, why_over
 from launchers.report.metrics import Meter, Metrics, dist_lines, tokens_of_steps
 from launchers.report.progress import Progress
-from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Profiled
+from launchers.report.telemetry import DistInfo, Evaluated, Event, Memory, Phase, Profiled
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, lines
 from launchers.store.bundles import Storage, put_bundle
 from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_newest
 from launchers.trial import TrialResult, find_decision, run_trials
+
+_EVALUATING_S = 10.0  # from one line to the next that says that an evaluation is under way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +55,19 @@ class Trained:
     metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
     memory_peak_bytes: int | None  # of this node's largest process since it started; None: not reported
     windows: tuple[Window, ...] = ()  # profiled by this node's ranks
+    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained, those before resumed_from too
+    exported_step: int  # whose model is the result
 
     @property
     def resumed_from(self) -> int:
         """The step gone on from; 0: from the start."""
         return self.job.start_step
+
+    @property
+    def exported(self) -> list[tuple[str, str]]:
+        """Rows of (what, value): which step the result is, of a run that was evaluated."""
+        last, settings = last_step(self.job, self.evaluations), self.job.settings.evaluation
+        return handed_over(self.evaluations, settings, exported=self.exported_step, last_step=last)
 
 
 def train(
@@ -96,6 +109,10 @@ def train(
     launched = job.plan
     if reference.is_needed(job):
         job = replace(job, reference=reference.fetch(job, address, store, work / "reference"))
+        if job.evaluates:
+            held_out = replace(job, data_dir=job.held_out_dir)
+            found = reference.fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
+            job = replace(job, held_out_reference=found)
     plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
     if job.settings.trial:
         job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))
@@ -104,7 +121,9 @@ def train(
         job = replace(job, plan=_choose_plan(plans, job, attempt, say))
     on_plan(job.plan)
     data = Prepared(job.data_dir)
-    listener = _Listener(job, attempt.run, tokens_of_steps(data), _Traces(store, attempt.profile), on_event)
+    listener = _Listener(
+        job, attempt.run, tokens_of_steps(data), _Traces(store, attempt.profile), on_event, address.node
+    )
     # Checkpoints of other data or settings are not this job's: they lie under another name.
     fingerprint = data.info.fingerprint
     if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
@@ -122,13 +141,20 @@ def train(
         print(f"a checkpoint can't be used: {line}")
     if checkpoint and address.node == 0:
         print(f"going on from the checkpoint of step {checkpoint.step} of {job.total_steps}", flush=True)
-        listener.go_on_from(checkpoint)
     if checkpoint:
-        job = replace(job, start_step=checkpoint.step, resume_dir=work / "resume")
+        listener.go_on_from(checkpoint)
+        job = replace(
+            job,
+            start_step=checkpoint.step,
+            resume_dir=work / "resume",
+            evaluations=tuple(listener.evaluations),
+        )
         if address.node == 0:
             _say_what_is_past(job)
     try:
-        run_node(job, address, on_event=listener, checkpoints=checkpoints)
+        if not has_ended(job):
+            run_node(job, address, on_event=listener, checkpoints=checkpoints)
+        exported = export_best(job, listener.evaluations, address, checkpoints, work / "best", listener)
     except GangFailed as error:
         if plans is not None and error.failure.out_of_memory:
             _plan_less(plans, attempt, job, address)
@@ -142,6 +168,8 @@ def train(
         metrics=tuple(listener.metrics),
         memory_peak_bytes=listener.memory_peak_bytes,
         windows=tuple(listener.traces.windows),
+        evaluations=tuple(listener.evaluations),
+        exported_step=exported,
     )
 
 
@@ -249,6 +277,19 @@ def _keep_logs(store: Storage, key: str, folder: Path) -> None:
         print(f"the ranks' logs could not be kept: {error}")
 
 
+def _said(loss: HeldOutLoss) -> Evaluated:
+    """What a rank has said of an evaluation, for who hears this attempt alone."""
+    return Evaluated(
+        rank=0,
+        step=loss.step,
+        done=0,
+        rows=0,
+        seconds=loss.seconds,
+        loss=loss.loss,
+        metrics=loss.metrics,
+    )
+
+
 class _Listener:
     """Hears every telemetry event of this node: for the terminal, trackers, and whoever else wants it."""
 
@@ -259,10 +300,13 @@ class _Listener:
         tokens: Sequence[int],
         traces: _Traces,
         on_event: Callable[[Event], None],
+        node: int,
     ) -> None:
         self.metrics: list[Metrics] = []
+        self.evaluations: list[HeldOutLoss] = []
         self.traces = traces
-        self._job, self._run = job, run
+        self._job, self._run, self._node = job, run, node
+        self._told = 0.0  # when an evaluation was last said to be under way
         self._meter = Meter(job.plan, tokens)
         self._ranks: list[DistInfo] = []
         self._memory: dict[int, Memory] = {}  # by rank, the last; its peaks only grow
@@ -283,13 +327,15 @@ class _Listener:
             self._memory[event.rank] = event
         elif isinstance(event, Profiled):
             self._show(event)
+        elif isinstance(event, Evaluated):
+            self._evaluated(event)
         elif isinstance(event, Phase) and event.rank == 0 and event.name in ("checkpoint", "save"):
             print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         metrics = self._meter.add(event)
         if metrics is not None:
             self.metrics.append(metrics)
             self._progress.step(metrics, self.memory_peak_bytes)
-            self._track(metrics)
+            self._track(metrics.step, metrics.figures())
 
     def _show(self, event: Profiled) -> None:
         if event.window is None:
@@ -300,6 +346,26 @@ class _Listener:
         text = [*lines(window, predicted), f"  trace, when the run has ended: {window.trace}", ""]
         print("\n".join(text), end="", flush=True)  # in one write: local nodes share their output
 
+    def _evaluated(self, event: Evaluated) -> None:
+        """Every rank says the same loss: the first to say it is heard. On node 0 alone it is shown."""
+        settings, known = self._job.settings, self.evaluations
+        if event.loss is None:
+            if event.rank == 0 and event.at - self._told >= _EVALUATING_S:
+                self._told = event.at
+                print(f"evaluating after step {event.step}: {event.done} of {event.rows} rows", flush=True)
+            return
+        if known and known[-1].step >= event.step:
+            return
+        loss = HeldOutLoss(
+            step=event.step, loss=event.loss, metrics=event.metrics or {}, seconds=event.seconds
+        )
+        known.append(loss)
+        if self._node == 0:
+            print(evaluation_line(known), flush=True)
+            if is_over(known, settings.evaluation):
+                print(why_over(known, settings.evaluation), flush=True)
+            self._track(loss.step, loss.figures(settings.task))
+
     @property
     def memory_peak_bytes(self) -> int | None:
         """The largest process: torch's reserved memory on GPUs, resident memory on CPUs."""
@@ -307,20 +373,30 @@ class _Listener:
         resident = [memory.rss_peak for memory in self._memory.values()]
         return max(reserved or resident, default=None)
 
-    def _track(self, metrics: Metrics) -> None:
+    def _track(self, step: int, figures: dict[str, float]) -> None:
         if self._trackers is None:
             settings = self._job.settings
             folder = Path(settings.output_dir).expanduser() / "trackers"
             self._trackers = Trackers(settings, run_name=self._run, folder=folder)
-        self._trackers.log(metrics)
+        self._trackers.log(step, figures)
 
     def notes(self, step: int) -> dict[str, Any]:
-        """What a checkpoint keeps of the run so far: the metrics up to its step."""
-        return {"metrics": [metrics.to_dict() for metrics in list(self.metrics) if metrics.step <= step]}
+        """What a checkpoint keeps of the run so far: the metrics and the held-out losses up to its step."""
+        evaluations = [each for each in list(self.evaluations) if each.step <= step]
+        best = best_of(evaluations) if self._job.settings.evaluation.keeps_best else None
+        return {
+            "metrics": [metrics.to_dict() for metrics in list(self.metrics) if metrics.step <= step],
+            "evaluations": [each.to_dict() for each in evaluations],
+            "best_step": None if best is None else best.step,
+        }
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Take over the metrics of the steps that an earlier attempt or run has made."""
-        self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
+        """Take over what was measured of the steps that an earlier attempt or run has made."""
+        self.evaluations = [HeldOutLoss(**values) for values in checkpoint.extra.get("evaluations", ())]
+        for each in self.evaluations:
+            self._on_event(_said(each))
+        if self._node == 0:
+            self.metrics = [Metrics(**values) for values in checkpoint.extra.get("metrics", ())]
 
     def close(self) -> None:
         self._progress.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -66,13 +67,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def write_sums(path: Path) -> Path:
-    """Sixty rows of arithmetic that a tiny model can begin to learn in a few steps."""
+    """Sixty rows of arithmetic that a tiny model can begin to learn in a few steps.
+
+    The suffix is the form: ``.jsonl`` of Alpaca's rows, ``.csv`` with semicolons, ``.parquet`` of messages,
+    ``.json`` a list of ShareGPT's chats. All become the same tokens.
+    """
     rows = [
         {"instruction": "Add the two numbers.", "input": f"{a} and {b}", "output": f"The sum is {a + b}."}
         for a in range(1, 7)
         for b in range(10)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = [(f"{row['instruction']}\n\n{row['input']}", row["output"]) for row in rows]
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, delimiter=";").writerows([["prompt", "completion"], *asked])
+    elif path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        roles = ("user", "assistant")
+        chats = [
+            [{"role": role, "content": text} for role, text in zip(roles, row, strict=True)] for row in asked
+        ]
+        parquet.write_table(pyarrow.table({"messages": chats}), path)
+    elif path.suffix == ".json":
+        turns = [[{"from": "human", "value": q}, {"from": "gpt", "value": a}] for q, a in asked]
+        path.write_text(json.dumps([{"conversations": each} for each in turns], indent=2))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 

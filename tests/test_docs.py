@@ -26,15 +26,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow
 import pytest
 import typer
-from pyarrow import parquet
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # as a script
 
-from benchmarks import support_table  # noqa: E402
+from benchmarks import examples, support_table  # noqa: E402
 from checklist.__main__ import app as checklist_command  # noqa: E402
 from checklist.checks import CHECKS  # noqa: E402
 from checklist.judges import thresholds  # noqa: E402
@@ -42,10 +40,9 @@ from checklist.measurements import PHASES  # noqa: E402
 from checklist.options import Options, build  # noqa: E402
 from estimator import models  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
-from estimator.job import Target  # noqa: E402
 from estimator.models import untried  # noqa: E402
 from flows import finetune_launch  # noqa: E402
-from launchers import engines, pipeline, settings  # noqa: E402
+from launchers import engines, settings  # noqa: E402
 from launchers.dataset import preferences, rows  # noqa: E402
 from launchers.models import weights  # noqa: E402
 from tests.conftest import write_pairs  # noqa: E402
@@ -69,6 +66,7 @@ FLAGS_WITHOUT_VALUE = {
     "--ignore-checklist",
     "--webhook",
     "--taint",
+    "--spot",
 }
 # Lines of other programs, which can't be looked up in this code.
 FOREIGN_LINES = ("The @kubernetes decorator requires", "OutOfMemoryError: CUDA out of memory")
@@ -511,6 +509,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_pairs(tmp_path / "pairs.jsonl")
     (tmp_path / "book.txt").write_text("Once upon a time there was a harbour. " * 1000)
     (tmp_path / "papers.jsonl").write_text(json.dumps({"text": "Once upon a time."}) + "\n")
+    for path in (examples.FOLDER / "data").iterdir():
+        if not (tmp_path / path.name).exists():
+            (tmp_path / path.name).write_text(path.read_text() * 100)
     (tmp_path / "my.yaml").write_text(yaml_examples()[0])
     weights.fetch(models.locate("tiny-llama"), tmp_path / "my-model")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -538,7 +539,7 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     backends = [name for word in options.get("--with", []) if (name := word.split(":")[0]) != "secrets"]
     assert set(backends) <= {"kubernetes", "batch"}, where
     parameters: dict[str, Any] = {
-        name: options["--" + name.replace("_", "-")][-1]
+        name: (options["--" + name.replace("_", "-")] or [True])[-1]
         for name in finetune_launch.FLAGS
         if "--" + name.replace("_", "-") in options
     }
@@ -569,7 +570,7 @@ def test_every_command_of_the_estimator_runs(place: Path) -> None:
         )
         said = f"{where}: finetune {shlex.join(words)}: {done.stderr}"
         theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
-        theirs = theirs or words[0] == "runs"  # there are none here
+        theirs = theirs or words[0] in ("runs", "costs")  # there are none here
         assert done.returncode in ((0, 1) if theirs else (0,)), said
         assert "Traceback" not in done.stderr, said
 
@@ -696,34 +697,18 @@ def test_yaml_examples_are_settings() -> None:
         settings.parse_yaml(text)
 
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+@pytest.mark.parametrize("path", examples.FILES, ids=lambda path: path.name)
+def test_an_example_is_planned_and_listed_with_its_plan(path: Path) -> None:
+    made = examples.plan(path)
+    assert made.planned_only is None
+    assert made.prediction.memory.fits
+    assert examples.row(path, made) in examples.README.read_text(), "python -m benchmarks.examples"
+    _, command, *_ = path.read_text().splitlines()
+    assert f"examples/{path.name}" in command
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_is_planned_and_listed(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With datasets of the names and shapes that it says."""
-    pair = {"prompt": "1 and 1", "chosen": "2", "rejected": "3"}
-    answer = {"prompt": "1 and 1", "completion": "2"}
-    files = {
-        "pairs.jsonl": [pair] * 300,
-        "judged.jsonl": [answer | {"label": True}, answer | {"label": False}] * 150,
-        "prompts.jsonl": [answer] * 300,
-        "handbook.jsonl": [{"text": "Once upon a time. " * 1000}] * 300,
-    }
-    for name, held in files.items():
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in held))
-    texts = pyarrow.table({"text": ["Once upon a time. " * 1000] * 300})
-    parquet.write_table(texts, tmp_path / "papers.parquet")
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
-    chosen = settings.build(settings.parse_yaml(path.read_text()))
-    run = pipeline.plan_run(chosen, Target(kind="catalogue"), calibrated=False)
-    assert run.plan.planned_only is None
-    assert run.plan.prediction.memory.fits
-    assert (run.plan.task, run.plan.method) == (chosen.task, chosen.method)
-    assert f"({path.name})" in (path.parent / "README.md").read_text()
+def test_the_examples_table_has_no_other_rows() -> None:
+    assert examples.README.read_text().count(".yaml)") == len(examples.FILES) + 1  # and the checklist's
 
 
 def test_the_example_of_a_score_prefers_few_words() -> None:

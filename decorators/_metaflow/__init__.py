@@ -20,6 +20,9 @@ What is used, and why no public interface serves:
   must reach its card, too (Metaflow finishes the card of a successful step only).
 * ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``, ``ArgoWorkflows._container_templates``: a pod's
   priority class, its affinity and the name of its node, which ``@kubernetes`` has no argument for.
+* ``ArgoWorkflows._compile_workflow_template``: finished workflows and their pods would stay for ever.
+* ``Kubernetes.create_job_object``, ``Kubernetes.create_jobset``, ``ArgoWorkflows._base_kubernetes_labels``:
+  user, flow and run as labels. Metaflow has them as annotations, by which cost tools don't group.
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow asks
   for it every few seconds while it waits for a step, and shows neither why a job does not start nor ends it.
   ``_fetch_job``, ``_fetch_pod``, ``_fetch_jobset``: an API server that is gone for a while must not end it.
@@ -33,6 +36,7 @@ What is used, and why no public interface serves:
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
   ``MetaflowInternalError.headline`` is put into words that fit.
+* ``cli.logger``, which the runtime is given: on a terminal, lines of training steps are renewed in place.
 * ``metaflow_config``: the namespace and the queue that steps run in where the user names none.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
@@ -40,6 +44,7 @@ What is used, and why no public interface serves:
   what S3 doesn't answer. Its variables do in other processes; this one has read them before it can set them.
 """
 
+from decorators._metaflow.argo import tidy_workflows
 from decorators._metaflow.attempts import before_retry, outlived
 from decorators._metaflow.cards import card, make_in_process, push_card, standalone_page
 from decorators._metaflow.commands import (
@@ -79,6 +84,7 @@ from decorators._metaflow.jobs import (
     waited_attempt,
     watch_waiting,
 )
+from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.signals import end_with_jobs
 from decorators._metaflow.steps import Given, StepView, resumed_artifact
@@ -109,6 +115,7 @@ __all__ = [
     "flow_name",
     "give_datastore_up",
     "in_container",
+    "label_jobs",
     "limit_datastore",
     "local_node_command",
     "main",
@@ -127,6 +134,7 @@ __all__ = [
     "shape_pods",
     "standalone_page",
     "storage",
+    "tidy_workflows",
     "user_errors",
     "waited_attempt",
     "waits_for_other_nodes",

@@ -13,6 +13,7 @@ from metaflow.system_context import ExecutionPhase, system_context
 
 from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.signals import end_with_jobs, was_interrupted
+from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
 from estimator.errors import UserError
 from launchers.cluster.hangup import outlive_shell
@@ -99,17 +100,21 @@ def main(flow: type[Any]) -> None:
     """Run a flow's command line, as ``flow()`` does.
 
     Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, ends its remote
-    jobs with it, and ends a task that met a UserError with the exit status that tells Metaflow's local
-    scheduler not to retry it (Metaflow itself always ends with 1).
+    jobs with it, shows the steps of a training in one line on a terminal, and ends a task that met a
+    UserError with the exit status that tells Metaflow's local scheduler not to retry it (Metaflow itself
+    always ends with 1).
     """
     global _in_main
     _in_main = True
     ensure_user()
     MetaflowInternalError.headline = "The run has failed"
     launches = bool({"run", "resume"} & set(sys.argv[1:]))
+    close_line = None
     if launches:
         outlive_shell()
         end_with_jobs()
+        if sys.stdout.isatty():
+            close_line = renew_steps()
     try:
         limit_datastore()
     except UserError as error:
@@ -123,6 +128,8 @@ def main(flow: type[Any]) -> None:
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         raise
     finally:
+        if close_line is not None:
+            close_line()
         sys.stderr.flush()
         if launches and was_interrupted() and system_context.run_id:
             say(f"To go on where it stood: {resume_command(sys.argv, str(system_context.run_id))}")

@@ -28,19 +28,19 @@ _made: str | None = None  # by this process; any other value of the variable is 
 def cluster_name(backend: Backend, values: Mapping[str, Any] | None = None) -> str:
     """The name of the target that a run of this backend is launched at from here.
 
-    ``kubernetes:<API server's host>/<namespace>``, ``batch:<region>/<queue>`` or ``local:<hostname>``.
+    ``kubernetes:<API server's host>`` (its namespaces share the nodes), ``batch:<region>/<queue>`` or
+    ``local:<hostname>``.
 
     Parameters
     ----------
     values:
         Those of the step's ``@kubernetes`` or ``@batch``; for what is missing, Metaflow's configuration.
     """
-    given = {name: value for name, value in (values or {}).items() if value}
-    where = {**_metaflow.configured_target(backend), **given}
     if backend == "kubernetes":
-        return f"kubernetes:{_api_server()}/{where.get('namespace') or 'default'}"
+        return f"kubernetes:{_api_server()}"
     if backend == "batch":
-        return f"batch:{_queue(str(where.get('queue') or UNKNOWN))}"
+        queue = (values or {}).get("queue") or _metaflow.configured_target(backend).get("queue")
+        return f"batch:{_queue(str(queue or UNKNOWN))}"
     return f"local:{socket.gethostname()}"
 
 

@@ -14,7 +14,7 @@ from decorators._metaflow import Backend, Given, WaitedJob
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import Override, Request
 
@@ -37,6 +37,7 @@ class ClusterFacts:
     efa: int | None = None
     hugepages_bytes: int | None = None
     zone: str | None = None  # one that has all the nodes
+    spot: SpotLabel | None = None  # how its spot nodes are marked, where the request is for such
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,13 @@ from launchers import settings
 from launchers.sections import Resources
 
 QUEUES_VARIABLE = "FINETUNE_QUEUES"  # "H100=queue-a,A10G=queue-b"
-_FLAGS = ("queue", "zone", "priority", "pending_timeout")  # of a flow; by the same name in its settings
+_FLAGS = (
+    "queue",
+    "zone",
+    "priority",
+    "pending_timeout",
+    "team",
+)  # of a flow; by the same name in its settings
 _OURS = re.compile(rf"resources\.({'|'.join(_FLAGS)}|queues)\b")  # of what is given with --set
 
 
@@ -27,6 +33,7 @@ class Options:
     zone: str | None = None
     priority: str | None = None  # a Kueue WorkloadPriorityClass
     pending_timeout: float = 30.0  # minutes
+    team: str | None = None  # that the run is for
     preflight: bool = True
 
     def __post_init__(self) -> None:
@@ -46,8 +53,9 @@ class Options:
     def from_values(cls, values: Mapping[str, Any]) -> Options:
         """From a flow's parameters and configs by name, as ``StepView.flow_values`` gives them.
 
-        Reads what there is of ``queue``, ``zone``, ``priority``, ``pending_timeout``, ``no_preflight`` and
-        ``set``, the settings file under ``settings``, and FINETUNE_QUEUES. Raises UserError.
+        Reads what there is of ``queue``, ``zone``, ``priority``, ``pending_timeout``, ``team``,
+        ``no_preflight`` and ``set``, the settings file under ``settings``, and FINETUNE_QUEUES. Raises
+        UserError.
         """
         config = values.get("settings")
         written = config.get("resources") if isinstance(config, Mapping) else None
@@ -70,6 +78,7 @@ class Options:
             zone=asked.zone,
             priority=asked.priority,
             pending_timeout=asked.pending_timeout,
+            team=asked.team,
             preflight=preflight,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from estimator.plan import GIB
 
 UNKNOWN = "unknown"
+MAY_BREAK = "\N{ZERO WIDTH SPACE}"  # a line, there, in a cell that may be narrow
 _ALIKE = str.maketrans(
     {
         "*": "\N{ASTERISK OPERATOR}",
@@ -66,4 +67,4 @@ def safe(text: str) -> str:
     something give way to others that look alike.
     """
     text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _LIKE_UNDERSCORE, text)  # within a word it means nothing
-    return " ".join(text.translate(_ALIKE).replace("](", "]\N{ZERO WIDTH SPACE}(").split())
+    return " ".join(text.translate(_ALIKE).replace("](", f"]{MAY_BREAK}(").split())

@@ -16,6 +16,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar;
 _CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
 _MEASURED_COLOURS = ("#54a24b", "#a7d9a0")
 _LINE, _LINE_2, _BAND, _UPPER, _CAPACITY = "#4c78a8", "#f58518", "#c9d8ea", "#e45756", "#333333"
+_LEGEND_ABOVE = {"orient": "top", "direction": "horizontal", "offset": 2, "title": None}
 T = TypeVar("T")
 
 
@@ -67,14 +68,14 @@ def memory_bars(
     names += others
     colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(others))]
     marks = []
-    axis = f"GiB of a {unit}"
+    axis = [f"GiB of a {unit}"]  # a line each, which a phone has room for
     if predicted:
         marks.append({"gib": gib(predicted.shows_range[1]), "mark": "upper bound", "colour": _UPPER})
         capacity = predicted.capacity_bytes
         if capacity is not None and capacity <= FARTHEST_CAPACITY * predicted.shows_range[1]:
             marks.append({"gib": gib(capacity), "mark": "capacity", "colour": _CAPACITY})
         elif capacity is not None:
-            axis += f" (capacity: {gib(capacity):.1f} GiB, far to the right)"
+            axis.append(f"(capacity: {gib(capacity):.1f} GiB, far to the right)")
     x = {"field": "gib", "type": "quantitative", "title": axis}
     return {
         "$schema": SCHEMA,
@@ -99,7 +100,7 @@ def memory_bars(
                         "type": "nominal",
                         "title": None,
                         "scale": {"domain": names, "range": colours},
-                        "legend": {"orient": "bottom", "columns": 4, "symbolType": "square"},
+                        "legend": {"orient": "bottom", "columns": 3, "symbolType": "square"},
                     },
                     "order": {"field": "order", "type": "quantitative"},
                 },
@@ -167,6 +168,55 @@ def line(
             {"mark": {**mark, "strokeWidth": 2}, "encoding": over},
         ],
     }
+
+
+def line_beside(
+    points: Sequence[tuple[int, float | None]],
+    held_out: Sequence[tuple[int, float]],
+    title: str,
+    best: int | None,
+    *,
+    smooth: bool = False,
+) -> dict[str, Any]:
+    """A value of the training over its steps (:func:`line`), and the same on held-out rows over it.
+
+    ``best``: the step of the lowest held-out loss, which is marked; None: none is known.
+    """
+    view = line(points, title, smooth=smooth)
+    if not held_out:
+        return view
+    layers = view.pop("layer", None) or [{"mark": view.pop("mark"), "encoding": view.pop("encoding")}]
+    scale = {"domain": ["training", "held out"], "range": [_LINE, _LINE_2]}
+    for layer in layers:
+        layer["mark"].pop("color")
+        layer["encoding"]["color"] = {"datum": "training", "scale": scale, "legend": _LEGEND_ABOVE}
+    y = {**layers[0]["encoding"]["y"], "field": "value"}
+    values = [{"step": step, "value": value} for step, value in thin(held_out)]
+    layers.append(
+        {
+            "data": {"values": values},
+            "mark": {"type": "line", "point": True, "strokeWidth": 2, "tooltip": True},
+            "encoding": {"x": _steps_axis(), "y": y, "color": {"datum": "held out"}},
+        }
+    )
+    marked = [{"step": step, "value": value} for step, value in held_out if step == best]
+    text = f"lowest loss: step {best}"
+    layers += [
+        {
+            "data": {"values": marked},
+            "mark": {"type": "rule", "color": _UPPER, "strokeDash": [5, 3]},
+            "encoding": {"x": _steps_axis()},
+        },
+        {
+            "data": {"values": marked},
+            "mark": {"type": "point", "color": _UPPER, "size": 110, "strokeWidth": 2, "tooltip": True},
+            "encoding": {"x": _steps_axis(), "y": y},
+        },
+    ]
+    if marked:
+        subtitle = [*filter(None, [view["title"].get("subtitle")]), text]
+        view["title"] = {**view["title"], "subtitle": subtitle}
+    return {**view, "layer": layers}
 
 
 def smoothed_values(points: Sequence[tuple[int, float]]) -> list[float]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text
+from decorators.card.blocks import MAY_BREAK, UNKNOWN, Block, Chart, Grid, Text
 from decorators.card.charts import PAIR_WIDTH, SCHEMA
 from launchers.evaluate import EvaluationResult
+from launchers.harness.result import HEADERS, HarnessResult
 from launchers.held_out import CalibrationBin, Score
 
 _NAMES = {"accuracy": "pairs ranked right"}
@@ -17,7 +18,6 @@ _SPEAKER = re.compile(  # Llama's, ChatML's, Gemma's
     r"(?:<\|start_header_id\|>|<\|im_start\|>|<start_of_turn>)\s*(\w+)\s*(?:<\|end_header_id\|>)?"
 )
 _LONG_WORD = re.compile(r"\S{24}(?=\S)")
-_MAY_BREAK = "\N{ZERO WIDTH SPACE}"
 
 
 def evaluation_blocks(result: EvaluationResult) -> list[Block]:
@@ -27,11 +27,25 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
         blocks.append(Chart(spec=calibration_chart(result.calibration)))
     if result.answers:
         blocks.append(Text(markdown="### Answers to held-out prompts"))
-        for each in result.answers:
-            said = (("wanted", each.reference), ("before", each.base), ("after", each.finetuned))
+        for number, each in enumerate(result.answers, 1):
+            said = (
+                ("prompt", each.prompt),  # no header: those don't wrap
+                ("wanted", each.reference),
+                ("before", each.base),
+                ("after", each.finetuned),
+            )
             rows = tuple((name, _shown(text)) for name, text in said)
-            blocks.append(Grid(headers=("prompt", _shown(each.prompt)), rows=rows))
+            blocks.append(Grid(headers=("", f"row {number}"), rows=rows))
     return blocks
+
+
+def task_blocks(result: HarnessResult) -> list[Block]:
+    """The table of tasks' metrics, and how they were asked."""
+    rows = tuple(row.cells() for row in result.rows)
+    return [
+        Text(markdown=f"### Tasks before and after\n\n{result.how}"),
+        Grid(headers=HEADERS, rows=rows),
+    ]
 
 
 def _shown(text: str) -> str:
@@ -39,7 +53,7 @@ def _shown(text: str) -> str:
     text = _SPEAKER.sub(r" \1: ", text)
     text = " ".join(_CHAT_SIGNS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
     cut = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
-    return _LONG_WORD.sub(lambda word: word[0] + _MAY_BREAK, cut) or "(nothing)"
+    return _LONG_WORD.sub(lambda word: word[0] + MAY_BREAK, cut) or "(nothing)"
 
 
 def _figures(result: EvaluationResult) -> Grid:

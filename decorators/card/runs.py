@@ -12,6 +12,7 @@ from decorators.card.charts import SCHEMA, smoothed_values, thin
 from decorators.profile.measured import Measured
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
+from launchers.report.evaluations import HeldOutLoss, best_of
 from launchers.report.metrics import Metrics, duration, median
 
 _POINTS = 200  # of one run's curve
@@ -30,6 +31,7 @@ class RunRecord:
     metrics: tuple[Metrics, ...] = ()
     measured: Measured | None = None
     evaluation: EvaluationResult | None = None
+    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained
 
     def to_dict(self) -> dict[str, Any]:
         measured, evaluation = self.measured, self.evaluation
@@ -42,6 +44,7 @@ class RunRecord:
             "metrics": [metrics.to_dict() for metrics in self.metrics],
             "measured": measured.to_dict() if measured else None,
             "evaluation": evaluation.to_dict() if evaluation else None,
+            "evaluations": [each.to_dict() for each in self.evaluations],
         }
 
 
@@ -56,6 +59,7 @@ def figures(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:
         ("steps", [f"{r.metrics[-1].step:,}" if r.metrics else "-" for r in records]),
         ("loss, first -> last", [_losses(r) for r in records]),
         ("held-out loss, before -> after", [_held_out(r) for r in records]),
+        ("held-out loss while training, lowest -> last", [_while_training(r) for r in records]),
         ("memory, predicted -> measured", [_memory(r) for r in records]),
         ("tokens/s, predicted -> measured", [_speed(r) for r in records]),
         ("time, predicted -> measured", [_time(r) for r in records]),
@@ -149,6 +153,13 @@ def _held_out(record: RunRecord) -> str:
         return "-"
     before = UNKNOWN if result.base is None else f"{result.base.loss:.4f}"
     return f"{before} -> {result.finetuned.loss:.4f}"
+
+
+def _while_training(record: RunRecord) -> str:
+    best = best_of(record.evaluations)
+    if best is None:
+        return "-"
+    return f"{best.loss:.4f} (step {best.step}) -> {record.evaluations[-1].loss:.4f}"
 
 
 def _pair(predicted: str | None, measured: str | None) -> str:

@@ -6,17 +6,19 @@ reasons, the ranks. A figure that is not known is shown as "unknown".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.charts import MeasuredPart, MemoryPoint
-from decorators.card.evaluation import evaluation_blocks
+from decorators.card.evaluation import evaluation_blocks, task_blocks
 from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
 from decorators.profile.history import CardState, RankRow, Setting
 from estimator.plan import Plan, Request
+from launchers.report.evaluations import best_of
 from launchers.report.metrics import dist_lines, duration
 
 LOG_TITLE = "The end of the log"
@@ -27,8 +29,14 @@ MOST_LINES = 8  # of the memory chart; more ranks or GPUs are drawn as their max
 def draw(state: CardState) -> list[Block]:
     """The blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
+    if state.exported:
+        blocks.append(
+            Text(markdown="\n".join(f"- {safe(f'{name}: {value}')}" for name, value in state.exported))
+        )
     if state.evaluation is not None:
         blocks += evaluation_blocks(state.evaluation)
+    if state.task_metrics is not None:
+        blocks += task_blocks(state.task_metrics)
     if state.plan is not None:
         blocks.append(Chart(spec=_memory_bars(state)))
         blocks.append(Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))))
@@ -165,6 +173,11 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
     ]
     if measured.mfu is not None:
         rows.append(("MFU", "", f"{measured.mfu:.1%}"))
+    best = best_of(state.evaluations)
+    if best is not None:
+        made = len(state.evaluations)
+        times = f"{made} evaluation{'s' if made > 1 else ''}"
+        rows.append(("lowest held-out loss", "", f"{best.loss:.4f} after step {best.step}, of {times}"))
     rows += [
         (
             "time",
@@ -314,16 +327,20 @@ def _memory_bars(state: CardState) -> dict[str, Any]:
 
 
 def _curves(state: CardState) -> dict[str, Any]:
-    steps = state.steps
+    steps, held_out = state.steps, state.evaluations
+    best = best_of(held_out)
+    best_step = None if best is None else best.step
+    losses = [(each.step, each.loss) for each in held_out if math.isfinite(each.loss)]
     views = [
-        charts.line([(s.step, s.loss) for s in steps], "loss", smooth=True),
+        charts.line_beside([(s.step, s.loss) for s in steps], losses, "loss", best_step, smooth=True),
         charts.line([(s.step, s.lr) for s in steps], "learning rate", from_zero=True, number_format=".1e"),
         charts.line([(s.step, s.tokens_per_second) for s in steps], "tokens/s", from_zero=True, smooth=True),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
     for name in steps[-1].task if steps else ():
         figures = [(s.step, s.task.get(name)) for s in steps]
-        views.append(charts.line(figures, name.replace("_", " ")))
+        known = [(each.step, each.metrics[name]) for each in held_out if name in each.metrics]
+        views.append(charts.line_beside(figures, known, name.replace("_", " "), best_step))
     if any(s.mfu is not None for s in steps):
         views.append(charts.line([(s.step, s.mfu) for s in steps], "MFU", from_zero=True, number_format="%"))
     if any(s.grad_norm is not None for s in steps):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from decorators.card import charts
-from decorators.card.blocks import Block, Chart, Grid, Text, safe
+from decorators.card.blocks import MAY_BREAK, Block, Chart, Grid, Text, safe
 from decorators.card.charts import MeasuredPart
 from estimator.plan import Plan
 from launchers.report.window import Window, compare, milliseconds
 
 NOT_PREDICTED = "not predicted"
+_BREAKS = re.compile(r"(_|::)(?=\w)")
 
 
 def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
@@ -26,7 +29,7 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     )
     operators = tuple(
         (
-            each.name,
+            _BREAKS.sub(rf"\1{MAY_BREAK}", each.name),
             milliseconds(each.seconds),
             f"{each.seconds / window.split.step_seconds:.1%}",
             _calls(each.calls),
@@ -36,7 +39,7 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     hidden = ", ".join(f"{kind} {milliseconds(seconds)}" for kind, seconds in window.split.hidden)
     blocks: list[Block] = [
         Text(markdown=f"### Profiled: {safe(window.steps)}, rank {window.rank}"),
-        Grid(headers=("a step", "predicted", "measured", "share"), rows=rows),
+        _of_step(rows),
     ]
     if hidden:
         blocks.append(Text(markdown=f"Collectives behind other work, which cost nothing: {safe(hidden)}"))
@@ -53,6 +56,15 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
         files.append(f"CUDA's memory, for pytorch.org/memory_viz: {window.snapshot}")
     blocks.append(Text(markdown="\n".join(f"- {safe(line)}" for line in files)))
     return blocks
+
+
+def _of_step(rows: tuple[tuple[str, str, str, str], ...]) -> Grid:
+    """The table by kind; without a column where nothing was predicted, as on a CPU."""
+    headers = ("a step", "predicted", "measured", "share")
+    if any(row[1] != NOT_PREDICTED for row in rows):
+        return Grid(headers=headers, rows=rows)
+    named = (f"a step ({NOT_PREDICTED} for this device)", *headers[2:])
+    return Grid(headers=named, rows=tuple((row[0], *row[2:]) for row in rows))
 
 
 def _calls(calls: float) -> str:

@@ -28,6 +28,7 @@ class _TrialPeaks:
     node: int = 0
     gpus: tuple[GpuMeasured, ...] = ()
     device_names: tuple[str, ...] = ()
+    checkpoint_seconds: float | None = None
 
 
 def finished(
@@ -58,6 +59,8 @@ def finished(
         measured_kind=peak[1],
         reserved_bytes=max(reserved, default=None),
         allocated_bytes=max(allocated, default=None),
+        checkpoint_bytes=plan.prediction.checkpoint_bytes,
+        checkpoint_seconds=measured.checkpoint_seconds,
         torch=_torch_version(),
         date=date,
         run=run,

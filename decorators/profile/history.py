@@ -9,8 +9,10 @@ from decorators.profile.measured import Measured
 from decorators.profile.sampling import Sample
 from estimator.plan import Plan
 from launchers.evaluate import EvaluationResult
-from launchers.report.metrics import median, speed_of
-from launchers.report.telemetry import DistInfo, Event, Memory, Phase, Profiled, Step
+from launchers.harness.result import HarnessResult
+from launchers.report.evaluations import HeldOutLoss
+from launchers.report.metrics import median, speed_of, time_left
+from launchers.report.telemetry import DistInfo, Evaluated, Event, Memory, Phase, Profiled, Step
 from launchers.report.window import Window
 from launchers.trial import TrialResult
 
@@ -70,10 +72,13 @@ class CardState:
     failed: str | None  # the error's text
     trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
     evaluation: EvaluationResult | None = None
+    task_metrics: HarnessResult | None = None
     about: Plan | None = None  # whose model the step deals with, where nothing was predicted for it
     settings: tuple[Setting, ...] = ()
     log_tail: str = ""
     windows: tuple[Window, ...] = ()  # profiled, of this node's ranks
+    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trains
+    exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
 
 
 @dataclass
@@ -89,6 +94,8 @@ class History:
     _memory_series: list[Memory] = field(default_factory=list)
     _steps: dict[int, dict[int, Step]] = field(default_factory=dict)  # step, rank
     _windows: list[Window] = field(default_factory=list)
+    _checkpoints: list[float] = field(default_factory=list)  # seconds of each, of each rank
+    _evaluations: dict[int, HeldOutLoss] = field(default_factory=dict)  # by step; all ranks say the same
 
     def add(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -97,9 +104,17 @@ class History:
             self._memory[event.rank] = event
             self._memory_series.append(event)
         elif isinstance(event, Phase):
+            before = self._phase.get(event.rank)
+            if before is not None and before.name == "checkpoint" and event.name == "train":
+                self._checkpoints.append(event.at - before.at)
             self._phase[event.rank] = event
         elif isinstance(event, Profiled):
             self._windows += [Window.from_dict(event.window)] if event.window else []
+        elif isinstance(event, Evaluated):
+            if event.loss is not None:
+                self._evaluations[event.step] = HeldOutLoss(
+                    step=event.step, loss=event.loss, metrics=event.metrics or {}, seconds=event.seconds
+                )
         else:
             self._info[event.rank] = event
 
@@ -119,9 +134,19 @@ class History:
         return min(self._phase.values(), key=lambda phase: phase.at, default=None)
 
     @property
+    def checkpoint_seconds(self) -> float | None:
+        """How long training stands still for a checkpoint, the median; None where there was none."""
+        return median(self._checkpoints)
+
+    @property
     def windows(self) -> tuple[Window, ...]:
         """The profiled windows, of one rank each."""
         return tuple(sorted(self._windows, key=lambda window: window.rank))
+
+    @property
+    def evaluations(self) -> tuple[HeldOutLoss, ...]:
+        """The losses on held-out rows, in the order of their steps."""
+        return tuple(loss for _, loss in sorted(self._evaluations.items()))
 
     @property
     def memory_series(self) -> list[Memory]:
@@ -155,8 +180,13 @@ class History:
     def eta_seconds(self) -> float | None:
         if not self.total_steps or not self._steps:
             return None
-        recent = median([max(s.dt for s in ranks.values()) for _, ranks in sorted(self._steps.items())[-20:]])
-        return recent * max(self.total_steps - self.last_step, 0) if recent is not None else None
+        seconds = [max(s.dt for s in ranks.values()) for _, ranks in sorted(self._steps.items())]
+        first = min(self._steps)  # of this attempt
+        return time_left(
+            (median(seconds[-20:]) or 0.0) * max(self.total_steps - self.last_step, 0),
+            trained=sum(seconds),
+            evaluated=sum(each.seconds for each in self.evaluations if each.step >= first),
+        )
 
     def _ranks(self) -> set[int]:
         seen = {rank for ranks in self._steps.values() for rank in ranks}

@@ -58,6 +58,7 @@ class Measured:
     mfu: float | None  # 0 to 1
     usd: float | None  # at the plan's price, for this duration
     notes: tuple[str, ...]
+    checkpoint_seconds: float | None = None  # that training stood still for one, the median
 
     @property
     def sampling_share(self) -> float:

@@ -70,7 +70,11 @@ class Calibration:
     def __init__(self, finished: Iterable[Finished] = ()) -> None:
         self._ratios: dict[tuple[str, str, str, str], list[float]] = {}
         self._live_ratios: dict[tuple[str, str, str, str], list[float]] = {}
+        self._checkpoints: dict[tuple[str, str], list[float]] = {}
         for run in finished:
+            if run.checkpoint_bytes and run.checkpoint_seconds:
+                rates = self._checkpoints.setdefault((run.engine, run.gpu), [])
+                rates.append(run.checkpoint_bytes / run.checkpoint_seconds)
             key = (run.engine, run.method, run.gpu, run.formulas)
             self._ratios.setdefault(key, []).append(run.ratio)
             if run.live_ratio is not None:
@@ -97,6 +101,11 @@ class Calibration:
             live_factor=_shrunk(live),
             largest_live_ratio=max(live, default=1.0),
         )
+
+    def checkpoint_rate(self, engine: str, gpu: str) -> float | None:
+        """Bytes a second that a node has written checkpoints with, the runs' median; None where none has."""
+        rates = self._checkpoints.get((engine, gpu))
+        return statistics.median(rates) if rates else None
 
     def of(self, setup: Setup, gpu: str | None) -> Correction | None:
         """The correction for a training step on a GPU of that name; None where GPU or runs are unknown."""

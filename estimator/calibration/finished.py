@@ -40,6 +40,8 @@ class Finished:
     reserved_bytes: int | None = None  # torch's peaks; None on a CPU
     allocated_bytes: int | None = None
     predicted_live_bytes: int | None = None  # tensors alive at the peak, which ``allocated_bytes`` counts
+    checkpoint_bytes: int | None = None  # of the node, as planned
+    checkpoint_seconds: float | None = None  # that training stood still for one; None: there was none
     torch: str | None = None
     date: str  # ISO 8601, UTC
     run: str  # names the run, so that it is not counted twice

@@ -25,8 +25,12 @@ COMMANDS = {
     "models": "Models that are known by name.",
     "compare": "Score the estimator against a table of published measurements.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
+    "costs": "What runs have cost, by user, team or model.",
 }
-ELSEWHERE = {"runs": "flows.finetune_runs"}  # by name: nothing here knows Metaflow
+ELSEWHERE = {
+    "runs": "flows.finetune_runs",
+    "costs": "flows.finetune_costs",
+}  # by name: nothing here knows Metaflow
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
 

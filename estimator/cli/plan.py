@@ -101,6 +101,7 @@ class JobOptions:
         str, Option(help="Products in tensorwise, rowwise, te, mxfp8...", rich_help_panel=_HOW)
     ] = "none"
     compile: Annotated[bool, Option("--compile", help="torch.compile.", rich_help_panel=_HOW)] = False
+    liger: Annotated[bool, Option("--liger", help="Liger-Kernel's kernels.", rich_help_panel=_HOW)] = False
     optimizer_in_backward: Annotated[
         bool,
         Option("--optimizer-in-backward", help="Each gradient is used at once.", rich_help_panel=_HOW),
@@ -151,7 +152,13 @@ class GoalOptions:
         Option(help="usual: what can rarely be had on demand comes last; any: it competes like the rest.",
                rich_help_panel=_WHERE),
     ] = "usual"  # fmt: skip
-    spot: Annotated[bool, Option("--spot", help="At spot prices.", rich_help_panel=_WHERE)] = False
+    spot: Annotated[
+        bool, Option("--spot", help="On spot machines, at their prices.", rich_help_panel=_WHERE)
+    ] = False
+    interruption_rate: Annotated[
+        float | None,
+        Option(help="With --spot: how often a node is taken away in an hour.", rich_help_panel=_WHERE),
+    ] = None
     nodes: Annotated[int | None, Option(help="Exactly so many machines.", rich_help_panel=_WHERE)] = None
     gpus: Annotated[int | None, Option(help="Of each machine.", rich_help_panel=_WHERE)] = None
     max_nodes: Annotated[int | None, Option(help="At most so many machines; 16.", rich_help_panel=_WHERE)] = (
@@ -261,6 +268,7 @@ def _job(wanted: JobOptions) -> Job:
         recompute_every=wanted.recompute_every,
         fp8=wanted.fp8,  # type: ignore[arg-type]
         compile=wanted.compile,
+        liger=wanted.liger,
         optimizer_in_backward=wanted.optimizer_in_backward,
         zero_stage=wanted.zero_stage,
         fsdp_sharding=wanted.fsdp_sharding,  # type: ignore[arg-type]
@@ -318,6 +326,7 @@ def _goals(limits: GoalOptions) -> Goals:
         clouds=tuple(limits.cloud or ()),
         instance_types=tuple(limits.instance_type or ()),
         spot=limits.spot,
+        interruption_rate=limits.interruption_rate,
         cluster=_cluster(limits),
         max_nodes=limits.max_nodes,
         max_gpus=limits.max_gpus,

@@ -93,6 +93,8 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "recompute.every", str(job.recompute_every)
     if job.compile:
         yield "compile", "true"
+    if job.liger:
+        yield "liger", "true"
     if plan.method in LLAMA_ADAPTERS:
         if job.adapter_prompt_length != 10:
             yield "adapter.prompt_length", str(job.adapter_prompt_length)

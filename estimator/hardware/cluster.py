@@ -46,6 +46,11 @@ class ClusterNodes:
     guessed: bool = False  # nothing says that these are the machines which would be added
 
     @property
+    def could_be_spot(self) -> bool:
+        """Whether a label says that they are spot nodes, or nodes that may come could be."""
+        return bool(self.spot) or (self.spot is None and not self.count and self.may_come != 0)
+
+    @property
     def free_gpus(self) -> int:
         """GPUs of each node that a run could have now; each needs a core at least."""
         if self.free is None:

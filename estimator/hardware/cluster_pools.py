@@ -126,6 +126,8 @@ class Growth:
     why: str = ""
     command: str = ""
     tolerations: tuple[Toleration, ...] = ()  # of what will taint them
+    fences: tuple[str, ...] = ()  # where they may not come: all taints of a pool that only taints keep out
+    by_karpenter: bool = False
 
 
 def read_autoscalers(get: Callable[..., Json], may: Callable[..., bool]) -> Autoscalers:
@@ -163,12 +165,20 @@ def could_grow(
         if refusals[pool.name] is None:
             needed, _ = fence(pool.taints, tolerations, of_table=of_table and bool(request.gpus_per_node))
             why = f"Karpenter's NodePool {pool.name} may add them"
-            return Growth(possible=True, why=why, tolerations=needed)
+            return Growth(possible=True, why=why, tolerations=needed, by_karpenter=True)
     grown = _by_groups(autoscalers, clouds)
     if not autoscalers.karpenter or (request.instance_type is None and grown.possible):
         return grown
     reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
-    return Growth(possible=False, why=f"no NodePool of Karpenter's would add one ({reasons})")
+    anything = (Toleration(key="", effect=""),)
+    fenced = (
+        pool.taints for pool in autoscalers.pools if refusal(pool, request, tolerations=anything) is None
+    )
+    return Growth(
+        possible=False,
+        why=f"no NodePool of Karpenter's would add one ({reasons})",
+        fences=next(fenced, ()),
+    )
 
 
 def refusal(
@@ -184,7 +194,8 @@ def refusal(
     for name, value in request.node_labels:
         if name in own and own[name] != value:
             return f"{name} is {own[name]}"
-    if broken := pool.refuses(machine_labels(instance, request.gpu) if instance is not None else {}):
+    labels = machine_labels(instance, request.gpu) if instance is not None else {}
+    if broken := pool.refuses(labels | ({CAPACITY_TYPE: "spot"} if request.spot else {})):
         return broken
     _, closed = fence(pool.taints, tolerations, of_table=of_table and bool(request.gpus_per_node))
     if closed:

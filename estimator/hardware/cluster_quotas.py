@@ -34,7 +34,8 @@ class Quota:
 
     def amount(self, value: float) -> str:
         """An amount of it in words."""
-        return f"{value / GIB:.0f}Gi" if self.resource in ("memory", "ephemeral-storage") else f"{value:g}"
+        in_bytes = self.what.endswith(("memory", "ephemeral-storage"))
+        return f"{value / GIB:.0f}Gi" if in_bytes else f"{value:g}"
 
 
 def read_quotas(get: Callable[..., Json], namespace: str) -> tuple[Quota, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,18 @@ class GpuLabel:
     scheme: str  # "gfd", "karpenter", "eks-auto", "gke"
     gpu: str  # a name of the GPU table
     labels: tuple[tuple[str, str], ...]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotLabel:
+    """How one way of running a cluster marks nodes that may be taken away."""
+
+    manager: str  # "Karpenter", "GKE", ...
+    cloud: str
+    label: str
+    value: str
+    taint: str  # "key=value:effect"; empty: none
     source: str
 
 
@@ -48,6 +61,26 @@ def gpu_labels() -> tuple[GpuLabel, ...]:
 def labels_of(gpu: str, scheme: str) -> list[GpuLabel]:
     """The rows of one GPU in one scheme; empty where the table does not tell."""
     return [row for row in gpu_labels() if row.gpu == gpu and row.scheme == scheme]
+
+
+@lru_cache(maxsize=1)
+def spot_labels() -> tuple[SpotLabel, ...]:
+    return tuple(
+        SpotLabel(
+            manager=row["manager"],
+            cloud=row["cloud"],
+            label=row["label"],
+            value=row["value"],
+            taint=row["taint"],
+            source=row["source"],
+        )
+        for row in _rows("spot_labels.csv")
+    )
+
+
+def spot_label_on(labels: Mapping[str, str]) -> SpotLabel | None:
+    """The row by which a node with these labels is a spot node; None where none says so."""
+    return next((row for row in spot_labels() if labels.get(row.label) == row.value), None)
 
 
 @lru_cache(maxsize=1)

@@ -25,13 +25,6 @@ GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-# Where a label tells bought-on-demand from spot: Karpenter, EKS node groups, GKE, AKS
-SPOT_LABELS = (
-    ("karpenter.sh/capacity-type", "spot"),
-    ("eks.amazonaws.com/capacityType", "SPOT"),
-    ("cloud.google.com/gke-spot", "true"),
-    ("kubernetes.azure.com/scalesetpriority", "spot"),
-)
 GPUS, EFA, MIG = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "nvidia.com/mig-"
 OTHER_ACCELERATORS = ("amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi")
 CLOUD_OF_PROVIDER = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # the scheme of a node's providerID
@@ -150,11 +143,17 @@ def _usable(node: Node, catalogue: Catalogue) -> ClusterNodes:
         memory_bytes=int(node.allocatable.get("memory", 0)),
         ephemeral_bytes=_whole(node.allocatable.get("ephemeral-storage")),
         efa=int(node.allocatable.get(EFA, 0)),
-        spot=next((labels[key] == value for key, value in SPOT_LABELS if key in labels), None),
+        spot=_is_spot(labels),
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
     )
+
+
+def _is_spot(labels: Mapping[str, str]) -> bool | None:
+    """Whether a label says that the node may be taken away; None: none says anything of it."""
+    rows = cluster_tables.spot_labels()
+    return next((labels[row.label] == row.value for row in rows if row.label in labels), None)
 
 
 def _whole_gpus(node: Node) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from estimator.memory.buffers import DEEPSPEED_BUCKET
 from estimator.memory.generation import CACHE
-from estimator.memory.host import disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
+from estimator.memory.host import checkpoint_bytes, disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
 from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
 from estimator.memory.moments import Peak, peak
 from estimator.memory.ranges import Range, needed_runtime_bytes, needs, shows
@@ -89,6 +89,7 @@ __all__ = [
     "Peak",
     "Range",
     "active",
+    "checkpoint_bytes",
     "disk_bytes",
     "estimate",
     "host_bytes",

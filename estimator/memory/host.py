@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from estimator.memory.shape import part_of, stages
 from estimator.memory.states import (
     offloads_gradients,
@@ -92,9 +94,11 @@ def _saving_bytes(setup: Setup) -> int:
     """
     if not (setup.adapters and setup.engine in LAUNCHED_ENGINES):
         return 4 * setup.model.parameters
+    bytes_each = 4 if setup.precision == "fp32" else 2
+    if setup.adapter_only:
+        return bytes_each * setup.trainable_parameters
     matrices = [setup.model.vocab * setup.model.hidden]
     matrices += [rows * columns for rows, columns in setup.model.linear_shapes.values()]
-    bytes_each = 4 if setup.precision == "fp32" else 2
     return bytes_each * (setup.trainable_parameters + 3 * max(matrices))
 
 
@@ -120,9 +124,8 @@ def shared_memory_bytes(setup: Setup) -> int:
     return min(setup.processes_per_node, setup.world_size) * GIB
 
 
-def disk_bytes(setup: Setup) -> int:
-    """Disk in bytes that one node needs: weights, kept checkpoints and one being written, the result."""
-    weights = 2 * setup.model.parameters
+def checkpoint_bytes(setup: Setup) -> int:
+    """Bytes of one checkpoint, all nodes' parts together: what is trained, and the optimizer's states."""
     parts = states(setup)
     names = ("master weights", "optimizer", "adapters")
     per_rank = sum(parts.get(name, 0) for name in names)
@@ -130,6 +133,20 @@ def disk_bytes(setup: Setup) -> int:
         per_rank += parts["weights"]
     if offloads_states(setup):
         per_rank += share(12 * setup.trainable_parameters, setup.world_size)
-    checkpoint = per_rank * setup.world_size  # on resuming, every node holds all ranks' parts
+    return per_rank * setup.world_size
+
+
+def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
+    """Disk in bytes that one node needs: weights, checkpoints, the result.
+
+    The result is a model of the weights' size, or an adapter alone, in fp32 at the most.
+    ``keeps_checkpoints``: those that are kept lie on the same disk, and one is being written. Else they are
+    sent elsewhere: a node has its own part of one being written and of one being sent
+    (launchers/gang/uploads.py), and all parts of the one that it has resumed.
+    """
+    weights = 2 * setup.model.parameters
+    checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts
+    held = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
-    return 2 * weights + (setup.keep_checkpoints + 1) * checkpoint + nvme * offloads_states(setup) + GIB
+    result = 4 * setup.trainable_parameters if setup.adapter_only else weights
+    return weights + result + math.ceil(held * checkpoint) + nvme * offloads_states(setup) + GIB

@@ -77,6 +77,7 @@ def _row(row: dict[str, str]) -> Implementation:
         kept_scores=row["kept_scores"] == "1",
         foreach=row["foreach"] == "1",
         family_code=row["family_code"] == "1",
+        activation_copies=int(row["activation_copies"]),
         source=row["source"],
     )
 

@@ -52,7 +52,9 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     LLaMA-Adapter v2 keeps what the head's scale is trained on; behind it the logits, their gradient, that
     before the scale, and the product whose sum is the scale's own are alive.
     recomputed (launchers/dataset/batches.py): logits, 12 B for each logit of one piece and the
-    gradients of the others; or logits, their gradient in pieces and joined. fused: pieces of the logits, and
+    gradients of the others; or logits, their gradient in pieces and joined. liger: one piece of the logits,
+    which their gradient replaces, the hidden states' gradient, and the head's with one piece's part of it
+    (Liger-Kernel 0.8.5, ops/fused_linear_cross_entropy.py). fused: pieces of the logits, and
     the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
     """
     model, size = setup.model, computing(setup)
@@ -63,6 +65,10 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     divided = 1 if code.whole_logits else setup.tensor
     elements = tokens * -(-model.vocab // divided)
     head = 0 if setup.adapters else part.head
+    if setup.loss == "fused" and setup.engine_version == "liger":
+        pieces = -(-model.vocab // model.hidden)
+        piece = min(tokens, 1 << (-(-tokens // pieces) - 1).bit_length())  # the next power of two
+        return Logits(size * (piece * model.vocab + tokens * model.hidden + 2 * head))
     if setup.loss == "fused":
         piece = max(1, tokens * model.hidden // model.vocab)
         return Logits((size + 8) * piece * model.vocab // setup.tensor + 4 * head)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from estimator import throughput
 from estimator.job import Job, Target
-from estimator.plan import Plan, Prediction
+from estimator.plan import Interruptions, Plan, Prediction
 from estimator.planning import learning_rate
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
+from estimator.planning.goals import DISRUPTIONS
+from estimator.planning.interruptions import ends_well, expected, in_words, untold
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
 from estimator.planning.support import unsupported_job
@@ -22,6 +24,7 @@ def assemble(
     why: list[str],
     rejected: tuple[str, ...],
     tokens: int | None = None,
+    max_disruptions: int = DISRUPTIONS,
 ) -> Plan:
     """Make the Plan of a candidate.
 
@@ -33,6 +36,11 @@ def assemble(
     peak = None
     if candidate.gpu is not None:
         peak = candidate.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
+    interruptions = _interruptions(job, candidate, tokens, max_disruptions)
+    if interruptions is not None:
+        why = [*why, *in_words(interruptions)]
+    elif place is not None and place.spot:
+        why = [*why, untold(place.interruptions)]
     plan = Plan(
         model=job.model.name,
         parameters=job.model.parameters,
@@ -49,6 +57,7 @@ def assemble(
             hours=candidate.hours(tokens),
             usd_per_hour=candidate.usd_per_hour,
             usd=candidate.usd(tokens),
+            evaluation_hours=candidate.evaluation_hours or 0.0,
             throughput_basis=candidate.speed.basis,
             tokens=tokens,
             mfu=candidate.speed.mfu,
@@ -58,6 +67,8 @@ def assemble(
             start_up=candidate.start_up,
             step_parts=candidate.speed.parts.kinds if candidate.speed.parts else (),
             rarely_had=why_rare(place),
+            checkpoint_bytes=candidate.checkpoint_bytes,
+            interruptions=interruptions,
         ),
         why=tuple(why),
         rejected=rejected,
@@ -69,3 +80,23 @@ def assemble(
     limit = unsupported_job(job, layout.world_size)
     only = plan.planned_only or (f"planned only: {limit}" if limit is not None else None)
     return plan if only is None else replace(plan, why=(*plan.why, only))
+
+
+def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: int) -> Interruptions | None:
+    """What interruptions mean for the whole run, as far as its speed and its length are known."""
+    found = candidate.interruptions
+    speed = candidate.speed.tokens_per_second
+    if found is None or speed is None:
+        return found
+    steps = max(1, round(found.interval_seconds * speed / job.tokens_per_step))
+    hours, trained = candidate.hours(tokens), candidate.training_hours(tokens)
+    if hours is None or trained is None:
+        return replace(found, steps=steps)
+    start = candidate.start_up.hours if candidate.start_up is not None else 0.0
+    return replace(
+        found,
+        steps=steps,
+        expected=expected(hours, found),
+        lost_hours=hours - start - trained,
+        ends_well=ends_well(hours, found, budget),
+    )

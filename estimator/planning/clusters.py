@@ -203,7 +203,15 @@ def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], be
     else:
         why = reasons.behind(candidate, best)
     why += reasons.of_layout(search, candidate)
-    return assemble(survey.job, survey.target, candidate, why, tuple(rejected), survey.tokens)
+    return assemble(
+        survey.job,
+        survey.target,
+        candidate,
+        why,
+        tuple(rejected),
+        survey.tokens,
+        survey.goals.max_disruptions,
+    )
 
 
 def best_or_none(job: Job, target: Target, goals: Goals | None = None) -> Plan | None:

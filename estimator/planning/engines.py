@@ -6,6 +6,7 @@ from typing import Literal
 
 from estimator.job import Job
 from estimator.plan import Layout
+from estimator.planning import liger
 from estimator.setup import LossKind, Precision, Setup, StateSharding, drawn_answer
 
 # launchers/engines/torchtune/config.py uses the chunked loss; launchers/dataset/batches.py recomputes it.
@@ -97,12 +98,14 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         recompute_every=job.recompute_every,
         fp8=job.fp8,
         compile=job.compile,
-        loss=LOSSES[job.engine],
+        engine_version=liger.VERSION if job.liger else "",
+        loss="fused" if job.liger else LOSSES[job.engine],
         optimizer_in_backward=layout.optimizer_in_backward,
         offload=_offloaded(job, layout),
         device=layout.device,
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,
+        adapter_only=job.adapter_only and job.adapters,
         answer_len=_answer_len(job),
         compares=job.task == "grpo" and (job.adapters if job.compares is None else job.compares),
         reward_parameters=job.reward_parameters,

@@ -47,6 +47,8 @@ def of_error(job: Job, error: CannotFit) -> Failure:
 def of_survey(seen: Survey) -> Failure:
     """Why a survey of layouts and machines has found no plan."""
     method = seen.job.method
+    if seen.beyond and all(miss.kind == "interruptions" for _, miss in seen.beyond):
+        return _interrupted(seen)
     if seen.beyond:
         problem, nearest, change = _goals_missed(seen)
         figure = (nearest.usd if change.option == "budget_usd" else nearest.hours)(seen.tokens)
@@ -74,6 +76,26 @@ def of_survey(seen: Survey) -> Failure:
         Rejection(what=method, reason=reason, kind="method"),
         (2, 0.0),
         lambda: UserError(f"{reason[0].upper()}{reason[1:]}.", advice),
+    )
+
+
+def _interrupted(seen: Survey) -> Failure:
+    """Every machine that would do is on spot, and taken away too often for the run to end."""
+    nearest, miss = min(seen.beyond, key=lambda pair: pair[1].over or math.inf)
+    problem = f"On spot this run would hardly end on {nearest.what}: {miss.reason}"
+    return Failure(
+        Rejection(what=seen.job.method, reason=problem, kind="method"),
+        (0, miss.over or math.inf),
+        lambda: UserError(
+            f"{problem}.",
+            (
+                "Leave ",
+                Change("resources.spot"),
+                " out, train for fewer hours or on fewer nodes, or give a rate that you have seen: ",
+                Change("resources.interruption_rate", "RATE"),
+                ".",
+            ),
+        ),
     )
 
 

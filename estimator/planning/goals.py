@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from estimator.errors import Change, UserError
 from estimator.job import Job
+from estimator.planning.interruption_rates import check_rate
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
 
 PREFERENCES = ("price", "speed")
+DISRUPTIONS = 2  # each costs a training step one of its retries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +32,9 @@ class Goals:
     prefer: Literal["price", "speed"] = "price"  # among plans that meet the rest
     clouds: tuple[str, ...] = ()
     instance_types: tuple[str, ...] = ()
-    spot: bool = False  # spot prices; a machine without one has no price
+    spot: bool = False  # on spot machines, at spot prices; one without such a price has none
+    interruption_rate: float | None = None  # of one spot node an hour; None: as the table has it, if it does
+    max_disruptions: int = DISRUPTIONS  # that a run goes on after
     cluster: Cluster | None = None  # plan for what it has and could get, instead of a catalogue
     max_nodes: int | None = None
     max_gpus: int | None = None  # of all nodes
@@ -44,6 +48,7 @@ class Goals:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UserError(f"{name} = {value!r} must be a whole number above 0.")
+        check_rate(self.interruption_rate)
         if self.prefer not in PREFERENCES:
             raise UserError(
                 f"prefer = {self.prefer!r} is not known.", f"Choose one of {', '.join(PREFERENCES)}."

@@ -49,6 +49,8 @@ def _training(training: Training) -> str | None:
         return f"{what}: TRL's GRPO reads the head's weight past PEFT's trained copy of it"
     if training.fp8 != "none":
         return f"fp8 {training.fp8}: TRL's GRPO has no float8 products here"
+    if training.liger:
+        return "liger: its loss without logits is that of the next token"
     if training.compile:
         return "compile: answers are drawn token by token, in shapes that change"
     if training.part_recomputed:

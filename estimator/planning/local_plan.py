@@ -14,6 +14,7 @@ from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states
 from estimator.planning.goals import Goals
+from estimator.planning.liger import refuse_cpu
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
     Evidence,
@@ -96,7 +97,17 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
 
 
 def _check_gpu(target: Target, machine: Machine) -> None:
-    """Raise UserError where a GPU is asked for by its name and what is at hand is none, or another."""
+    """Raise UserError where a GPU is asked for by its name and what is at hand is none, or another.
+
+    So it is where a cloud's machine is asked for.
+    """
+    for option, value in (("instance_type", target.instance_type), ("cloud", target.cloud)):
+        if value is not None and target.kind == "local":
+            change = Change(f"resources.{option}", value)
+            raise UserError(
+                (change, ": the run is to go to this machine."),
+                ("Leave it out, or add ", Change("with", "kubernetes"), " or ", Change("with", "batch"), "."),
+            )
     if target.gpu is None:
         return
     asked = {gpu.name for gpu in hardware.gpus_called(target.gpu)}
@@ -160,6 +171,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
 
 
 def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
+    refuse_cpu(job)
     nodes, processes = target.nodes or 1, target.gpus or 1
     if not divides(job, nodes, processes):
         raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")

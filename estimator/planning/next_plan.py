@@ -143,7 +143,14 @@ def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPl
     for place in _larger(plan, job, failed_gpu):
         memory = replace(search.estimate(plan.layout, place.gpu), capacity_bytes=place.gpu.usable_bytes)
         speed = search.speed(plan.layout, place.gpu, place)
-        candidate = Candidate(layout=plan.layout, memory=memory, gpu=place.gpu, place=place, speed=speed)
+        candidate = Candidate(
+            layout=plan.layout,
+            memory=memory,
+            gpu=place.gpu,
+            place=place,
+            speed=speed,
+            evaluated_tokens=job.evaluated_sequences * job.seq_len,
+        )
         target = Target(kind=plan.target, nodes=request.nodes, gpus=request.gpus_per_node)
         next_plan = assemble(job, target, candidate, list(plan.why), plan.rejected, plan.prediction.tokens)
         note = Override(

@@ -12,6 +12,7 @@ from estimator.hardware import Gpu, Instance
 from estimator.hardware.cluster_taints import opening
 from estimator.job import Job, Target
 from estimator.planning.goals import Goals
+from estimator.planning.interruption_rates import NO_RATE, Rate, rate_of
 from estimator.planning.support import refuse_gpu, unsupported_gpu
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Place:
     rdma: bool
     cloud: str | None = None
     usd_per_hour: float | None = None
-    spot: bool = False  # what kind of price it is
+    spot: bool = False  # may be taken away at any time; the price is one for that
+    interruptions: Rate = NO_RATE  # of a spot machine, how often
     price: str = ""  # where the price comes from, in words
     most_nodes: int | None = None
     there: int = 0  # of the machines, those that are there and free
@@ -95,7 +97,11 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
     if not able:
         refuse_gpu(job, usable[0].gpu)
-    return able
+    return [_rated(place, goals) if place.spot else place for place in able]
+
+
+def _rated(place: Place, goals: Goals) -> Place:
+    return replace(place, interruptions=rate_of(place.cloud, place.name, goals.interruption_rate))
 
 
 def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Instance]:
@@ -201,6 +207,8 @@ def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
     kinds: dict[tuple[object, ...], list[ClusterNodes]] = {}
     names = {name.lower() for name in (*goals.instance_types, target.instance_type) if name}
     for nodes in cluster.nodes:
+        if goals.spot and not nodes.could_be_spot:
+            continue
         if nodes.guessed and not names:  # it takes a user to say that these are the machines
             continue
         item = nodes.instance
@@ -319,7 +327,7 @@ def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
     choices = [("cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
     choices += [("instance_type", name) for name in (*goals.instance_types, target.instance_type)]
     choices += [("gpu", target.gpu), ("gpus", str(target.gpus) if target.gpus else None)]
-    wishes: list[str | Change] = []
+    wishes: list[str | Change] = [Change("resources.spot")] if goals.spot else []
     for name, value in choices:
         if value:
             wishes += [" and "] if wishes else []

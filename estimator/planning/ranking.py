@@ -11,9 +11,12 @@ from typing import Any, Literal
 from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
+from estimator.planning.interruptions import against_budget
 from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, gib, percent
 
-RejectionKind = Literal["memory", "host memory", "batch", "deadline", "budget", "price", "speed", "method"]
+RejectionKind = Literal[
+    "memory", "host memory", "batch", "deadline", "budget", "price", "speed", "method", "interruptions"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +127,12 @@ def order_in_words(goals: Goals, capacity: str) -> str:
 
 
 def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
-    """Why a candidate misses the deadline or the budget; None where it meets both."""
+    """Why a candidate misses the deadline or the budget, or would hardly end on spot; None: it does none."""
     hours, usd = candidate.hours(tokens), candidate.usd(tokens)
+    if candidate.interruptions is not None and hours is not None:
+        reason = against_budget(hours, candidate.interruptions, goals.max_disruptions)
+        if reason is not None:
+            return Rejection(what=candidate.what, reason=reason, kind="interruptions", over=hours)
     if goals.deadline_hours is not None:
         if hours is None:
             return Rejection(

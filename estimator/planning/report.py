@@ -85,9 +85,10 @@ def _where(plan: Plan) -> str:
 def _request(plan: Plan) -> str:
     request = plan.request
     gpus = f"{request.gpus_per_node}x {request.gpu}" if request.gpus_per_node else "no GPU"
+    kind = "spot node(s)" if request.spot else "node(s)"
     labels = "".join(f", labelled {name}={value}" for name, value in request.node_labels)
     return (
-        f"{request.nodes} node(s), each: {gpus}, {request.cpu} CPU, {_mib(request.memory_mib)} memory, "
+        f"{request.nodes} {kind}, each: {gpus}, {request.cpu} CPU, {_mib(request.memory_mib)} memory, "
         f"{_mib(request.shared_memory_mib)} shared memory, {_mib(request.disk_mib)} disk{labels}"
     )
 
@@ -175,7 +176,9 @@ def _speed(plan: Plan) -> str:
         low, high = prediction.tokens_per_second_range
         text += f" ({low:,.0f} to {high:,.0f})"
     if prediction.hours is not None:
-        text += f", {_hours(prediction.hours)} at most{_start_up(prediction)}"
+        text += f", {_hours(prediction.hours)} at most{_start_up(prediction)}{_evaluations(prediction)}"
+        lost = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
+        text += f", {_hours(lost)} of it lost to interruptions" if lost is not None else ""
     elif prediction.start_up is not None:
         text += f", after {prediction.start_up.hours * 60:.0f} min to start"
     if prediction.mfu is not None:
@@ -190,6 +193,11 @@ def _start_up(prediction: Prediction) -> str:
     parts = {"machine": start.machine_minutes, "image": start.image_minutes, "weights": start.weights_minutes}
     each = ", ".join(f"{name} {minutes:.0f}" for name, minutes in parts.items() if minutes >= 0.5)
     return f" (of it {start.hours * 60:.0f} min to start: {each})"
+
+
+def _evaluations(prediction: Prediction) -> str:
+    hours = prediction.evaluation_hours
+    return f" (of it {_hours(hours)} for evaluations while it trains)" if hours else ""
 
 
 def _price(plan: Plan) -> str:

@@ -10,8 +10,9 @@ from estimator import memory, throughput
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
-from estimator.plan import GIB, Device, Layout, MemoryEstimate, StartUp
+from estimator.plan import GIB, Device, Interruptions, Layout, MemoryEstimate, StartUp
 from estimator.planning.engines import setup_of
+from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
 from estimator.planning.parallelism import Spread, spreads, unshared
 from estimator.planning.places import Place
@@ -27,6 +28,9 @@ MOST_WEIGHED = 8  # layouts of one number of GPUs, to say by how much none fits
 # below the predicted one to 28 % above it (data/efficiency.csv, range), of which a part is common to all
 # plans of a job, as its model and its engine are.
 INDISTINCT = 0.2
+# Of a step's time, what a forward pass takes at most: with frozen weights the backward pass has as many
+# products (throughput/flops.py)
+FORWARD_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,9 @@ class Candidate:
     place: Place | None
     speed: throughput.Speed
     start_up: StartUp | None = None  # None: the machines are at hand
+    interruptions: Interruptions | None = None  # None: no spot machines, or nobody knows how often
+    checkpoint_bytes: int | None = None  # of one node
+    evaluated_tokens: int = 0  # held-out ones, while it trains
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -63,11 +70,30 @@ class Candidate:
         return self.usd_per_hour / 3600 / self.speed.tokens_per_second
 
     def hours(self, tokens: int | None) -> float | None:
-        """Hours for that many tokens, start-up and all; None where tokens or speed are unknown."""
+        """Hours for that many tokens, with start-up, evaluations and lost work; None where they or the speed
+        are unknown.
+        """
+        trained = self.training_hours(tokens)
+        if trained is None:
+            return None
+        if self.interruptions is not None:
+            trained = wall_hours(trained, self.interruptions)
+        return trained + (self.start_up.hours if self.start_up is not None else 0.0)
+
+    def training_hours(self, tokens: int | None) -> float | None:
+        """Hours of training and its evaluations for that many tokens; None where they or the speed are
+        unknown.
+        """
         speed = self.speed.tokens_per_second
         if tokens is None or speed is None:
             return None
-        return tokens / speed / 3600 + (self.start_up.hours if self.start_up is not None else 0.0)
+        return tokens / speed / 3600 + (self.evaluation_hours or 0.0)
+
+    @property
+    def evaluation_hours(self) -> float | None:
+        """Hours of the evaluations while it trains, at most; None where the speed is unknown."""
+        speed = self.speed.tokens_per_second
+        return None if speed is None else self.evaluated_tokens * FORWARD_SHARE / speed / 3600
 
     def usd(self, tokens: int | None) -> float | None:
         """USD for that many tokens; None where tokens, speed or price are unknown."""
@@ -156,8 +182,37 @@ class Search:
         layout = layouts[chosen]
         estimate = replace(self.estimate(layout, gpu), capacity_bytes=capacity)
         before = start_up(place, nodes, self.job.model) if place is not None else None
+        checkpoint = memory.checkpoint_bytes(self.setup(layout)) // nodes
         return Candidate(
-            layout=layout, memory=estimate, gpu=gpu, place=place, speed=speeds[chosen], start_up=before
+            layout=layout,
+            memory=estimate,
+            gpu=gpu,
+            place=place,
+            speed=speeds[chosen],
+            start_up=before,
+            interruptions=self._foresee(layout, gpu, place, checkpoint),
+            checkpoint_bytes=checkpoint,
+            evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
+        )
+
+    def _foresee(
+        self, layout: Layout, gpu: Gpu | None, place: Place | None, checkpoint: int
+    ) -> Interruptions | None:
+        """What it means that spot machines are taken away; ``checkpoint``: bytes of a node's part."""
+        if place is None or not place.spot:
+            return None
+        calibration = self.evidence.calibration
+        return foresee(
+            place.interruptions,
+            nodes=layout.nodes,
+            checkpoint_bytes=checkpoint,
+            bytes_per_second=calibration.checkpoint_rate(self.job.engine, gpu.name)
+            if calibration is not None and gpu is not None
+            else None,
+            cloud=place.cloud,
+            network_gbps=place.network_gbps,
+            # A machine comes in place of the one that is gone, whatever there was before
+            restart_hours=start_up(replace(place, there=0), layout.nodes, self.job.model).hours,
         )
 
     def reaches(self, nodes: int, processes: int) -> bool:

@@ -28,6 +28,7 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
     layout, place = candidate.layout, candidate.place
     processes = layout.processes_per_node
     on_gpus = layout.device == "cuda"
+    keeps = target.kind not in ("kubernetes", "batch")  # there a node's disk goes with its pod or container
     host, cpu = candidate.memory.host_bytes, processes
     ram = target.machine.ram_bytes if target.machine is not None else None
     if place is not None:
@@ -49,9 +50,10 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         cpu=cpu,
         memory_mib=-(-host // MIB),
         shared_memory_mib=shared // MIB,
-        disk_mib=-(-memory.disk_bytes(setup_of(job, layout)) // MIB),
+        disk_mib=-(-memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps) // MIB),
         instance_type=place.name if place is not None else None,
         cloud=place.cloud if place is not None else None,
+        spot=place is not None and place.spot,
     )
 
 
@@ -67,6 +69,7 @@ def for_preparation(job: Job, training: Request) -> Request:
         shared_memory_mib=0,
         disk_mib=-(-(_files(job) + DATA_BYTES) // MIB),
         instance_type=None,
+        spot=False,  # nor are its nodes those of the GPUs
     )
 
 
@@ -75,7 +78,7 @@ def for_evaluation(job: Job, candidate: Candidate, training: Request) -> Request
 
     On CPUs what one node trains with. The disk holds base, result and data.
     """
-    disk = -(-(2 * _files(job) + DATA_BYTES) // MIB)
+    disk = -(-((1 if job.adapter_only and job.adapters else 2) * _files(job) + DATA_BYTES) // MIB)
     place, capacity = candidate.place, candidate.memory.capacity_bytes
     if place is None or capacity is None:
         return replace(training, nodes=1, disk_mib=disk)

@@ -15,7 +15,7 @@ from estimator.job import Job
 from estimator.models import ModelSpec, untried
 from estimator.models.architectures import family_of
 from estimator.plan import LAUNCHED_ENGINES
-from estimator.planning import grpo, trained_parts
+from estimator.planning import grpo, liger, trained_parts
 from estimator.planning.grpo import ELSEWHERE
 from estimator.planning.training import Training
 from estimator.setup import LLAMA_ADAPTERS, PAIR_TASKS
@@ -117,6 +117,7 @@ def _training(job: Job, processes: int) -> Training:
         optimizer=job.optimizer,
         optimizer_in_backward=job.optimizer_in_backward,
         compile=job.compile,
+        liger=job.liger,
         part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
         packing=job.packing,
         lora_targets=job.lora_targets,
@@ -206,6 +207,8 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
         )
     if training.fp8 != "none":
         return _fp8_elsewhere(training.fp8) or f"fp8 {training.fp8}: here it is fsdp2's"
+    if training.liger:
+        return "liger: its kernels are for transformers' models, and torchtune has its own"
     if reason := _optimizer_of_torchtune(training):
         return reason
     if training.part_recomputed:
@@ -310,6 +313,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         if reason is not None:
             return reason
     if (reason := _optimizer_of_loop(engine, training)) is not None:
+        return reason
+    if training.liger and (reason := liger.unsupported(model, training)):
         return reason
     if training.compile and engine != "fsdp2":
         return "compile: ZeRO's hooks run inside of the blocks that would be compiled"

@@ -17,6 +17,7 @@ class Training:
     precision: str = "auto"
     fp8: str = "none"
     compile: bool = False
+    liger: bool = False  # Liger-Kernel's kernels in place of the model's own
     optimizer: str = "adamw"
     optimizer_in_backward: bool = False
     part_recomputed: bool = False  # whether checkpointing is of parts of blocks, or of some blocks

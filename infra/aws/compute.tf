@@ -44,10 +44,22 @@ locals {
     } if pool.spot },
   )
   several_nodes = toset([for key in keys(var.gpu_pools) : "${key}-multi"])
+
+  # default_tags reach no machine that Batch starts, so these are in the launch templates too.
+  tags          = merge({ Project = var.name }, var.tags)
+  tagged        = ["instance", "volume", "network-interface"]
+  gp3_iops_free = 3000 # of a gp3 volume; more is needed for more than 4 MiB/s each
+
+  # Jobs that can never start, and jobs for which there are no machines, must not keep a queue for good.
+  stuck = {
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"         = 1800
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE" = 1800
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"           = var.capacity_hours * 3600
+  }
 }
 
 resource "aws_placement_group" "gpu" {
-  for_each = var.placement_groups ? local.several_nodes : toset([])
+  for_each = toset([for key in local.several_nodes : key if local.environments[key].pool.placement_group])
   name     = "${var.name}-${each.key}"
   strategy = "cluster"
 }
@@ -91,14 +103,26 @@ resource "aws_launch_template" "gpu" {
     ebs {
       volume_size           = each.value.pool.disk_gib
       volume_type           = "gp3"
+      throughput            = each.value.pool.disk_mib_per_s
+      iops                  = max(local.gp3_iops_free, each.value.pool.disk_mib_per_s * 4)
       encrypted             = true
       delete_on_termination = true
     }
   }
 
+  dynamic "tag_specifications" {
+    for_each = local.tagged
+    content {
+      resource_type = tag_specifications.value
+      tags          = merge(local.tags, { Name = "${var.name}-${each.key}", Pool = each.key })
+    }
+  }
+
+  # Containers of one node's jobs, which are behind the host's bridge, don't reach it, and so not the machine's own
+  # role. Those of several nodes have interfaces of their own and do: the checklist asks which machine they are on.
   metadata_options {
     http_tokens                 = "required"
-    http_put_response_hop_limit = 2 # containers ask for the zone, too
+    http_put_response_hop_limit = 1
   }
 }
 
@@ -117,6 +141,7 @@ resource "aws_batch_compute_environment" "gpu" {
     security_group_ids  = [aws_security_group.nodes.id]
     instance_role       = aws_iam_instance_profile.nodes.arn
     placement_group     = try(aws_placement_group.gpu[each.key].name, null)
+    tags                = merge(local.tags, { Name = "${var.name}-${each.key}", Pool = each.key })
     ec2_configuration {
       image_type = var.gpu_image_type
     }
@@ -141,14 +166,24 @@ resource "aws_launch_template" "cpu" {
     ebs {
       volume_size           = var.cpu_disk_gib
       volume_type           = "gp3"
+      throughput            = var.cpu_disk_mib_per_s
+      iops                  = max(local.gp3_iops_free, var.cpu_disk_mib_per_s * 4)
       encrypted             = true
       delete_on_termination = true
     }
   }
 
+  dynamic "tag_specifications" {
+    for_each = local.tagged
+    content {
+      resource_type = tag_specifications.value
+      tags          = merge(local.tags, { Name = "${var.name}-cpu", Pool = "cpu" })
+    }
+  }
+
   metadata_options {
     http_tokens                 = "required"
-    http_put_response_hop_limit = 2
+    http_put_response_hop_limit = 1
   }
 }
 
@@ -162,6 +197,7 @@ resource "aws_batch_compute_environment" "cpu" {
     instance_type       = ["optimal"]
     min_vcpus           = 0
     max_vcpus           = var.cpu_max_vcpus
+    tags                = merge(local.tags, { Name = "${var.name}-cpu", Pool = "cpu" })
     subnets             = local.subnets
     security_group_ids  = [aws_security_group.nodes.id]
     instance_role       = aws_iam_instance_profile.nodes.arn
@@ -184,6 +220,15 @@ resource "aws_batch_job_queue" "multi" {
   name     = "${var.name}-${each.key}"
   state    = "ENABLED"
   priority = 10
+  dynamic "job_state_time_limit_action" {
+    for_each = local.stuck
+    content {
+      state            = "RUNNABLE"
+      reason           = job_state_time_limit_action.key
+      max_time_seconds = job_state_time_limit_action.value
+      action           = "CANCEL"
+    }
+  }
   compute_environment_order {
     order               = 1
     compute_environment = aws_batch_compute_environment.gpu["${each.key}-multi"].arn
@@ -195,6 +240,15 @@ resource "aws_batch_job_queue" "single" {
   name     = "${var.name}-${each.key}-single"
   state    = "ENABLED"
   priority = 10
+  dynamic "job_state_time_limit_action" {
+    for_each = local.stuck
+    content {
+      state            = "RUNNABLE"
+      reason           = job_state_time_limit_action.key
+      max_time_seconds = job_state_time_limit_action.value
+      action           = "CANCEL"
+    }
+  }
   dynamic "compute_environment_order" {
     for_each = each.value.spot ? ["spot", "single"] : ["single"]
     content {
@@ -208,6 +262,15 @@ resource "aws_batch_job_queue" "cpu" {
   name     = "${var.name}-cpu"
   state    = "ENABLED"
   priority = 10
+  dynamic "job_state_time_limit_action" {
+    for_each = local.stuck
+    content {
+      state            = "RUNNABLE"
+      reason           = job_state_time_limit_action.key
+      max_time_seconds = job_state_time_limit_action.value
+      action           = "CANCEL"
+    }
+  }
   compute_environment_order {
     order               = 1
     compute_environment = aws_batch_compute_environment.cpu.arn

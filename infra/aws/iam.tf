@@ -80,12 +80,33 @@ data "aws_iam_policy_document" "launcher" {
     ]
   }
   statement {
+    # A privileged container is root on its machine, and has the machine's role.
     actions   = ["batch:RegisterJobDefinition"]
     resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:job-definition/metaflow_*"]
+    condition {
+      test     = "BoolIfExists"
+      variable = "batch:Privileged"
+      values   = ["false"]
+    }
+  }
+  statement {
+    # Metaflow's configuration (outputs.tf) gives jobs this tag, so those of other stacks are safe.
+    actions   = ["batch:TagResource"]
+    resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:job/*"]
+    condition {
+      test     = "StringEquals"
+      variable = "aws:RequestTag/Project"
+      values   = [var.name]
+    }
   }
   statement {
     actions   = ["batch:TerminateJob"]
     resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:job/*"]
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/Project"
+      values   = [var.name]
+    }
   }
   statement {
     # Batch and EC2 know no narrower resource for these; nothing is changed by them.

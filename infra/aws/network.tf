@@ -20,6 +20,12 @@ resource "aws_vpc" "this" {
   tags                 = { Name = var.name }
 }
 
+# What names no group of its own gets the default one, which lets nothing through.
+resource "aws_default_security_group" "this" {
+  count  = local.makes_vpc ? 1 : 0
+  vpc_id = aws_vpc.this[0].id
+}
+
 resource "aws_subnet" "private" {
   for_each          = local.makes_vpc ? { for index, zone in local.zones : zone => index } : {}
   vpc_id            = aws_vpc.this[0].id
@@ -102,12 +108,14 @@ resource "aws_security_group" "nodes" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "among_nodes" {
+  description                  = "Ranks, NCCL, EFA"
   security_group_id            = aws_security_group.nodes.id
   referenced_security_group_id = aws_security_group.nodes.id
   ip_protocol                  = "-1"
 }
 
 resource "aws_vpc_security_group_egress_rule" "among_nodes" {
+  description                  = "Ranks, NCCL, EFA"
   security_group_id            = aws_security_group.nodes.id
   referenced_security_group_id = aws_security_group.nodes.id
   ip_protocol                  = "-1"

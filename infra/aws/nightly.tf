@@ -31,6 +31,8 @@ resource "aws_batch_job_definition" "nightly" {
   for_each = local.nightly
   name     = local.nightly_name
   type     = "container"
+
+  propagate_tags = true
   timeout {
     attempt_duration_seconds = 6 * 3600
   }
@@ -123,6 +125,11 @@ data "aws_iam_policy_document" "alerts" {
     principals {
       type        = "Service"
       identifiers = ["events.amazonaws.com", "cloudwatch.amazonaws.com"]
+    }
+    condition {
+      test     = "StringEquals"
+      variable = "aws:SourceAccount"
+      values   = [local.account]
     }
   }
 }

@@ -8,6 +8,8 @@ locals {
       METAFLOW_BATCH_JOB_QUEUE          = aws_batch_job_queue.cpu.name
       METAFLOW_ECS_S3_ACCESS_IAM_ROLE   = aws_iam_role.job.arn
       METAFLOW_BATCH_CONTAINER_REGISTRY = "${local.account}.dkr.ecr.${local.region}.amazonaws.com"
+      METAFLOW_BATCH_EMIT_TAGS          = "true"
+      METAFLOW_BATCH_DEFAULT_TAGS       = jsonencode({ Project = var.name })
       FINETUNE_QUEUES                   = local.queues
     },
     var.metadata_service_url == null ? {} : {
@@ -21,7 +23,7 @@ locals {
   gpus   = { for key, pool in var.gpu_pools : local.machines[pool.instance_type].gpu => key... }
   queues = join(",", [for gpu, keys in local.gpus : "${gpu}=${aws_batch_job_queue.multi[sort(keys)[0]].name}"])
 
-  prices = [for pool in values(var.gpu_pools) : local.machines[pool.instance_type].usd_per_hour]
+  prices = [for environment in values(local.environments) : local.machines[environment.pool.instance_type].usd_per_hour]
 }
 
 output "metaflow_environment" {
@@ -60,8 +62,9 @@ output "datastore_policy" {
 }
 
 output "most_usd_per_hour" {
-  description = "All multi-node environments full, at the table's on-demand prices (us-east-1, estimator/data/instances.csv). Null: one of them is unknown."
+  description = "All GPU machines that the compute environments allow together, spot ones too, at the table's on-demand prices (us-east-1, estimator/data/instances.csv). Null: one of them is unknown."
   value = anytrue([for price in local.prices : price == null]) ? null : sum(concat([0], [
-    for pool in values(var.gpu_pools) : pool.max_nodes * local.machines[pool.instance_type].usd_per_hour
+    for environment in values(local.environments) :
+    environment.pool.max_nodes * local.machines[environment.pool.instance_type].usd_per_hour
   ]))
 }

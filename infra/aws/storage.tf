@@ -35,8 +35,28 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "datastore" {
   }
 }
 
-resource "aws_s3_bucket_lifecycle_configuration" "datastore" {
+# Jobs may delete, as a later checkpoint replaces an earlier one: what was deleted by mistake can be had back.
+resource "aws_s3_bucket_versioning" "datastore" {
   bucket = aws_s3_bucket.datastore.id
+  versioning_configuration {
+    status = "Enabled"
+  }
+}
+
+resource "aws_s3_bucket_lifecycle_configuration" "datastore" {
+  bucket     = aws_s3_bucket.datastore.id
+  depends_on = [aws_s3_bucket_versioning.datastore]
+  rule {
+    id     = "deleted"
+    status = "Enabled"
+    filter {}
+    noncurrent_version_expiration {
+      noncurrent_days = var.deleted_kept_days
+    }
+    expiration {
+      expired_object_delete_marker = true
+    }
+  }
   rule {
     id     = "abandoned-uploads"
     status = "Enabled"

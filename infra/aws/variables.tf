@@ -52,12 +52,16 @@ variable "gpu_pools" {
     One for each type of GPU machine; the key is part of its queues' names. EFA interfaces and vCPUs follow from
     instance_type. max_nodes holds for each of its compute environments. spot: single-node runs may use spot
     machines first. capacity_reservation_id: of an On-Demand Capacity Reservation or a Capacity Block.
+    placement_group: the nodes of a run near each other; off where a reservation is in a group of its own.
+    disk_mib_per_s: of the gp3 disk, which weights and checkpoints are written to.
   EOT
   type = map(object({
     instance_type           = string
     max_nodes               = number
     spot                    = optional(bool, false)
     disk_gib                = optional(number, 500)
+    disk_mib_per_s          = optional(number, 1000)
+    placement_group         = optional(bool, true)
     capacity_reservation_id = optional(string)
     capacity_block          = optional(bool, false)
   }))
@@ -82,12 +86,36 @@ variable "gpu_pools" {
     error_message = "gpu_pools: disk_gib is at least 100: images with CUDA take 20 to 30 GiB, weights and checkpoints the rest."
   }
   validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : pool.disk_mib_per_s >= 125 && pool.disk_mib_per_s <= 1000])
+    error_message = "gpu_pools: disk_mib_per_s is from 125 to 1000, as gp3 has it."
+  }
+  validation {
     condition     = alltrue([for pool in values(var.gpu_pools) : !pool.capacity_block || pool.capacity_reservation_id != null])
     error_message = "gpu_pools: capacity_block needs its capacity_reservation_id."
   }
   validation {
     condition     = alltrue([for pool in values(var.gpu_pools) : !pool.spot || pool.capacity_reservation_id == null])
     error_message = "gpu_pools: a reservation is no spot capacity: give spot or capacity_reservation_id."
+  }
+}
+
+variable "capacity_hours" {
+  description = "A job that no machine can be had for is cancelled after so long, for the next in its queue."
+  type        = number
+  default     = 12
+  validation {
+    condition     = var.capacity_hours >= 1 && var.capacity_hours <= 24 && floor(var.capacity_hours) == var.capacity_hours
+    error_message = "capacity_hours: a whole number from 1 to 24."
+  }
+}
+
+variable "deleted_kept_days" {
+  description = "So long the datastore keeps what was deleted or written over: checkpoints, too, which cost."
+  type        = number
+  default     = 7
+  validation {
+    condition     = var.deleted_kept_days >= 1
+    error_message = "deleted_kept_days: at least 1."
   }
 }
 
@@ -111,16 +139,20 @@ variable "cpu_disk_gib" {
   }
 }
 
+variable "cpu_disk_mib_per_s" {
+  description = "Of that disk."
+  type        = number
+  default     = 500
+  validation {
+    condition     = var.cpu_disk_mib_per_s >= 125 && var.cpu_disk_mib_per_s <= 1000
+    error_message = "cpu_disk_mib_per_s: from 125 to 1000, as gp3 has it."
+  }
+}
+
 variable "batch_service_role_arn" {
   description = "Null: Batch's own service-linked role, which it makes with the first compute environment."
   type        = string
   default     = null
-}
-
-variable "placement_groups" {
-  description = "A cluster placement group for each GPU type's multi-node environment."
-  type        = bool
-  default     = true
 }
 
 variable "gpu_image_type" {

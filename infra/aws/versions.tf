@@ -3,7 +3,7 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = "~> 5.0"
+      version = "~> 5.100"
     }
   }
 }
@@ -11,7 +11,7 @@ terraform {
 # Region and credentials come from the environment, as for the aws command.
 provider "aws" {
   default_tags {
-    tags = merge({ Project = var.name }, var.tags)
+    tags = local.tags
   }
 }
 

@@ -120,14 +120,16 @@ def is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def started(
-    module: str, request: Path, log: Path, *, on_cpu: bool, python: str | None = None
+    module: str, request: Path, log: Path, *, on_cpu: bool, offline: bool = True, python: str | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """``python -m module request``, which ends with this process, and with the context.
 
-    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it; ``python``: another one than this. What it
-    has started itself ends with the context, too.
+    ``log`` gets what it prints; ``on_cpu`` hides all GPUs from it, ``offline`` the Hugging Face Hub;
+    ``python``: another one than this. What it has started itself ends with the context, too.
     """
-    extra = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+    extra = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+    if offline:
+        extra["HF_HUB_OFFLINE"] = "1"
     if on_cpu:
         extra["CUDA_VISIBLE_DEVICES"] = ""
     marker = uuid.uuid4().hex

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from estimator.errors import UserError
+from launchers.dataset.readable import NOT_UTF_8, check_readable
 
 FORMS = (
     "JSONL, a JSON list, CSV (.csv, .tsv), Parquet (.parquet), a folder of datasets' save_to_disk, or for "
@@ -67,15 +68,17 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
             beginning = file.read(4096)
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
+    check_readable(path, beginning)
     if beginning.startswith(b"PAR1") or suffix == ".parquet":
         return _Parquet(path, columns)
-    if suffix in (".csv", ".tsv"):
+    binary = b"\0" in beginning
+    if suffix in (".csv", ".tsv") and not binary:
         return _Csv(path)
     first = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if first == b"[":
+    if first == b"[" and not binary:
         return _Json(path)
     known = suffix in SUFFIXES or first in (b"{", b"")
-    if not known or (b"\0" in beginning and not beginning.startswith((b"\xff\xfe", b"\xfe\xff"))):
+    if binary or not known:
         raise UserError(f"Dataset {path} is of no form that is known.", f"Give {FORMS}.")
     return _Json(path) if first == b"{" and not _is_value(beginning) else _Lines(path)
 
@@ -108,13 +111,41 @@ class _Lines(Rows):
 
 def _decoded(line: bytes, number: int) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip())
+        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
     except json.JSONDecodeError as error:
         return BadRow(f"not JSON ({error.msg} at column {error.colno})")
     except UnicodeDecodeError as error:
-        return BadRow(f"not UTF-8 (byte {error.start + 1})")
+        return BadRow(f"{NOT_UTF_8} (byte {error.start + 1})")
+    except _Unusable as error:
+        return BadRow(str(error))
     except RecursionError:
         return BadRow("JSON that is nested too deeply")
+
+
+class _Unusable(ValueError):  # noqa: N818 - as BadRow
+    """JSON that says two things, or what no value here can be."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of whose keys none is there twice: Python would take the last without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Unusable(f"the key `{twice}` is there twice")
+    return found
+
+
+def _whole_number(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # sys.get_int_max_str_digits
+        raise _Unusable(f"a number of {len(digits):,} digits") from None
+
+
+class _Decoder(json.JSONDecoder):
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=_object, parse_int=_whole_number)
 
 
 class _Json(Rows):
@@ -129,7 +160,9 @@ class _Json(Rows):
                 line = self._cursor.line_of(error.pos)
                 yield self._number, BadRow(f"not JSON ({error.msg}, line {line})")
             except UnicodeDecodeError as error:
-                yield self._number, BadRow(f"not UTF-8 ({error.reason})")
+                yield self._number, BadRow(f"{NOT_UTF_8} ({error.reason})")
+            except _Unusable as error:
+                yield self._number, BadRow(str(error))
             except RecursionError:
                 yield self._number, BadRow("JSON that is nested too deeply")
 
@@ -166,7 +199,7 @@ class _Cursor:
     """A place in a text that is read piece by piece."""
 
     def __init__(self, file: TextIO) -> None:
-        self._file, self._decoder = file, json.JSONDecoder()
+        self._file, self._decoder = file, _Decoder()
         self._text, self._at, self.line = "", 0, 1
 
     def peek(self) -> str:
@@ -241,7 +274,7 @@ class _Csv(Rows):
         except csv.Error as error:
             yield number, BadRow(f"not CSV ({error})")
         except UnicodeDecodeError as error:
-            yield number, BadRow(f"not UTF-8 ({error.reason})")
+            yield number, BadRow(f"{NOT_UTF_8} ({error.reason})")
 
     def share(self) -> float:
         return _position(self._file) / max(1, self.path.stat().st_size)

@@ -19,6 +19,7 @@ from estimator.errors import Change, UserError
 from estimator.setup import PAIR_TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.documents import Documents, Packing, tokenise
+from launchers.dataset.order import grouped_by_length, longest_first
 from launchers.dataset.preferences import Sample, asked_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
 from launchers.dataset.progress import Progress
@@ -124,7 +125,7 @@ def prepare(
             _prepare_held_out(held_out, model, settings, seq_len, folder)
         if settings.task == "grpo":
             _write_prompts(folder, train, model)
-        chats = _are_chats(train)
+        chats = settings.task != "pretrain" and _are_chats(train)
         return _write(documents, packing, order, model, seq_len, settings, folder, chats=chats)
 
 
@@ -225,21 +226,6 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def longest_first(order: NDArray[np.int32], lengths: NDArray[np.int64], batch: int) -> NDArray[np.int32]:
-    """``order`` with its ``batch`` longest rows in front, the longest first; each swaps with what was there.
-
-    Rank r of any number of processes then begins with the r-th longest row, and no later micro batch of this
-    order, of whatever size, is wider. Rows of one length keep their order.
-    """
-    result, place_of = order.copy(), np.argsort(order)
-    longest = order[np.argsort(-lengths[order], kind="stable")[:batch]]
-    for place, row in enumerate(longest):
-        other, moved = place_of[row], result[place]
-        result[place], result[other] = row, moved
-        place_of[row], place_of[moved] = place, other
-    return result
-
-
 class _Model:
     """What is needed of the model: its tokenizer, and how many tokens it knows."""
 
@@ -283,7 +269,7 @@ def _prepare_held_out(
         order = np.arange(len(packing), dtype=np.int32)
         if settings.task == "grpo":
             _write_prompts(folder / "heldout", held_out, model)
-        chats = _are_chats(held_out)
+        chats = settings.task != "pretrain" and _are_chats(held_out)
         _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout", chats=chats)
 
 
@@ -359,9 +345,15 @@ def _epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.in
     count = len(lengths.tokens)
     drawn = (random_stream(settings.seed, "epoch", epoch).permutation(count) for epoch in range(epochs))
     orders = [order.astype(np.int32) for order in drawn]
-    if settings.longest_first and not settings.packing:
+    longest = settings.longest_first and not settings.packing
+    if longest:
         orders[0] = longest_first(orders[0], lengths.widths, settings.rows_per_step)
-    return np.concatenate(orders)
+    order = np.concatenate(orders)
+    if not settings.group_by_length:
+        return order
+    return grouped_by_length(
+        order, lengths.widths, settings.rows_per_step, seed=settings.seed, first=int(longest)
+    )
 
 
 def _write(

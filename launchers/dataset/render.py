@@ -43,8 +43,12 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     take_flags_for_numbers()
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}") from None
+        tokenizer("a")  # some that are broken fail here only
+    except Exception as error:  # noqa: BLE001 - of broken files tokenizers raises whatever it is
+        raise UserError(
+            f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}",
+            "Take the tokenizer's files as they were published with the weights.",
+        ) from None
     tokenizer.add_tokens(list(settings.new_tokens))  # those that it has stay as they are
     if settings.chat_template is not None:
         tokenizer.chat_template = settings.chat_template
@@ -96,7 +100,7 @@ def _tokenise(
     text_ids = iter(_ids(tokenizer, texts, special=True))
     prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
-        ids = next(chat_ids if conversation.messages else text_ids)
+        ids = next(chat_ids) if conversation.messages else _of_part(next(text_ids), conversation, tokenizer)
         before = [next(prefixes) for _ in cuts]
         bounds = [len(prefix) for prefix in before]
         if any(ids[: len(prefix)] != prefix for prefix in before):
@@ -107,11 +111,20 @@ def _tokenise(
         for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
             counted[first:last] = not everything
         counted[0] = False
-        eos = ending.missing(ids)
+        eos = ending.missing(ids) if conversation.ends else None
         if eos is not None:
             counted[len(ids)] = not conversation.messages or conversation.messages[-1].trained
             ids = [*ids, eos]
         yield np.array(ids, dtype=np.int32), counted[: len(ids)]
+
+
+def _of_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
+    """The tokens of a text without a beginning or an end that its document has elsewhere."""
+    if not text.begins and ids[:1] == [tokenizer.bos_token_id]:
+        ids = ids[1:]
+    if not text.ends and ids[-1:] == [tokenizer.eos_token_id]:
+        ids = ids[:-1]
+    return ids
 
 
 def _by_turns(
@@ -162,13 +175,7 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
         return conversation.text, []
     messages = [message.as_template() for message in conversation.messages]
     whole = _apply(tokenizer, messages, conversation)
-    if not any(
-        message.content.strip() and message.content.strip() in whole for message in conversation.messages
-    ):
-        raise UserError(
-            f"{_name(conversation)}: the chat template leaves out what is said in this chat.",
-            "Set chat_template to one that renders `messages`.",
-        )
+    _check_said(conversation, whole)
     _check_tools(conversation, whole)
     cuts = []
     for index in turns:
@@ -184,6 +191,22 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
                 )
             cuts.append(len(prefix))
     return whole, cuts
+
+
+def _check_said(conversation: Conversation, text: str) -> None:
+    """Raise UserError where a template has left out what one of the turns says.
+
+    Templates trim a turn, take the thoughts out that it begins with, or write it as JSON: its last line is
+    looked for.
+    """
+    for number, message in enumerate(conversation.messages, start=1):
+        said = message.content.strip().rpartition("\n")[2].strip()
+        if said not in text and json.dumps(said, ensure_ascii=False)[1:-1] not in text:
+            raise UserError(
+                f"{_name(conversation)}: the chat template leaves out what the {message.role} says in turn "
+                f"{number}.",
+                "Set chat_template to one that renders it, or take such turns out of the rows.",
+            )
 
 
 def _check_tools(conversation: Conversation, text: str) -> None:
@@ -205,8 +228,6 @@ def _check_tools(conversation: Conversation, text: str) -> None:
 def _apply(
     tokenizer: Any, messages: list[dict[str, Any]], conversation: Conversation, prompt: bool = False
 ) -> str:
-    from jinja2.exceptions import TemplateError
-
     try:
         text: str = tokenizer.apply_chat_template(
             messages,
@@ -214,9 +235,9 @@ def _apply(
             tokenize=False,
             add_generation_prompt=prompt,
         )
-    except TemplateError as error:
+    except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
         raise UserError(
-            f"{_name(conversation)}: the chat template refuses it: {one_line(error)}.",
+            f"{_name(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
             "Change the row, or set chat_template.",
         ) from None
     return text
@@ -231,6 +252,7 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
         asked = replace(conversation, messages=conversation.asked)
         messages = [message.as_template() for message in asked.messages]
         prompt = _apply(tokenizer, messages, asked, prompt=True)
+        _check_said(asked, prompt)
         _check_tools(asked, prompt)
         answered = len(asked.messages) < len(conversation.messages)
         return prompt, conversation.messages[-1].content if answered else ""

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from estimator.errors import UserError
 from launchers.dataset.files import FORMS, BadRow, open_rows
 from launchers.dataset.progress import Progress
+from launchers.dataset.readable import NOT_UTF_8, converted
 from launchers.dataset.turns import Fields, Message, chat, decoded, system_of, text_of, tools_of
 
 SHOWN_BAD_ROWS = 10
@@ -51,6 +52,8 @@ class Conversation:
     messages: tuple[Message, ...] = ()
     tools: str = ""  # that the chat may call: JSON of a list
     text: str | None = None
+    begins: bool = True  # of a text: whether it is the beginning of its document,
+    ends: bool = True  # and whether it is the end
     line: int = field(default=0, compare=False)  # of the file it came from; 0: none
     source: int = field(default=0, compare=False)  # which dataset of the run, as mixture.names counts them
 
@@ -207,11 +210,12 @@ def _unused(path: Path, unused: Counter[str]) -> str:
 
 
 def _error(path: Path, bad: list[tuple[int, str]], failed: int, total: int, unit: str) -> UserError:
+    convert = "" if not bad[0][1].startswith(NOT_UTF_8) else converted(path)
     if failed == 1:
         number, reason = bad[0]
-        return UserError(f"Dataset {path}, {unit} {number}: {reason}.", "Mend or remove it.")
+        return UserError(f"Dataset {path}, {unit} {number}: {reason}.", convert or "Mend or remove it.")
     shown = [f"  {unit} {number}: {reason}" for number, reason in bad]
     if failed > len(bad):
         shown.append(f"  and {failed - len(bad):,} more")
     problem = f"Dataset {path}: {failed:,} of {total:,} rows can't be used."
-    return UserError(problem, "\n".join([*shown, "Mend or remove them."]))
+    return UserError(problem, "\n".join([*shown, convert or "Mend or remove them."]))

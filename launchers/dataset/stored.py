@@ -203,6 +203,8 @@ def _values(conversation: Conversation) -> dict[str, Any]:
     value: dict[str, Any] = {"at": [conversation.line, conversation.source]}
     if conversation.text is not None:
         value["text"] = conversation.text
+        if not (conversation.begins and conversation.ends):
+            value["part"] = [conversation.begins, conversation.ends]
     else:
         value["messages"] = [_turn(message) for message in conversation.messages]
         if conversation.tools:
@@ -225,8 +227,16 @@ def _conversation(value: dict[str, Any]) -> Conversation:
         Message(role=role, content=content, **(more[0] if more else {}))
         for role, content, *more in value.get("messages", ())
     )
-    tools, text = value.get("tools", ""), value.get("text")
-    return Conversation(messages=messages, tools=tools, text=text, line=line, source=source)
+    begins, ends = value.get("part", (True, True))
+    return Conversation(
+        messages=messages,
+        tools=value.get("tools", ""),
+        text=value.get("text"),
+        begins=begins,
+        ends=ends,
+        line=line,
+        source=source,
+    )
 
 
 def copied(rows: Sequence[Sample], folder: Path) -> StoredRows:

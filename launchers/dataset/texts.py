@@ -3,10 +3,15 @@
 * JSONL, one object a line: its ``text`` is a document; other keys are ignored
 * ``.txt``: the whole file is one document
 * ``.parquet``: column ``text``, a document a row
+
+A document of more than :data:`SECTION` characters is several rows, its sections, so that none is held in
+memory whole: only the first begins with the token that begins a text, only the last ends with its end.
 """
 
 from __future__ import annotations
 
+import codecs
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,11 +21,16 @@ from typing import Any
 from estimator.errors import UserError
 from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import Sample
+from launchers.dataset.readable import check_readable, converted
 from launchers.dataset.rows import Conversation, read_as
 from launchers.dataset.stored import Selected, characters_of
 from launchers.dataset.turns import Fields, text_of
 
 COLUMN = "text"
+SECTION = 1 << 20  # characters of a document that are one row at the most
+_BLOCK = 1 << 18  # bytes of a text file that are read at a time
+_BREAK = re.compile(r"(?<=\w)\s(?=\w)")  # where tokenizers of words cut anyway
+_LOOKED_AT = 4096  # characters before a section's end in which it may break
 
 
 def is_text_file(path: Path) -> bool:
@@ -31,8 +41,9 @@ def is_text_file(path: Path) -> bool:
 def read(path: Path) -> Iterator[Conversation]:
     """The documents of a file, every one checked; raises UserError that names what can't be used."""
     if is_text_file(path):
-        return iter([_whole_file(path)])
-    return read_as(path, parse, [COLUMN])
+        return _sections(_text_of_file(path))
+    documents = read_as(path, parse, [COLUMN])
+    return itertools.chain.from_iterable(_sections([row.text or ""], row.line) for row in documents)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
@@ -114,16 +125,44 @@ def _document(value: Any, number: int) -> Conversation:
     return Conversation(text=text_of(value, f"`{COLUMN}`"), line=number)
 
 
-def _whole_file(path: Path) -> Conversation:
+def _sections(pieces: Iterable[str], line: int = 0) -> Iterator[Conversation]:
+    """A document that comes in pieces, as rows of at most :data:`SECTION` characters."""
+    held, begins = "", True
+    for piece in pieces:
+        text, first = held + piece, 0
+        while len(text) - first > SECTION:
+            last = first + SECTION
+            breaks = [found.start() for found in _BREAK.finditer(text, last - _LOOKED_AT, last)]
+            cut = breaks[-1] if breaks else last
+            yield Conversation(text=text[first:cut], begins=begins, ends=False, line=line)
+            first, begins = cut, False
+        held = text[first:]
+    yield Conversation(text=held, begins=begins, line=line)
+
+
+def _text_of_file(path: Path) -> Iterator[str]:
+    """The text of a file, piece by piece; UserError where it is not UTF-8, or blank."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    read, blank, first = 0, True, True
     try:
-        text = path.read_bytes().decode().removeprefix("\ufeff")
+        with path.open("rb") as file:
+            while True:
+                block = file.read(_BLOCK)
+                if not read:
+                    check_readable(path, block)
+                begun = len(decoder.getstate()[0])  # bytes of a character that goes on in this block
+                text = decoder.decode(block, final=not block)
+                if first:
+                    text = text.removeprefix("\ufeff")
+                blank, first = blank and not text.strip(), False
+                yield text
+                if not block:
+                    break
+                read += len(block)
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"Dataset {path} is not UTF-8 (byte {error.start + 1:,}).",
-            f"Convert it: iconv -f ENCODING -t UTF-8 {path.name} > {path.stem}-utf-8.txt",
-        ) from None
-    if not text.strip():
+        place = read - begun + error.start + 1
+        raise UserError(f"Dataset {path} is not UTF-8 (byte {place:,}).", converted(path)) from None
+    if blank:
         raise UserError(f"Dataset {path} is empty.", "Give a text file that holds a document.")
-    return Conversation(text=text)

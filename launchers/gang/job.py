@@ -22,6 +22,7 @@ from pathlib import Path
 
 from estimator.models import ModelRef
 from estimator.plan import Plan
+from launchers.report.evaluations import HeldOutLoss
 from launchers.settings import Settings
 
 
@@ -39,6 +40,9 @@ class TrainJob:
     reference: Path | None = None  # launchers.reference's file, where the task needs one
     reward: str | None = None  # what scores answers, on this machine: file.py:name, module:name or a folder
     keeps_result: bool = True  # whether the trained model is written at the end; a trial's isn't
+    held_out_reference: Path | None = None  # as `reference`, of the rows that are evaluated while it trains
+    evaluations: tuple[HeldOutLoss, ...] = ()  # up to start_step
+    exports_only: bool = False  # whether the checkpoint of start_step is written as the result, untrained
 
     def save(self) -> Path:
         """Write job.json into the work folder and return its path."""
@@ -48,6 +52,7 @@ class TrainJob:
             if field.name not in ("plan", "settings", "model")
         }
         values = {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+        values["evaluations"] = [each.to_dict() for each in self.evaluations]
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
         values["model"] = self.model.to_dict()
         self.work_dir.mkdir(parents=True, exist_ok=True)
@@ -60,18 +65,29 @@ class TrainJob:
         values = json.loads(path.read_text())
         paths = {
             name: Path(values.pop(name))
-            for name in ("model_dir", "data_dir", "work_dir", "resume_dir", "reference")
+            for name in ("model_dir", "data_dir", "work_dir", "resume_dir", "reference", "held_out_reference")
             if values.get(name)
         }
         plan = Plan.from_json(json.dumps(values.pop("plan")))
         settings = Settings.model_validate(values.pop("settings"))
         model = ModelRef.from_dict(values.pop("model"))
-        return cls(plan=plan, settings=settings, model=model, **(values | paths))
+        evaluations = tuple(HeldOutLoss(**each) for each in values.pop("evaluations"))
+        return cls(plan=plan, settings=settings, model=model, evaluations=evaluations, **(values | paths))
 
     @property
     def checkpoint_every(self) -> int:
         """Optimizer steps between checkpoints; 0: none but the result."""
         return self.settings.checkpoint_every
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the loss on the held-out rows is measured while it trains."""
+        return self.settings.evaluation.in_training and self.keeps_result and not self.exports_only
+
+    @property
+    def held_out_dir(self) -> Path:
+        """The held-out rows, a prepared folder; there only where rows are held out."""
+        return self.data_dir / "heldout"
 
     @property
     def base_model(self) -> str:

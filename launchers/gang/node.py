@@ -292,7 +292,7 @@ class _Node:
 
 def _clear(job: TrainJob) -> None:
     """Remove what an earlier attempt has left in the work folder; its logs stay."""
-    for name in ("errors", "ranks", "profile"):
+    for name in ("errors", "ranks", *(() if job.exports_only else ("profile",))):
         shutil.rmtree(job.work_dir / name, ignore_errors=True)
     for path in job.telemetry_dir.glob("rank-*.jsonl"):
         path.unlink()

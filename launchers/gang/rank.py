@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from estimator.errors import UserError
-from launchers.report.telemetry import DistInfo, Memory, Phase, Profiled, Step, Writer
+from launchers.report.telemetry import DistInfo, Evaluated, Memory, Phase, Profiled, Step, Writer
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
@@ -96,7 +97,11 @@ class RankReporter:
         metrics: dict[str, float] | None = None,
         all_tokens: int | None = None,
     ) -> None:
-        """One optimizer step; see launchers.report.telemetry.Step for the units."""
+        """One optimizer step; see launchers.report.telemetry.Step for the units.
+
+        Raises UserError after one whose loss is no number: all weights are lost with it.
+        """
+        self.memory(step)  # first, so that it is known when the step is shown
         self._writer.write(
             Step(
                 rank=self.env.rank,
@@ -113,7 +118,12 @@ class RankReporter:
                 all_tokens=all_tokens,
             )
         )
-        self.memory(step)
+        if loss is not None and not math.isfinite(loss):
+            raise UserError(
+                f"The loss of step {step} is {loss}: the weights have become useless.",
+                "Give a lower optimizer.lr or a longer warm-up (schedule.warmup_steps). In a first step "
+                "the model's own weights hold none.",
+            )
 
     def memory(self, step: int) -> None:
         allocated = reserved = None
@@ -135,6 +145,10 @@ class RankReporter:
 
     def profiled(self, event: Profiled) -> None:
         """A profiled window has ended, or has failed."""
+        self._writer.write(event)
+
+    def evaluated(self, event: Evaluated) -> None:
+        """An evaluation is under way, or has ended."""
         self._writer.write(event)
 
     def close(self) -> None:

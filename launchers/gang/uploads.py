@@ -33,13 +33,17 @@ class Uploads:
         threading.Thread(target=self._work, name="gang-uploads", daemon=True).start()
 
     def look(self) -> None:
-        """Queue what is ready. Call it often; it returns at once."""
+        """Queue what is ready. Call it often; it returns at once.
+
+        What a rank says before its part is heard by the call after the one that takes the part: then it is
+        committed.
+        """
+        for step in self._control.whole_steps():
+            self._queue.put((step, None))
         for step, folder in self._finished():
             if folder not in self._taken:
                 self._taken.add(folder)
                 self._queue.put((step, folder))
-        for step in self._control.whole_steps():
-            self._queue.put((step, None))
 
     @property
     def idle(self) -> bool:

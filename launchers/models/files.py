@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from estimator.errors import UserError
+from estimator.errors import Change, UserError
 
 # Configuration, tokenizer, safetensors. Not other formats of the same weights, not folders.
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
@@ -20,6 +20,7 @@ PICKLED_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _INDEX = "model.safetensors.index.json"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"-\d+-of-\d+\.")
+_TRAINABLE = ("F64", "F32", "F16", "BF16")  # of safetensors' types
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -36,6 +37,9 @@ def check_complete(folder: Path) -> None:
     tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
+    for name in ("tokenizer_config.json", "generation_config.json"):  # the export writes them on
+        if (folder / name).exists():
+            _read_object(folder / name)
     pickled = pickled_files(folder)
     if pickled:
         for path in pickled:
@@ -69,16 +73,19 @@ def pickled_files(folder: Path) -> list[Path]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json; raises UserError where there is none or it can't be read."""
-    path = folder / "config.json"
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.")
+    return _read_object(folder / "config.json")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no config.json.", "Give a folder in Hugging Face's layout.") from None
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object.")
-    return config
+        raise UserError(f"{path} can't be read: {error}", "Fetch it again.") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a JSON object.", "Fetch it again.")
+    return values
 
 
 def _weight_map(folder: Path, index: str = _INDEX) -> dict[str, str]:
@@ -99,7 +106,14 @@ def weight_files(folder: Path) -> list[Path]:
         return _present(folder, listed, _INDEX)
     found = sorted(path for path in folder.glob("*.safetensors") if is_wanted(path.name))
     if not found:
-        other = sorted([*folder.glob("adapter_model.*"), *folder.glob("*.bin"), *folder.glob("*.pth")])
+        other = sorted(
+            [
+                *folder.glob("adapter_model.*"),
+                *folder.glob("*.bin"),
+                *folder.glob("*.pth"),
+                *folder.glob("*.gguf"),
+            ]
+        )
         advice = "*.safetensors or pytorch_model*.bin belong there."
         if other:
             advice = f"It has {other[0].name}, but *.safetensors or pytorch_model*.bin are needed."
@@ -157,10 +171,17 @@ def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
             header.pop("__metadata__", None)
             expected = 8 + length + max((int(t["data_offsets"][1]) for t in header.values()), default=0)
             shapes = {name: tuple(int(n) for n in tensor["shape"]) for name, tensor in header.items()}
+            kinds = {name: str(tensor["dtype"]) for name, tensor in header.items() if name.endswith("weight")}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise UserError(f"{path} is not a safetensors file.", "Delete it and fetch it again.") from None
     if size < expected:
         raise _truncated(path, size, f"{expected:,}")
+    quantised = next((name for name, kind in kinds.items() if kind not in _TRAINABLE), None)
+    if quantised is not None:
+        raise UserError(
+            f"{path}: {quantised} is of type {kinds[quantised]}, which is not trained.",
+            ("Start from the unquantised model; ", Change("method", "qlora"), " quantises it on loading."),
+        )
     if size > expected:
         raise UserError(
             f"{path} is broken: {size:,} bytes, but its header says {expected:,}.",

@@ -26,7 +26,7 @@ class TransformersSampler:
     def __init__(
         self, model_dir: Path, base_dir: Path, settings: Settings, *, device: str, limit: BatchLimit
     ) -> None:
-        self._model = load_model(model_dir, base_dir, device, precision_on(device))
+        self._model = load_model(model_dir, base_dir, device, precision_on(device), settings)
         tokenizer = render.load_tokenizer(model_dir, settings)
         tokenizer.padding_side = "left"
         if tokenizer.pad_token_id is None:

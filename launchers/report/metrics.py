@@ -15,7 +15,7 @@ from typing import Any
 
 from estimator.plan import GIB, Plan
 from launchers.dataset.prepared import Prepared
-from launchers.report.telemetry import DistInfo, Event, Step
+from launchers.report.telemetry import DistInfo, Evaluated, Event, Step
 
 # Of a task's figures those that a line of the terminal has room for
 SHOWN = {"reward": "reward", "kl": "KL"}
@@ -88,6 +88,11 @@ def speed_of(tokens: float, seconds: float, *, world_size: int, plan: Plan | Non
     )
 
 
+def time_left(training: float, *, trained: float, evaluated: float) -> float:
+    """Seconds until the end: of training, and of evaluations as often and as long as so far."""
+    return training * (1 + evaluated / trained) if trained > 0 else training
+
+
 def median(values: Sequence[float]) -> float | None:
     """The upper median; None of nothing."""
     return sorted(values)[len(values) // 2] if values else None
@@ -100,8 +105,11 @@ class Meter:
         self._plan = plan
         self._tokens = tokens
         self._seconds: list[float] = []
+        self._evaluations: dict[int, float] = {}  # seconds, by the step before
 
     def add(self, event: Event) -> Metrics | None:
+        if isinstance(event, Evaluated) and event.loss is not None:
+            self._evaluations[event.step] = event.seconds
         if not isinstance(event, Step) or event.loss is None:
             return None
         self._seconds.append(event.dt)
@@ -123,7 +131,11 @@ class Meter:
             tokens_per_second=speed.tokens_per_second,
             tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
             mfu=speed.mfu,
-            eta_seconds=recent[len(recent) // 2] * (len(self._tokens) - event.step),
+            eta_seconds=time_left(
+                recent[len(recent) // 2] * (len(self._tokens) - event.step),
+                trained=sum(self._seconds),
+                evaluated=sum(self._evaluations.values()),
+            ),
             task=event.metrics or {},
         )
 

@@ -71,7 +71,7 @@ class Memory:
 class Phase:
     """A rank has begun something that takes a while.
 
-    "load", "train", "checkpoint", "profile", "save" or "done".
+    "load", "train", "evaluate", "checkpoint", "profile", "save" or "done".
     """
 
     rank: int
@@ -93,13 +93,29 @@ class Profiled:
     kind: str = "profiled"
 
 
-Event = DistInfo | Step | Memory | Phase | Profiled
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """An evaluation on the held-out rows after a step: under way, or with its loss, which all ranks know."""
+
+    rank: int
+    step: int
+    done: int  # rows so far, as this rank has seen them
+    rows: int
+    seconds: float  # so far
+    loss: float | None = None  # None: under way
+    metrics: dict[str, float] | None = None  # the task's own
+    at: float = field(default_factory=time.time)
+    kind: str = "evaluated"
+
+
+Event = DistInfo | Step | Memory | Phase | Profiled | Evaluated
 _KINDS: dict[str, type[Any]] = {
     "dist": DistInfo,
     "step": Step,
     "memory": Memory,
     "phase": Phase,
     "profiled": Profiled,
+    "evaluated": Evaluated,
 }
 
 

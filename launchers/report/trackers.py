@@ -17,7 +17,6 @@ from threading import Thread
 from typing import Any
 
 from estimator.errors import Change, UserError
-from launchers.report.metrics import Metrics
 from launchers.settings import Settings
 
 _CREDENTIALS = re.compile(r"://[^/@\s]*@")  # in the address of a server
@@ -58,11 +57,10 @@ class Trackers:
         config = _flat(settings.model_dump(mode="json"))
         self._trackers = [_Tracker(name, classes[name], config) for name in settings.tracker]
 
-    def log(self, metrics: Metrics) -> None:
-        """Hand one step's metrics to every tracker; each has a thread that sends, so this never waits."""
-        values = metrics.figures()
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        """Hand a step's figures to every tracker; each has a thread that sends, so this never waits."""
         for tracker in self._trackers:
-            tracker.log(values, metrics.step)
+            tracker.log(figures, step)
 
     def close(self) -> None:
         """Wait until they have got everything, for CLOSE_S at most."""

@@ -7,6 +7,7 @@ import hashlib
 import json
 import secrets
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,10 @@ from estimator.job import Machine, Target
 from estimator.models import ModelRef
 from estimator.plan import Plan
 from estimator.planning.report import render
-from launchers import pipeline
+from launchers import hub_push, pipeline
 from launchers.engines.reward_head import as_trained
+from launchers.harness import tasks
+from launchers.harness.run import try_tasks
 from launchers.model_card import slug
 from launchers.pipeline import PlannedRun
 from launchers.scoring.functions import scorer_of
@@ -29,7 +32,7 @@ from launchers.spelling import SET
 
 # Settings that a run can be gone on from with other values; the data's own are in its fingerprint.
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
-_FREE |= {"dataset", "micro_batch_size", "activation_checkpointing"}
+_FREE |= {"harness", "export", "dataset", "micro_batch_size", "activation_checkpointing"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +105,10 @@ def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: boo
         machine = least([host.machine for host in hosts])
         target = Target(kind="allocation", machine=machine, nodes=len(hosts))
         planned = pipeline.plan_run(settings, target, calibrated=calibrated)
-        pipeline.check_installed(planned.settings.engine, planned.settings.method)
+        chosen = planned.settings
+        pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+        tasks.check_installed(chosen)
+        hub_push.check(chosen, reached=True)
         disks = [(f"The work folder of {host.name}", host.machine.disk_free_bytes) for host in hosts]
         pipeline.check_disks(planned.plan, disks)
         return planned
@@ -132,6 +138,8 @@ def prepare_start(
     model, settings = planned.model, planned.settings
     print(render(planned.plan), flush=True)
     with spelled_as(SET):
+        with tempfile.TemporaryDirectory(prefix="harness-", dir=folder) as tried:
+            try_tasks(settings, Path(tried))
         rows, held_out = pipeline.read_data(settings, folder)
         kept = (cache or folder / "weights") / slug(model.location or model.name)
         model_dir = pipeline.fetch_weights(model, kept)

@@ -23,13 +23,15 @@ from pathlib import Path
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.plan import Plan
-from launchers import engines, handover, pipeline
+from launchers import engines, handover, hub_push, pipeline
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationResult
 from launchers.gang.job import TrainJob
-from launchers.model_card import Facts, closing_facts, write_records
+from launchers.harness.result import HarnessResult
+from launchers.harness.run import HarnessRequest, run_tasks
+from launchers.model_card import Facts, closing_facts, hub_page, write_records
 from launchers.replanning import plans_key
 from launchers.report.metrics import summarise
 from launchers.scheduler.hosts import Host, Start, prepare_start
@@ -179,8 +181,15 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
     except UserError as error:  # the training is worth more than what is measured of it
         failed = error.problem
         print(error, file=sys.stderr, flush=True)
+    scored, unscored = None, None
+    try:
+        scored = _score_tasks(start, plan, engines.result_of(finished), work / "harness")
+    except (UserError, RuntimeError) as error:
+        unscored = str(error)
+        print(error, file=sys.stderr, flush=True)
     summary = summarise(trained.metrics)
-    facts = closing_facts(plan, summary, trained.memory_peak_bytes, evaluation)
+    facts = closing_facts(plan, summary, trained.memory_peak_bytes, evaluation, trained.exported)
+    facts += scored.facts() if scored else []
     # As the user gave them, but decided: a relative output would be another folder elsewhere
     kept = settings.model_copy(update={"output_dir": request.settings.output_dir})
     write_records(finished, plan, kept, facts, model=start.model, again=AGAIN)
@@ -202,13 +211,40 @@ def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: 
         "windows": [window.to_dict() for window in trained.windows],
         "evaluation": evaluation.to_dict() if evaluation else None,
         "evaluation_failed": failed,
+        "exported_step": trained.exported_step,
+        "evaluations": [each.to_dict() for each in trained.evaluations],
+        "harness": scored.to_dict() if scored else None,
+        "harness_failed": unscored,
         "steps": [metrics.to_dict() for metrics in trained.metrics],
     }
     (finished / "metrics.json").write_text(json.dumps(values, indent=1) + "\n")
     _put_in_place(finished, request.output)
     for name in (f"data-{start.attempt}", "checkpoints", "plans"):
         shutil.rmtree(request.folder / name, ignore_errors=True)
+    if scored:
+        print(scored.text(), flush=True)
     _print_result(facts, evaluation, request.output)
+    if settings.export.push:
+        _push(request.output, hub_page(request.output, plan, kept, facts, model=start.model), settings)
+
+
+def _push(output: Path, page: str, settings: Settings) -> None:
+    """Onto the Hub; where that fails the model is there all the same, and is told how to get there."""
+    try:
+        print(f"pushed: {hub_push.push(output, page, settings)}", flush=True)
+    except UserError as error:
+        command = f"hf upload {settings.export.push} {engines.result_of(output)}"
+        print(f"{error.problem}\nThe model is here; to push it later: {command}", file=sys.stderr, flush=True)
+
+
+def _score_tasks(start: Start, plan: Plan, model_dir: Path, work: Path) -> HarnessResult | None:
+    """None where no task is named."""
+    if not start.settings.harness.tasks:
+        return None
+    models = {"base": start.model_dir, "finetuned": model_dir}
+    return run_tasks(
+        HarnessRequest(settings=start.settings, work_dir=work, models=models, device=plan.layout.device)
+    )
 
 
 def _evaluate(start: Start, plan: Plan, model_dir: Path, work: Path) -> EvaluationResult | None:
@@ -240,7 +276,10 @@ def _put_in_place(finished: Path, output: Path) -> None:
 def _print_result(facts: Facts, evaluation: EvaluationResult | None, output: Path) -> None:
     lines = [evaluation.text()] if evaluation else []
     lines += [f"{name}: {value}" for name, value in facts]
-    print("\n".join([*lines, f"model: {engines.result_of(output)}"]), flush=True)
+    lines.append(f"model: {engines.result_of(output)}")
+    if command := handover.gguf_command(engines.result_of(output)):
+        lines.append(f"GGUF: {command}")
+    print("\n".join(lines), flush=True)
 
 
 def _is_finished(request: SchedulerRun, place: Allocation) -> bool:

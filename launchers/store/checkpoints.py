@@ -55,7 +55,7 @@ class CheckpointStore:
         How many of the newest committed checkpoints of this run stay.
     notes:
         ``notes(step)`` gives what else is to be kept in a checkpoint's ``extra``, as JSON values; asked for
-        at the commit, in the committing thread.
+        at the commit, in the committing thread. Its ``"best_step"`` names a step whose checkpoint stays too.
     """
 
     def __init__(
@@ -127,9 +127,14 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def prune(self) -> None:
-        """Remove all but the newest committed ones, and what was begun before those and never committed."""
+        """Remove all but the newest committed ones and the best, and what was begun before and not committed.
+
+        The best is the one that the newest one's notes name.
+        """
         committed = list(self._committed(self._prefix))
-        stay = {checkpoint.key for checkpoint in committed[: self._keep]}
+        best = committed[0].extra.get("best_step") if committed else None
+        of_best = [checkpoint for checkpoint in committed if checkpoint.step == best]
+        stay = {checkpoint.key for checkpoint in (*committed[: self._keep], *of_best[:1])}
         newest = max(((c.attempt, c.step) for c in committed), default=(self._attempt, -1))
         for key, keys in self._folders(self._prefix).items():
             attempt, step = _order(key)
@@ -161,13 +166,20 @@ class CheckpointStore:
                     continue
 
 
-def restore_newest(store: CheckpointStore, folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Restore the newest checkpoint that proves whole; the second value names the damaged ones skipped."""
+def restore_newest(
+    store: CheckpointStore, folder: Path, *, step: int | None = None
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """Restore the newest checkpoint that proves whole; the second value names the damaged ones skipped.
+
+    ``step``: the newest one of that step.
+    """
     skipped: list[str] = []
     for checkpoint in store.candidates():
+        if step is not None and checkpoint.step != step:
+            continue
         try:
             store.restore(checkpoint, folder)
-        except DamagedError as error:  # noqa: PERF203
+        except DamagedError as error:
             skipped.append(f"step {checkpoint.step}: {error.problem}")
         else:
             return checkpoint, tuple(skipped)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from metaflow import get_namespace, namespace
 
-from decorators.past_runs import ended_tasks, read_for
+from decorators.past_runs import Attempt, attempts_of, ended_tasks, read_for
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +64,23 @@ def test_a_reader_that_hangs_is_left_in_time_and_told_that_nobody_waits() -> Non
     assert not read_for(0.2, hang)
     assert time.monotonic() - began < 30
     assert told.wait(30)
+
+
+def noted(*entries: tuple[str, str, int]) -> Any:
+    """A task of whose attempts this is noted: (name, value, milliseconds)."""
+    items = [SimpleNamespace(name=name, value=value, created_at=at) for name, value, at in entries]
+    return SimpleNamespace(metadata=items)
+
+
+def test_each_attempt_counts_and_one_that_was_killed_lasts_until_the_next_began() -> None:
+    failed = (("attempt", "0", 1000), ("attempt_ok", "False", 31_000))
+    killed = (("attempt", "1", 60_000),)
+    last = (("attempt", "2", 100_000), ("attempt_ok", "True", 190_000), ("attempt-done", "2", 190_500))
+    assert attempts_of(noted(*last, *killed, *failed)) == [
+        Attempt(seconds=30.0, succeeded=False),
+        Attempt(seconds=40.0, succeeded=False),
+        Attempt(seconds=90.0, succeeded=True),
+    ]
+    assert attempts_of(noted(*killed)) == [Attempt(seconds=None, succeeded=False)]
+    assert attempts_of(noted()) == []
+    assert attempts_of(noted(*failed, ("origin-task-id", "3", 5))) == []  # a resumed run took it over

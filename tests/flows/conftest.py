@@ -23,7 +23,9 @@ from tests.conftest import write_sums
 
 FLOW = Path(__file__).parents[2] / "flows" / "finetune_flow.py"
 STEPS = 24
+FORMS = {"torchtune": ".csv", "deepspeed": ".json", "fsdp2": ".parquet"}  # of the data of finished runs
 EVERY = 3  # steps from checkpoint to checkpoint
+EVALUATED = 8  # steps from evaluation to evaluation
 QUICK = [
     f"--max-steps={STEPS}",
     f"--checkpoint-every={EVERY}",
@@ -162,7 +164,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
                 shutil.rmtree(home, ignore_errors=True)  # of a process that was killed while it trained
                 home.mkdir()
                 chosen = [f"--engine={engine}", f"--method={method}", f"--nodes={nodes}"]
-                data = write_sums(home / "sums.jsonl")
+                chosen.append(f"--eval-every={EVALUATED}")
+                data = write_sums(home / f"my sums{FORMS[engine]}")
                 trained = run_flow(home, "run", *chosen, f"--dataset={data}", *QUICK)
                 ended.write_text(json.dumps({**dataclasses.asdict(trained), "home": str(home)}))
         values = json.loads(ended.read_text())

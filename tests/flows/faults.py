@@ -34,6 +34,7 @@ tasks = [task for step in Run(sys.argv[1]) if step.id.startswith("train") for ta
 outcomes = [task["outcome"].data for task in tasks]
 main = next(outcome for outcome in outcomes if outcome.output)
 found = {"metrics": [m.to_dict() for m in main.metrics], "resumed_from": main.resumed_from}
+found["evaluations"] = [(each.step, each.loss) for each in main.evaluations]
 pickle.dump(found, sys.stdout.buffer)
 """
 

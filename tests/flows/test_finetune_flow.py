@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_pairs
-from tests.flows.conftest import QUICK, STEPS, FlowRun
+from tests.flows.conftest import EVALUATED, QUICK, STEPS, FlowRun
 
 GENERATE = """
 import sys
@@ -50,6 +50,11 @@ def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
     assert found["plan"].layout.nodes == nodes
     assert found["measured"].memory_peak_bytes > 100 * 2**20
     assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss
+    evaluations = found["outcome"].evaluations
+    assert [each.step for each in evaluations] == [EVALUATED, 2 * EVALUATED, STEPS]
+    # the same measure on the same rows: of the model that was trained, and of the one that is handed over
+    assert evaluations[-1].loss == pytest.approx(found["evaluation"].finetuned.loss, rel=2e-3)
+    assert any(name == "exported" for name, _ in found["facts"])
     model = Path(found["model_path"])
     adapter = method != "full"
     assert (model.parent / "adapter" / "adapter_model.safetensors").exists() == adapter

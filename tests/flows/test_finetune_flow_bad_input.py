@@ -81,7 +81,7 @@ def test_a_wrong_flag_is_refused_before_the_run(
         ("--launcher=deepspeed", "--engine"),
         ("--batch-size=8", "--global-batch-size"),
         ("--learning-rate=1e-5", "--lr"),
-        ("--gradient-checkpointing=true", "--set activation_checkpointing=..."),
+        ("--gradient-checkpointing=true", "--activation-checkpointing"),
     ],
 )
 def test_a_flag_by_another_name_is_answered_with_ours(

@@ -101,7 +101,11 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
     assert "Traceback" not in said
     models.WorkflowTemplate.model_validate(workflow)
+    assert workflow["spec"]["ttlStrategy"] == {"secondsAfterCompletion": 7 * 86400}
+    assert workflow["spec"]["podGC"] == {"strategy": "OnPodSuccess"}
     steps = templates(workflow)
+    retried = [step["retryStrategy"] for step in steps.values() if "retryStrategy" in step]
+    assert {(each["backoff"]["factor"], each["backoff"]["maxDuration"]) for each in retried} == {(2, "1h")}
     variables = steps["start"]["container"]["env"]
     plan = unpack(next(v["value"] for v in variables if v["name"] == "FINETUNE_PLAN"))
     assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
@@ -147,6 +151,24 @@ def test_step_functions_refuse_several_nodes_before_aws_is_asked(home: Home) -> 
     said = done.stdout + done.stderr
     assert done.returncode == 1
     assert "Step Functions can't run step train_nodes: Metaflow has no @parallel there." in said
+    assert "argo-workflows create" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("flow", ["finetune_linear_flow", "checklist_flow"])
+def test_airflow_is_refused_in_a_line(home: Home, flow: str) -> None:
+    done = home.python(
+        str(FLOWS / f"{flow}.py"),
+        *("airflow", "create", "dag.py"),
+        METAFLOW_DEFAULT_DATASTORE="s3",
+        METAFLOW_DATASTORE_SYSROOT_S3="s3://nobody/there",
+        AWS_ENDPOINT_URL="http://127.0.0.1:9",
+        AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "These flows can't be deployed to Airflow." in said
     assert "argo-workflows create" in said
     assert "Traceback" not in said
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_sums
-from tests.flows.conftest import FlowRun
+from tests.flows.conftest import EVALUATED, FlowRun
 from tests.flows.faults import EVERY, SHORT, STEPS, Ended, Flow
 from tests.lab import small_engine
 
@@ -60,9 +60,11 @@ def check_ended(run: Flow, ended: Ended) -> None:
 
 
 def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_losses(
-    flow: NewFlow, undisturbed: Callable[[int], Losses]
+    flow: NewFlow,
+    undisturbed: Callable[[int], Losses],
+    finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
-    run = flow("run", nodes=2)
+    run = flow("run", f"--eval-every={EVALUATED}", nodes=2)
     first = run.kill("rank", "in a checkpoint", rank=1)
     check_ended(run, first)
     second = run.kill("control task", "in the middle")
@@ -75,6 +77,8 @@ def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_los
     assert after_first >= first.committed > 0
     assert after_second >= second.committed > after_first
     assert run.losses() == undisturbed(2)
+    evaluations = finished_run("torchtune", "full", 2).artifacts()["outcome"].evaluations
+    assert run.outcome()["evaluations"] == [(each.step, each.loss) for each in evaluations]
 
 
 def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(

@@ -11,6 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from decorators.past_runs import Attempt
+from flows import finetune_past
+from tests.decorators.backends.plans import planned
 from tests.flows.conftest import STEPS, FlowRun
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "estimator.cli.app", "runs", *words],
+        [sys.executable, "-m", "estimator.cli.app", *words],
         cwd=cwd,
         env={**env, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -33,16 +38,18 @@ def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
 ) -> None:
     run = finished_run("torchtune", "lora", 2)
     page = tmp_path / "runs.html"
-    table = _finetune(cwd=run.home, env=run.environment)
+    table = _finetune("runs", cwd=run.home, env=run.environment)
     assert table.returncode == 0, table.stderr
     assert run.run_id in table.stdout
     assert "held-out loss, before -> after" in table.stdout
-    as_json = _finetune("--json", "--html", str(page), run.run_id, cwd=run.home, env=run.environment)
+    assert "held-out loss while training" in table.stdout
+    as_json = _finetune("runs", "--json", "--html", str(page), run.run_id, cwd=run.home, env=run.environment)
     assert as_json.returncode == 0, as_json.stderr
     (record,) = json.loads(as_json.stdout)
     assert record["state"] == "finished"
     assert [metrics["step"] for metrics in record["metrics"]] == list(range(1, STEPS + 1))
     assert record["measured"]["steps"] == STEPS
+    assert record["evaluations"][-1]["step"] == STEPS
     encoded = re.search(r'__MF_DATA__\["[^"]*"\] = "([^"]+)"', page.read_text())
     assert encoded
     assert run.run_id in base64.b64decode(encoded[1]).decode()
@@ -52,8 +59,43 @@ def test_where_no_run_is_it_says_so_in_two_lines(tmp_path: Path) -> None:
     (tmp_path / ".metaflow").mkdir()
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env = kept | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
-    for words in ((), ("123",)):
+    for words in (("runs",), ("runs", "123"), ("costs",)):
         done = _finetune(*words, cwd=tmp_path, env=env)
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 2, done.stderr
         assert "FinetuneFlow" in done.stderr
+
+
+def test_what_a_run_has_used_is_added_up_by_user_and_a_machine_without_a_price_is_said(
+    finished_run: Callable[[str, str, int], FlowRun],
+) -> None:
+    run = finished_run("torchtune", "lora", 2)
+    told = _finetune("costs", "--json", cwd=run.home, env=run.environment)
+    assert told.returncode == 0, told.stderr
+    (jane, everybody) = json.loads(told.stdout)
+    assert (jane["name"], everybody["name"]) == ("tester", "all")
+    assert jane["runs"] == 1
+    assert 0 < jane["hours"] * 3600 < 3 * run.seconds  # two nodes, and the evaluation
+    assert (jane["usd"], jane["unpriced_hours"]) == (None, jane["hours"])
+    assert (jane["failed_hours"], jane["without_end"]) == (0, 0)
+    table = _finetune("costs", "--by", "model", "--since", "1d", cwd=run.home, env=run.environment)
+    assert re.search(r"tiny-llama +1 .* unknown ", table.stdout)
+    later = _finetune("costs", "--by", "team", "--csv", "--since", "0h", cwd=run.home, env=run.environment)
+    assert later.stdout.splitlines() == [
+        "team,runs,hours,failed_hours,usd,unpriced_hours,without_end",
+        "all,0,0.0,0.0,,0.0,0",
+    ]
+
+
+def test_an_hour_of_a_node_costs_its_share_of_the_plans_price() -> None:
+    plan = planned("llama-70b", "full", "H100", 4)
+    hourly = plan.prediction.usd_per_hour
+    assert hourly is not None
+    assert plan.evaluate is not None
+    assert plan.evaluate.gpus_per_node < 8
+    for step, gpus in (("train", 8), ("train_nodes", 8), ("evaluate", plan.evaluate.gpus_per_node)):
+        role = finetune_past._WITH_GPUS[step]
+        span = finetune_past._span(Attempt(seconds=7200.0, succeeded=False), plan, role)
+        assert (span.hours, span.failed) == (2.0, True)
+        assert span.usd_per_hour == pytest.approx(hourly / 4 * gpus / 8)
+    assert finetune_past._span(Attempt(seconds=None, succeeded=False), None, "train").usd_per_hour is None

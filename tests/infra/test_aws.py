@@ -37,7 +37,11 @@ VALUES: dict[str, Any] = {
     "alert_emails": ["platform@example.com"],
     "monthly_budget_usd": 20000,
 }
-MADE = {**VALUES, "placement_groups": False, "monthly_budget_usd": None}
+MADE = {
+    **VALUES,
+    "gpu_pools": {key: {**pool, "placement_group": False} for key, pool in VALUES["gpu_pools"].items()},
+    "monthly_budget_usd": None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +182,52 @@ def test_the_disk_of_steps_that_fetch_weights_is_as_large_as_a_model(
             assert disk["ebs"][0]["encrypted"] == "true", name
 
 
+def test_a_disk_takes_weights_and_checkpoints_faster_than_gp3_does_by_itself(
+    planned: dict[str, dict[str, Any]],
+) -> None:
+    """125 MiB/s would take 27 minutes for 200 GiB."""
+    for name, item in planned.items():
+        if name.startswith("aws_launch_template."):
+            (disk,) = item["block_device_mappings"][0]["ebs"]
+            assert disk["volume_type"] == "gp3"
+            assert disk["throughput"] == (500 if name.endswith(".cpu") else 1000)
+            assert disk["iops"] >= disk["throughput"] * 4  # EBS: at most 0.25 MiB/s for each
+
+
+def test_all_that_costs_money_by_the_hour_is_tagged(planned: dict[str, dict[str, Any]]) -> None:
+    for name, item in planned.items():
+        if name.startswith("aws_launch_template."):
+            tagged = {each["resource_type"]: each["tags"] for each in item["tag_specifications"]}
+            assert set(tagged) == {"instance", "volume", "network-interface"}
+            assert {tags["Project"] for tags in tagged.values()} == {"finetune"}
+        if name.startswith("aws_batch_compute_environment."):
+            (resources,) = item["compute_resources"]
+            assert resources["tags"]["Project"] == "finetune"
+            assert resources["tags"]["Pool"] in name.replace(".cpu", ".gpu[cpu]")
+    for kind in ("aws_nat_gateway", "aws_eip", "aws_s3_bucket", "aws_ecr_repository", "aws_vpc"):
+        (found,) = {
+            item["tags_all"]["Project"] for name, item in planned.items() if name.startswith(f"{kind}.")
+        }
+        assert found == "finetune"
+
+
+def test_a_job_that_can_not_start_keeps_no_queue_for_good(planned: dict[str, dict[str, Any]]) -> None:
+    queues = [item for name, item in planned.items() if name.startswith("aws_batch_job_queue.")]
+    assert len(queues) == 5
+    for queue in queues:
+        limits = {each["reason"]: each for each in queue["job_state_time_limit_action"]}
+        assert {each["action"] for each in limits.values()} == {"CANCEL"}
+        assert limits["CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"]["max_time_seconds"] == 12 * 3600
+        assert all(600 <= each["max_time_seconds"] <= 86400 for each in limits.values())  # Batch's bounds
+
+
+def test_the_metadata_service_is_one_hop_away_and_wants_a_token(planned: dict[str, dict[str, Any]]) -> None:
+    for name, item in planned.items():
+        if name.startswith("aws_launch_template."):
+            (options,) = item["metadata_options"]
+            assert (options["http_tokens"], options["http_put_response_hop_limit"]) == ("required", 1)
+
+
 def test_the_nodes_may_reach_each_other_and_https_and_nobody_may_reach_them(
     planned: dict[str, dict[str, Any]],
 ) -> None:
@@ -208,7 +258,7 @@ BAD_POOLS = {
     "A100": POOL,
     "unknown": {**POOL, "instance_type": "p9.large"},
     "none": {**POOL, "max_nodes": 0},
-    "small": {**POOL, "disk_gib": 8},
+    "small": {**POOL, "disk_gib": 8, "disk_mib_per_s": 2000},
     "block": {**POOL, "capacity_block": True},
     "both": {**POOL, "spot": True, "capacity_reservation_id": "cr-1"},
     "cpu": POOL,
@@ -225,6 +275,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "gpu_pools: not every instance_type is an AWS machine of estimator/data/instances.csv",
             "gpu_pools: max_nodes is a whole number from 1 up",
             "gpu_pools: disk_gib is at least 100",
+            "gpu_pools: disk_mib_per_s is from 125 to 1000",
             "gpu_pools: capacity_block needs its capacity_reservation_id",
             "gpu_pools: a reservation is no spot capacity",
         ],
@@ -241,6 +292,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "kms_key_arn": "alias/key",
             "cpu_max_vcpus": 0,
             "cpu_disk_gib": 8,
+            "cpu_disk_mib_per_s": 8,
+            "capacity_hours": 48,
+            "deleted_kept_days": 0,
             "monthly_budget_usd": None,
         },
         [
@@ -254,6 +308,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "kms_key_arn: the ARN of a KMS key",
             "cpu_max_vcpus: at least 2",
             "cpu_disk_gib: at least 50",
+            "cpu_disk_mib_per_s: from 125 to 1000",
+            "capacity_hours: a whole number from 1 to 24",
+            "deleted_kept_days: at least 1",
         ],
     ),
     (
@@ -332,7 +389,13 @@ def test_the_datastore_is_private_and_encrypted(stack: Stack, made: dict[str, An
     (rule,) = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
     rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
-    assert not any("Expiration" in item for item in rules)  # artifacts are shared by runs
+    # Artifacts are shared by runs: only what was deleted, or written over, goes
+    assert [item["Expiration"] for item in rules if "Expiration" in item] == [
+        {"ExpiredObjectDeleteMarker": True}
+    ]
+    assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+    (days,) = [item["NoncurrentVersionExpiration"] for item in rules if "NoncurrentVersionExpiration" in item]
+    assert days["NoncurrentDays"] == 7
     (statement,) = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
     assert (statement["Effect"], statement["Condition"]) == (
         "Deny",
@@ -364,8 +427,9 @@ def test_what_is_printed_is_metaflows_configuration(
 
 def test_the_most_that_it_can_cost_is_that_of_the_table(made: dict[str, Any]) -> None:
     prices = {item.name: item.usd_per_hour for item in hardware.current().instances if item.cloud == "aws"}
-    expected = sum(
-        pool["max_nodes"] * (prices[pool["instance_type"]] or 0) for pool in VALUES["gpu_pools"].values()
+    expected = sum(  # single nodes and several have environments of their own, and so has spot
+        (3 if pool.get("spot") else 2) * pool["max_nodes"] * (prices[pool["instance_type"]] or 0)
+        for pool in VALUES["gpu_pools"].values()
     )
     assert made["most_usd_per_hour"] == pytest.approx(expected)
 
@@ -410,6 +474,7 @@ def test_a_night_without_a_check_is_heard_of(stack: Stack, made: dict[str, Any])
     policy = client(stack, "sns").get_topic_attributes(TopicArn=topic["TopicArn"])["Attributes"]["Policy"]
     (statement,) = json.loads(policy)["Statement"]
     assert set(statement["Principal"]["Service"]) == {"cloudwatch.amazonaws.com", "events.amazonaws.com"}
+    assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
 
 
 def _takes(words: list[str]) -> None:
@@ -446,6 +511,18 @@ def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: 
     }
     assert not any("*" in action for action in actions)
     assert {"batch:SubmitJob", "batch:RegisterJobDefinition", "batch:TerminateJob", "iam:PassRole"} <= actions
+    conditions = {
+        action: statement.get("Condition")
+        for document in policies.values()
+        for statement in document["Statement"]
+        for action in _listed(statement["Action"])
+    }
+    assert conditions["batch:RegisterJobDefinition"] == {"BoolIfExists": {"batch:Privileged": "false"}}
+    own = {"StringEquals": {"aws:ResourceTag/Project": "finetune"}}
+    assert conditions["batch:TerminateJob"] == own  # which Metaflow gives all jobs:
+    assert json.loads(json.loads(made["metaflow_config"])["METAFLOW_BATCH_DEFAULT_TAGS"]) == {
+        "Project": "finetune"
+    }
     (job,) = [role for role in iam.list_roles()["Roles"] if role["RoleName"].startswith("finetune-job-")]
     assert job["AssumeRolePolicyDocument"]["Statement"][0]["Principal"] == {
         "Service": "ecs-tasks.amazonaws.com"

@@ -128,9 +128,10 @@ def test_what_the_launchers_image_copies_is_let_through_and_is_all_of_the_projec
     assert {pattern.rstrip("*") for pattern in packages["find"]["include"]} <= copied
 
 
-def test_the_checklists_flow_starts_without_torch() -> None:
+@pytest.mark.parametrize(("name", "option"), [("checklist", "--profile"), ("finetune", "--model")])
+def test_a_flow_is_launched_without_torch(name: str, option: str) -> None:
     """The launcher's image has none."""
-    flow = ROOT / "flows" / "checklist_flow.py"
+    flow = ROOT / "flows" / f"{name}_flow.py"
     code = (
         "import runpy, sys\n"
         "for name in 'torch torchtune torchao transformers peft accelerate deepspeed'.split():\n"
@@ -142,7 +143,7 @@ def test_the_checklists_flow_starts_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "--profile" in done.stdout
+    assert option in done.stdout
 
 
 # -- the workflow ----------------------------------------------------------------------------------------

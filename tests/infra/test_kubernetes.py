@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from checklist.outputs import prometheus
 from checklist.verdict import judge
 from decorators.backends import tables
+from decorators.backends.kubernetes import security
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
 from estimator.hardware import cluster_tables
@@ -43,7 +44,8 @@ def test_every_folder_renders(folder: Path) -> None:
 
 
 def test_every_object_has_the_shape_of_its_api(objects: tuple[Json, ...]) -> None:
-    known = [item for item in objects if item["kind"] not in CUSTOM]
+    launcher = render(KUBERNETES / "examples" / "launcher")
+    known = [item for item in (*objects, *launcher) if item["kind"] not in CUSTOM]
     assert len(known) > 15
     for item in known:
         kubernetes_validate.validate(item, API, strict=True)
@@ -55,8 +57,28 @@ def test_no_object_is_there_twice(objects: tuple[Json, ...]) -> None:
 
 
 def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: tuple[Json, ...]) -> None:
-    (namespace,) = of_kind(objects, "Namespace")
-    assert len(namespace["metadata"]["name"]) <= 14
+    namespaces = {namespace["metadata"]["name"] for namespace in of_kind(objects, "Namespace")}
+    assert namespaces == {"finetune", "finetune-check"}
+    assert max(map(len, namespaces)) <= 14
+
+
+def test_a_launchers_pod_meets_the_standard_that_its_namespace_may_enforce(objects: tuple[Json, ...]) -> None:
+    levels = [
+        item["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        for item in of_kind(objects, "Namespace")
+    ]
+    assert levels == ["restricted", "restricted"]  # components/restricted is among all components
+    (cron,) = of_kind(render(KUBERNETES / "examples" / "launcher"), "CronJob")
+    pod = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    both = {**pod["securityContext"], **container["securityContext"]}
+    in_snakes = {re.sub(r"([A-Z])", r"_\1", name).lower(): value for name, value in both.items()}
+    assert security.is_restricted(in_snakes)
+    assert in_snakes["run_as_user"] == security.RESTRICTED["run_as_user"] == 1000
+    assert security.is_restricted(security.RESTRICTED)
+    for name in security.RESTRICTED:
+        if name != "run_as_user":
+            assert not security.is_restricted({k: v for k, v in security.RESTRICTED.items() if k != name})
 
 
 def test_roles_name_every_verb_and_no_secret(objects: tuple[Json, ...]) -> None:
@@ -125,10 +147,52 @@ def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_e
     assert set(term["matchExpressions"][0]["values"]) == expected
 
 
+def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: tuple[Json, ...]) -> None:
+    (daemons,) = of_kind(objects, "DaemonSet")
+    pod = daemons["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert set(container["resources"]["limits"]) == {"cpu", "memory"}
+
+
+def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: tuple[Json, ...]) -> None:
+    policies = of_kind(objects, "NetworkPolicy")
+    assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
+    of_jobsets = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
+    for item in policies:
+        spec = item["spec"]
+        assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+        if spec["podSelector"]:
+            assert spec["podSelector"] == of_jobsets
+            assert spec["ingress"] == [{"from": [{"podSelector": of_jobsets}]}]
+            assert spec["egress"] == [{"to": [{"podSelector": of_jobsets}]}]
+        else:
+            assert "ingress" not in spec
+    assert len(policies) == 4
+
+
+def test_the_eks_cluster_enforces_policies_logs_and_encrypts() -> None:
+    cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
+    (cni,) = [item for item in cluster["addons"] if item["name"] == "vpc-cni"]
+    assert json.loads(cni["configurationValues"]) == {"enableNetworkPolicy": "true"}
+    assert "audit" in cluster["cloudWatch"]["clusterLogging"]["enableTypes"]
+    assert "0.0.0.0/0" not in cluster["vpc"]["publicAccessCIDRs"]
+    for group in cluster["managedNodeGroups"]:
+        assert group["volumeEncrypted"]
+        assert group["disablePodIMDS"]
+
+
 def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_names() -> None:
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
-    accounts = {item["metadata"]["name"] for item in of_kind(render(KUBERNETES / "base"), "ServiceAccount")}
-    assert {item["metadata"]["name"] for item in cluster["iam"]["serviceAccounts"]} == accounts
+    accounts = of_kind(render(KUBERNETES / "base"), "ServiceAccount")
+    assert {_place(item["metadata"]) for item in cluster["iam"]["serviceAccounts"]} == {
+        _place(item["metadata"]) for item in accounts
+    }
     assert cluster["metadata"]["version"] == API
     assert cluster["accessConfig"]["accessEntries"][0]["kubernetesGroups"] == ["finetune-launchers"]
     group = cluster["managedNodeGroups"][1]
@@ -149,6 +213,10 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
         "nvidia.com/gpu": nodes * machine.gpu_count,
         EFA: nodes * tables.efa_interfaces(machine),
     }
+
+
+def _place(metadata: dict[str, str]) -> tuple[str, str]:
+    return metadata["namespace"], metadata["name"]
 
 
 # -- monitoring ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.infra.manifests import KUBERNETES, everything, needs_kubectl, render
-from tests.lab.api import Api
+from tests.lab.api import Api, ApiError, Json
 from tests.lab.control_plane import ControlPlane, wait_for
 
 pytestmark = [pytest.mark.slow, needs_kubectl]
@@ -27,7 +27,9 @@ DEFINED = [
 LAUNCHER = ("somebody", "finetune-launchers")  # user, group
 DEPLOYER = ("somebody", "finetune-deployers")
 FLOW = ("system:serviceaccount:finetune:flow", "system:serviceaccounts")
-CHECKLIST = ("system:serviceaccount:finetune:checklist", "system:serviceaccounts")
+CHECKER = ("somebody", "finetune-checkers")
+CHECKLIST = ("system:serviceaccount:finetune-check:checklist", "system:serviceaccounts")
+IN_CLUSTER = ("system:serviceaccount:finetune:launcher", "system:serviceaccounts")
 STRANGER = ("somebody", "system:authenticated")
 
 # who, verb, API group, resource, name, namespace (None: the cluster), allowed by base, allowed by everything
@@ -49,6 +51,10 @@ ALLOWED = [
     (LAUNCHER, "list", "kueue.x-k8s.io", "workloads", "", "finetune", True, True),
     (LAUNCHER, "list", "scheduling.k8s.io", "priorityclasses", "", None, True, True),
     (LAUNCHER, "list", "karpenter.sh", "nodepools", "", None, True, True),
+    (LAUNCHER, "list", "", "limitranges", "", "finetune", True, True),
+    (LAUNCHER, "list", "networking.k8s.io", "networkpolicies", "", "finetune", True, True),
+    (LAUNCHER, "create", "networking.k8s.io", "networkpolicies", "", "finetune", False, False),
+    (LAUNCHER, "get", "kueue.x-k8s.io", "clusterqueues", "", None, True, True),
     (LAUNCHER, "get", "", "pods/exec", "", "finetune", False, True),
     (LAUNCHER, "create", "", "pods/exec", "", "finetune", False, True),
     (LAUNCHER, "create", "", "pods", "", "finetune", False, False),
@@ -63,6 +69,31 @@ ALLOWED = [
     (LAUNCHER, "get", "", "namespaces", "default", "default", False, False),
     (LAUNCHER, "list", "apiextensions.k8s.io", "customresourcedefinitions", "", None, False, False),
     (LAUNCHER, "create", "argoproj.io", "workflowtemplates", "", "finetune", False, False),
+    # Nobody who trains gets at the account that marks nodes: whoever may create a Job could run it as that
+    *[
+        (who, verb, group, resource, "", "finetune-check", False, False)
+        for who in (LAUNCHER, DEPLOYER, FLOW)
+        for verb, group, resource in (
+            ("create", "batch", "jobs"),
+            ("patch", "batch", "jobs"),
+            ("create", "jobset.x-k8s.io", "jobsets"),
+            ("create", "", "pods"),
+            ("create", "", "pods/exec"),
+            ("create", "", "serviceaccounts/token"),
+            ("create", "argoproj.io", "workflows"),
+            ("create", "argoproj.io", "workflowtemplates"),
+            ("create", "argoproj.io", "cronworkflows"),
+            ("impersonate", "", "serviceaccounts"),
+        )
+    ],
+    (CHECKER, "create", "batch", "jobs", "", "finetune-check", True, True),
+    (CHECKER, "create", "jobset.x-k8s.io", "jobsets", "", "finetune-check", True, True),
+    (CHECKER, "list", "", "nodes", "", None, True, True),
+    (CHECKER, "create", "argoproj.io", "cronworkflows", "", "finetune-check", False, True),
+    (CHECKER, "patch", "", "nodes", "", None, False, False),
+    (CHECKER, "create", "batch", "jobs", "", "finetune", False, False),
+    (CHECKER, "create", "", "pods/exec", "", "finetune-check", False, False),
+    (CHECKER, "get", "", "secrets", "", "finetune-check", False, False),
     (DEPLOYER, "create", "argoproj.io", "workflowtemplates", "", "finetune", False, True),
     (DEPLOYER, "update", "argoproj.io", "workflowtemplates", "", "finetune", False, True),
     (DEPLOYER, "create", "argoproj.io", "cronworkflows", "", "finetune", False, True),
@@ -78,7 +109,9 @@ ALLOWED = [
     (CHECKLIST, "patch", "", "nodes", "", None, True, True),
     (CHECKLIST, "delete", "", "nodes", "", None, False, False),
     (CHECKLIST, "update", "", "nodes", "", None, False, False),
-    (CHECKLIST, "get", "", "secrets", "", "finetune", False, False),
+    (CHECKLIST, "get", "", "secrets", "", "finetune-check", False, False),
+    (CHECKLIST, "create", "jobset.x-k8s.io", "jobsets", "", "finetune-check", False, True),
+    (CHECKLIST, "create", "jobset.x-k8s.io", "jobsets", "", "finetune", False, False),
     (STRANGER, "create", "batch", "jobs", "", "finetune", False, False),
     (STRANGER, "list", "", "nodes", "", None, False, False),
 ]
@@ -96,7 +129,7 @@ def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     for item in render(KUBERNETES / "base"):
         if item["kind"] in ("ClusterRole", "ClusterRoleBinding"):
             control_plane.kubectl("delete", item["kind"], item["metadata"]["name"])
-    control_plane.kubectl("delete", "namespace", "finetune", "--wait=false")
+    control_plane.kubectl("delete", "namespace", "finetune", "finetune-check", "--wait=false")
 
 
 def test_roles_allow_what_they_should_and_no_more(
@@ -116,6 +149,52 @@ def test_the_example_is_taken_as_it_is(based: ControlPlane) -> None:
     based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "eks-h100"))
     account = json.loads(based.kubectl("get", "serviceaccount", "flow", "-n", "finetune", "-o", "json"))
     assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/finetune-flow")
+
+
+def test_a_launchers_job_never_runs_as_the_account_that_marks_nodes(based: ControlPlane) -> None:
+    """The real controller makes no pod of it: the account is of another namespace, which is closed to him."""
+    api = based.api("launcher")
+    for number, account in enumerate(("checklist", "flow")):
+        wait_for(lambda: _allowed(based.api(), *ALLOWED[0][:6]), 30, "the role counts")
+        api.create("/apis/batch/v1/namespaces/finetune/jobs", _job(f"j{number}", account))
+    with pytest.raises(ApiError, match="forbidden"):
+        api.create("/apis/batch/v1/namespaces/finetune-check/jobs", _job("j", "checklist"))
+    wait_for(lambda: _pods(based, "j1"), 60, "the launcher's own Job has its pod")
+
+    def said() -> str:
+        events = based.api().items("/api/v1/namespaces/finetune/events")
+        return " ".join(str(event.get("message")) for event in events)
+
+    wait_for(lambda: 'serviceaccount "checklist" not found' in said(), 60, "the other has none")
+    assert _pods(based, "j0") == []
+
+
+def test_a_launcher_in_the_cluster_has_a_launchers_rights_and_its_job_a_pod(based: ControlPlane) -> None:
+    folder = KUBERNETES / "examples" / "launcher"
+    objects = render(folder)
+    (cron,) = [item for item in objects if item["kind"] == "CronJob"]  # this server has no batch/v1 of it
+    based.apply(*[item for item in objects if item is not cron])
+    mine = [(IN_CLUSTER, *row[1:6]) for row in ALLOWED if row[0] == LAUNCHER and row[6] and row[7]]
+    wait_for(lambda: all(_allowed(based.api(), *row) for row in mine), 30, "it may what launchers may")
+    never = [(IN_CLUSTER, *row[1:6]) for row in ALLOWED if row[0] == LAUNCHER and not row[7]]
+    assert [row for row in never if _allowed(based.api(), *row)] == []
+    job = {"metadata": {"name": "now"}, "spec": cron["spec"]["jobTemplate"]["spec"]}
+    based.api().create("/apis/batch/v1/namespaces/finetune/jobs", job)
+    (pod,) = wait_for(lambda: _pods(based, "now"), 60, "the controller makes its pod")
+    assert pod["spec"]["serviceAccountName"] == "launcher"
+    assert any(
+        "serviceaccount" in mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]
+    )
+
+
+def _job(name: str, account: str) -> Json:
+    container = {"name": "c", "image": "c"}
+    pod = {"serviceAccountName": account, "restartPolicy": "Never", "containers": [container]}
+    return {"metadata": {"name": name}, "spec": {"template": {"spec": pod}}}
+
+
+def _pods(server: ControlPlane, job: str) -> list[Json]:
+    return server.api().items("/api/v1/namespaces/finetune/pods", labelSelector=f"job-name={job}")
 
 
 def _wrong(server: ControlPlane, column: int) -> list[object]:

@@ -162,6 +162,9 @@ def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
     pipeline.check_installed("torchtune")
     with pytest.raises(UserError, match="not_there is not installed"):
         pipeline.check_installed("deepspeed")
+    monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="liger-kernel is not installed"):
+        pipeline.check_installed("fsdp2", liger=True)
 
 
 def test_a_disk_that_is_too_small_is_named() -> None:

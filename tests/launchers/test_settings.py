@@ -100,6 +100,62 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({"task": "grpo", "tokens": "1M"}, [], "how many grpo draws is not known", ""),
         ({"mixture": {"b.jsonl": 0}}, [], "mixture = 0: should be greater than 0", ""),
         ({"dataset": "a.jsonl", "mixture": {"a.jsonl": 1}}, [], "mixture holds a.jsonl", ""),
+        ({"mixture": ["b.jsonl"]}, [], "mixture = ['b.jsonl']: should be a valid dictionary", ""),
+        ({"dataset": ""}, [], "dataset = '': should be a text that is not empty", ""),
+        ({"dataset": ["a.jsonl", "b.jsonl"]}, [], "should be a valid string", ""),
+        ({"dataset": 5}, [], "dataset = 5: should be a valid string", ""),
+        ({"model": ""}, [], "model = ''", ""),
+        ({"model": None}, [], "model = None", ""),
+        ({}, ["output_dir="], "output_dir = None", ""),
+        ({"new_tokens": [""]}, [], "new_tokens.0 = ''", ""),
+        ({"optimizer": {"lr": float("inf")}}, [], "optimizer.lr = inf: should be a finite number", ""),
+        ({"optimizer": {"lr": float("nan")}}, [], "optimizer.lr = nan: should be a finite number", ""),
+        ({"optimizer": {"lr": "fast"}}, [], "optimizer.lr = 'fast': should be a valid number or 'auto'", ""),
+        ({"optimizer": {"lr": True}}, [], "optimizer: lr = True: it is no switch", ""),
+        ({"optimizer": {"betas": [0.9]}}, [], "optimizer.betas = [0.9] has too few values", ""),
+        ({"optimizer": {"betas": [0.9, 1.5]}}, [], "optimizer.betas.1 = 1.5: should be less than 1", ""),
+        ({"optimizer": {"weight_decay": float("nan")}}, [], "optimizer.weight_decay = nan", ""),
+        ({"fsdp": "full_shard"}, [], "fsdp = 'full_shard': should be a section, with fsdp.sharding", ""),
+        ({"optimizer": {"eps": 0}}, [], "optimizer.eps = 0: should be greater than 0", ""),
+        ({"optimizer": "adamw"}, [], "optimizer = 'adamw': should be a section, with optimizer.name", ""),
+        ({"lora": [1]}, [], "lora = [1]: should be a section, with lora.rank", ""),
+        ({"lora": None}, [], "lora = None: should be a section", ""),
+        ({"lora": {"rank": True}}, [], "lora: rank = True: it is no switch", ""),
+        ({"lora": {"dropout": 2}}, [], "lora.dropout = 2: should be less than 1", ""),
+        ({"lora": {"targets": "foo"}}, [], "lora.targets.0 = 'foo': should be 'q_proj'", ""),
+        ({"schedule": {"name": "cos"}}, [], "schedule.name = 'cos': should be 'cosine'", ""),
+        ({"schedule": {"warmup_ratio": 2}}, [], "schedule.warmup_ratio = 2", ""),
+        (
+            {"schedule": {"warmup_ratio": 0.1, "warmup_steps": 5}},
+            [],
+            "schedule: warmup_steps and warmup_ratio say the same thing twice",
+            "",
+        ),
+        ({}, ["schedule.warmup_steps=5%"], "schedule.warmup_steps = '5%': should be a valid integer", ""),
+        ({"seq_len": 1.5}, [], "seq_len = 1.5", ""),
+        ({"group_by_length": True, "packing": True}, [], "leave one of them out", ""),
+        ({"neftune_alpha": 0}, [], "neftune_alpha = 0: should be greater than 0", ""),
+        ({"seq_len": 0}, [], "seq_len = 0", ""),
+        ({"epochs": 0.5}, [], "epochs = 0.5", ""),
+        ({"epochs": True}, [], "epochs = True: it is no switch", ""),
+        ({"max_steps": -1}, [], "max_steps = -1", ""),
+        ({"seed": 2**40}, [], "seed = 1099511627776", ""),
+        ({"seed": -1}, [], "seed = -1", ""),
+        ({"packing": "maybe"}, [], "packing = 'maybe'", ""),
+        ({"precision": "fp16"}, [], "precision = 'fp16': should be 'auto', 'bf16'", ""),
+        ({"clip_grad_norm": 0}, [], "clip_grad_norm = 0", ""),
+        ({"log_every": 0}, [], "log_every = 0", ""),
+        ({"evaluation": {"fraction": 1}}, [], "evaluation.fraction = 1", ""),
+        ({"tracker": "excel"}, [], "tracker.0 = 'excel': should be 'tensorboard', 'wandb' or 'mlflow'", ""),
+        ({"engine_options": "x"}, [], "engine_options = 'x'", ""),
+        ({"resources": {"gpus": "two"}}, [], "resources.gpus = 'two'", ""),
+        ({"zero": {"config": "nope.json"}}, [], "nope.json can't be read", ""),
+        ({}, ["=5"], "--set =5: nothing before its `=`", "--set optimizer.lr=2e-5"),
+        ({}, ["optimizer/lr=1"], "there is no `optimizer/lr`", "optimizer.lr"),
+        ({}, ["OPTIMIZER.LR=1"], "there is no `OPTIMIZER`", ""),
+        ({}, ["optimizer.lr=1,5"], "optimizer.lr = '1,5'", ""),
+        ({}, ["engine_options={a"], "the value can't be read as YAML", "brackets"),
+        ({"a name": 1}, [], "there is no `a name`", ""),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(
@@ -145,7 +201,18 @@ def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
 
 @pytest.mark.parametrize(
     ("old", "name"),
-    [("launcher", "engine"), ("batch_size", "global_batch_size"), ("micro_batch", "micro_batch_size")],
+    [
+        ("launcher", "engine"),
+        ("batch_size", "global_batch_size"),
+        ("lr", "optimizer.lr"),
+        ("learning_rate", "optimizer.lr"),
+        ("warmup_ratio", "schedule.warmup_ratio"),
+        ("num_epochs", "epochs"),
+        ("per_device_train_batch_size", "micro_batch_size"),
+        ("adam_beta2", "optimizer.betas"),
+        ("logging_steps", "log_every"),
+        ("cutoff_len", "seq_len"),
+    ],
 )
 def test_a_setting_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
     for given in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
@@ -164,6 +231,8 @@ def test_other_names_lead_to_settings_that_there_are() -> None:
     [
         ({"task": "dpo", "train_on_prompt": True}, ("train_on_prompt",)),
         ({"preference": {"beta": 0.2}}, ("preference.beta",)),
+        ({"task": "kto", "neftune_alpha": 5}, ("neftune_alpha",)),
+        ({"task": "pretrain", "neftune_alpha": 5}, ()),
         ({"task": "dpo", "preference": {"beta": 0.2, "margin": 2.0}}, ("preference.margin",)),
         ({"task": "grpo", "preference": {"beta": 0.2}}, ("preference.beta",)),
         ({"task": "dpo", "rl": {"beta": 0.2, "loss": "grpo"}}, ("rl.beta", "rl.loss")),
@@ -192,25 +261,39 @@ def test_a_single_word_is_a_list_of_one(values: dict[str, Any], name: str, found
     assert value == found
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas = [0.9] has too few values"),
-        ({"optimizer": {"lr": float("inf")}}, "optimizer.lr"),
-        ({"optimizer": {"weight_decay": float("nan")}}, "finite number"),
-        ({"fsdp": "full_shard"}, "a section, with fsdp.sharding"),
-        ({"lora": {"targets": "attention"}}, "lora.targets"),
-    ],
-)
-def test_a_value_that_cannot_be_is_named_in_one_line(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        settings.build(json.loads(json.dumps(values)))
-    assert words in caught.value.problem
-    assert "\n" not in caught.value.problem
-
-
 def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
     with pytest.raises(UserError, match="`epochs` twice, in lines 1 and 3"):
         settings.parse_yaml("epochs: 1\nseed: 3\nepochs: 2\n")
     with pytest.raises(UserError, match="`lr` twice, in lines 2 and 3"):
         settings.parse_yaml("optimizer:\n  lr: 1\n  lr: 2\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"patience": 3}, "evaluation.patience goes by evaluations while the run trains"),
+        ({"keep_best": True}, "evaluation.keep_best goes by evaluations"),
+        ({"every_steps": 5, "min_delta": 0.1}, "evaluation.patience begins anew"),
+        ({"every_steps": 5, "every_minutes": 1.0}, "say the same thing twice"),
+        ({"every_steps": 5, "fraction": 0}, "holds no rows out"),
+        ({"every_steps": 0}, "evaluation.every_steps = 0"),
+        ({"every_minutes": 0}, "evaluation.every_minutes = 0"),
+        ({"every_steps": 30}, "evaluation.every_steps 30: max_steps is 20"),
+    ],
+)
+def test_evaluations_that_cannot_be_are_refused_in_one_line(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        settings.build({"max_steps": 20, "evaluation": values})
+    assert words in caught.value.problem
+    assert "\n" not in caught.value.problem
+
+
+def test_grpo_is_not_evaluated_while_it_trains() -> None:
+    with pytest.raises(UserError, match="grpo is evaluated before and after the run alone"):
+        settings.build({"task": "grpo", "evaluation": {"every_steps": 5}})
+
+
+def test_the_best_is_kept_where_a_run_may_stop_early_or_that_is_asked_for() -> None:
+    kept = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
+    found = [settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept]
+    assert [each.keeps_best for each in found] == [True, True, False, False]

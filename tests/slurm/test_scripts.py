@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launchers.cluster import allocation
 from tests.checklist import netns
@@ -18,6 +19,7 @@ from tests.checklist import netns
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "infra" / "slurm"
 PAGE = ROOT / "docs" / "slurm.md"
+TRAINER = ROOT / "infra" / "kubernetes" / "examples" / "trainer.yaml"
 PBSDSH = """#!/bin/bash
 # Stands for PBS's: runs the command on every host at once with hardly any environment; the highest status.
 shift
@@ -63,6 +65,57 @@ def test_the_page_names_options_and_scripts_that_there_are() -> None:
         assert (SCRIPTS / script).exists(), script
     ports = allocation.FIRST_PORT + allocation.PORTS * 64 - 1
     assert f"from {allocation.FIRST_PORT} to {ports}" in text
+
+
+SRUN = """#!/bin/bash
+# Stands for Slurm's: what it was started with, and what its tasks would have of the hook's variables.
+printf '%s\\n' "$@" > "$SAID"
+echo "hca=${NCCL_IB_HCA:-}" >> "$SAID"
+"""
+
+
+def sbatch(script: str, folder: Path, **more: str) -> tuple[int, list[str]]:
+    """The exit status of a script with a stand-in of srun, and the words that srun was given."""
+    (folder / "srun").write_text(SRUN)
+    (folder / "srun").chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "SAID": str(folder / "said"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(folder),
+        **more,
+    }
+    command = ["bash", str(SCRIPTS / script), "--set", "model=tiny-llama"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    said = folder / "said"
+    return done.returncode, said.read_text().splitlines() if said.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("script", "module"), [("finetune.sbatch", "launchers"), ("checklist.sbatch", "checklist")]
+)
+def test_a_container_and_the_sites_variables_are_asked_for_where_they_are_named(
+    script: str, module: str, tmp_path: Path
+) -> None:
+    status, plain = sbatch(script, tmp_path)
+    assert status == 0
+    assert not [word for word in plain if word.startswith("--container")]
+    assert plain[plain.index("-m") - 1 : plain.index("-m") + 2] == ["python", "-m", module]
+    hook = tmp_path / "nccl.sh"
+    hook.write_text("export NCCL_IB_HCA=mlx5_0,mlx5_3\n")
+    image = {"FINETUNE_IMAGE": "/shared/a b.sqsh", "FINETUNE_NCCL_HOOK": str(hook)}
+    status, words = sbatch(script, tmp_path, **image)
+    assert status == 0
+    assert "--container-image=/shared/a b.sqsh" in words
+    assert f"--container-mounts={tmp_path}:{tmp_path}" in words
+    assert f"--container-workdir={tmp_path}" in words
+    assert words.index("--container-image=/shared/a b.sqsh") < words.index("python")
+    assert words[-1] == "hca=mlx5_0,mlx5_3"
+    assert "--container-mounts=/a:/a" in sbatch(script, tmp_path, **image, FINETUNE_MOUNTS="/a:/a")[1]
+    (tmp_path / "said").unlink()
+    assert sbatch(script, tmp_path, FINETUNE_NCCL_HOOK=str(tmp_path / "none")) == (2, [])
 
 
 def pbs(folder: Path, nodes: list[str], **more: str) -> subprocess.CompletedProcess[str]:
@@ -129,3 +182,42 @@ def test_pbsdsh_runs_the_command_on_each_host_and_they_meet(bed: netns.Bed, tmp_
     assert done.returncode == 2, done.stderr
     assert "node 1: ended, as another node says: llama-70b has 70.6 billion" in done.stderr
     assert "SECRET" not in done.stdout + done.stderr
+
+
+def test_trainers_variables_say_which_node_a_pod_is() -> None:
+    """The command of the Kubeflow Trainer example, with what its torch policy sets in each pod."""
+    runtime, job = yaml.safe_load_all(TRAINER.read_text())
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert (node["name"], node["template"]["metadata"]["labels"]) == (
+        "node",
+        {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"},
+    )
+    pod = node["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["name"] == "node"  # which Trainer gives its variables, and a TrainJob's args
+    show = "from launchers.cluster.allocation import node_address; n = node_address(); "
+    show += "print(n.node, n.nodes, n.main_host, n.job)"
+    shell, flag, script, name = container["command"]
+    script = script.replace("exec python -m launchers", f"exec {sys.executable} -c '{show}'")
+    variables = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "llama-8b-node-0-0.llama-8b",
+        "TORCHELASTIC_RUN_ID": "llama-8b",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    done = subprocess.run(
+        [shell, flag, script, name, *job["spec"]["trainer"]["args"]],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["1", "2", "llama-8b-node-0-0.llama-8b", "llama-8b"], done.stderr
+    named = {entry["name"] for entry in container["env"]}
+    assert named == {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "FINETUNE_WORK_DIR"}
+    (mistake,) = node["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert mistake["onExitCodes"]["values"] == [2]

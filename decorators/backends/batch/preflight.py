@@ -200,6 +200,8 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
         return f"{kind} has no GPUs and runs no jobs of several nodes"
     if kind == "SPOT" and request.nodes > 1:
         return "SPOT runs no jobs of several nodes"
+    if request.spot and kind != "SPOT":
+        return f"{kind}: not on spot"
     if kind.startswith("FARGATE"):
         return None
     if not _fitting(resources, request, minimum) and not _untold(resources, request):

@@ -18,6 +18,7 @@ from typing import Any
 from decorators import _metaflow
 from decorators.backends import oom_kills
 from decorators.backends.batch.errors import explain
+from decorators.backends.job_labels import labels_of
 from estimator.errors import UserError
 from estimator.plan import Request
 
@@ -46,7 +47,11 @@ def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:  # noq
 
 
 def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """The parameters of SubmitJob with the other nodes' command as it should be."""
+    """The parameters of SubmitJob with tags of who runs what, and the other nodes' command put right."""
+    if params.get("tags"):  # Metaflow has been told to: without the right to tag, AWS refuses the job
+        told = params["parameters"]
+        user, flow, run = (str(told.get(f"metaflow.{name}", "")) for name in ("user", "flow_name", "run_id"))
+        params["tags"] = {**labels_of(user, flow, run), **params["tags"]}
     overrides = params.get("nodeOverrides", {}).get("nodePropertyOverrides", [])
     if len(overrides) == 2:
         main, others = (each["containerOverrides"]["command"] for each in overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL
@@ -13,7 +13,7 @@ from estimator import hardware
 from estimator.hardware import cluster_tables
 from estimator.hardware.cluster import ClusterNodes
 from estimator.hardware.cluster_nodes import Node
-from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, fence
 from estimator.hardware.from_cluster import group
 from estimator.plan import GIB, MIB, Request
@@ -50,6 +50,7 @@ class _Criteria:
     daemons: Room
     own: tuple[Toleration, ...]
     own_only: bool
+    extended: tuple[tuple[str, float], ...]
 
 
 def fit(
@@ -61,11 +62,13 @@ def fit(
     daemons: Room | None = None,
     own: tuple[Toleration, ...] = (),
     own_only: bool = False,
+    extended: tuple[tuple[str, float], ...] = (),
 ) -> Fit:
     """Judge each node by itself, before the pods that run there now.
 
     ``daemons``: what daemon pods ask for; None: what the table says. ``own``: the user's tolerations;
     ``own_only``: they stand instead of those that a request for GPUs gets by the table of taints.
+    ``extended``: further resources that the user asks for, by name.
     """
     all_nodes = tuple(nodes)
     criteria = _Criteria(
@@ -75,6 +78,7 @@ def fit(
         daemons=daemons or cluster_tables.daemons(),
         own=own,
         own_only=own_only,
+        extended=extended,
     )
     candidates: list[_Candidate] = []
     lacks: Counter[str] = Counter()
@@ -86,13 +90,16 @@ def fit(
         else:
             lacks[judged] += 1
             fences += [taint for taint in node.taints if judged.startswith(FENCED)]
+    candidates, spot = _marked_alike(candidates, request)
     kept, labels = _found_by(candidates, request)
     zones = Counter(item.node.labels[ZONE_LABEL] for item in kept if ZONE_LABEL in item.node.labels)
     together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
     inside = [item for item in kept if together in (None, item.node.labels.get(ZONE_LABEL))]
     return Fit(
         names=tuple(item.node.name for item in kept),
-        facts=_facts(inside, labels, together, criteria.daemons) if inside else ClusterFacts(),
+        facts=replace(_facts(inside, labels, together, criteria.daemons), spot=spot)
+        if inside
+        else ClusterFacts(),
         lacks=tuple(lacks.most_common()),
         zones=tuple(zones.most_common()),
         fences=tuple(dict.fromkeys(fences)),
@@ -124,6 +131,8 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
         one = cluster.nodes[0]
         if request.gpu and one.gpu.name != hardware.current().gpu(request.gpu).name:
             return f"with {one.instance.gpu_count} {one.gpu.name}"
+        if request.spot and not one.spot:
+            return "not marked as spot nodes"
         if one.instance.gpu_count < request.gpus_per_node:
             return f"with only {one.instance.gpu_count} of {request.gpus_per_node} GPUs"
     return _sized(node, one, criteria)
@@ -138,6 +147,9 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
     disk = node.allocatable.get("ephemeral-storage")
     if disk is not None and disk < request.disk_mib * MIB:
         return f"with {disk / GIB:.0f} of {request.disk_mib / 1024:.0f} GiB of disk"
+    for name, count in criteria.extended:
+        if node.allocatable.get(name, 0.0) < count:
+            return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
     needed, closed = fence(
         node.taints, criteria.own, of_table=bool(request.gpus_per_node) and not criteria.own_only
     )
@@ -152,6 +164,17 @@ def _room(node: Node, daemons: Room) -> Room:
         cpu=node.allocatable.get("cpu", 0.0) - daemons.cpu,
         memory_bytes=int(node.allocatable.get("memory", 0.0)) - daemons.memory_bytes,
     )
+
+
+def _marked_alike(
+    candidates: list[_Candidate], request: Request
+) -> tuple[list[_Candidate], SpotLabel | None]:
+    """Of spot nodes those with the most frequent mark, as one selector names one, and that mark."""
+    marks = Counter(cluster_tables.spot_label_on(item.node.labels) for item in candidates)
+    if not request.spot or not marks:
+        return candidates, None
+    mark, _ = marks.most_common(1)[0]
+    return [item for item in candidates if cluster_tables.spot_label_on(item.node.labels) == mark], mark
 
 
 def _found_by(

@@ -11,6 +11,7 @@ from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes.fit import Fit, fit
 from decorators.backends.kubernetes.request import machine_of
+from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
 from estimator.hardware import cluster_pods, cluster_tables
 from estimator.hardware.cluster_api import (
@@ -22,8 +23,8 @@ from estimator.hardware.cluster_api import (
     found_at,
 )
 from estimator.hardware.cluster_nodes import RULE, Node, list_nodes, node_of
-from estimator.hardware.cluster_pools import could_grow, read_autoscalers
-from estimator.hardware.cluster_tables import Room
+from estimator.hardware.cluster_pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
+from estimator.hardware.cluster_tables import Room, SpotLabel
 from estimator.hardware.cluster_taints import Toleration, is_of_table, opening
 from estimator.plan import GIB, Request
 
@@ -44,6 +45,9 @@ class PodSettings:
     node_selector: tuple[tuple[str, str], ...] = ()  # the user's own
     tolerations: tuple[Toleration, ...] = ()  # beside those that the request gets by the table of taints
     own_tolerations: bool = False  # the user's stand instead of the table's
+    extended: tuple[tuple[str, float], ...] = ()  # the user's own extended resources
+    guaranteed: bool = False  # limits equal to what is asked for; else none but of GPUs
+    restricted: bool = False  # meets the pod security standard of that name
     submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
 
     @classmethod
@@ -56,6 +60,7 @@ class PodSettings:
             step_request.request.gpus_per_node and not own_tolerations
         ):  # of what the table knows some may be ours
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
+        extended = values.get("extended_resources") if "extended_resources" in step_request.given else None
         labels = selector.value if selector is not None and isinstance(selector.value, dict) else {}
         return cls(
             namespace=values.get("namespace") or "default",
@@ -65,6 +70,9 @@ class PodSettings:
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
             own_tolerations=own_tolerations,
+            extended=tuple((name, float(count)) for name, count in (extended or {}).items()),
+            guaranteed=str(values.get("qos") or "").lower() == "guaranteed",
+            restricted=is_restricted(values.get("security_context") or {}),
             submits=deployer() is None,
         )
 
@@ -106,9 +114,16 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
         return ClusterFacts()
     nodes = [node for node in nodes if _has(node, preflight.pods.node_selector)]
-    own, only = preflight.pods.tolerations, preflight.pods.own_tolerations
+    pods = preflight.pods
     judge = partial(
-        fit, nodes, preflight.request, preflight.options, preflight.minimum, own=own, own_only=only
+        fit,
+        nodes,
+        preflight.request,
+        preflight.options,
+        preflight.minimum,
+        own=pods.tolerations,
+        own_only=pods.own_tolerations,
+        extended=pods.extended,
     )
     fitting = judge()
     daemons, beside = _daemons(preflight, fitting)
@@ -122,12 +137,26 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         else:
             preflight.findings.ok("nodes", f"{could}; {beside}")
         _zones(preflight, fitting)
-        coming: tuple[Toleration, ...] = ()
+        growth = Growth(possible=False)
     else:
-        coming = _too_few(preflight, fitting)
+        growth = _too_few(preflight, fitting)
     _fabric(preflight, fitting)
     known = fitting.facts.tolerations
-    return replace(fitting.facts, tolerations=tuple(dict.fromkeys((*known, *coming))))
+    return replace(
+        fitting.facts,
+        tolerations=tuple(dict.fromkeys((*known, *growth.tolerations))),
+        spot=fitting.facts.spot or _mark_of(growth, preflight.request),
+    )
+
+
+def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
+    """How the spot nodes will be marked that are added; None where that isn't told."""
+    if not request.spot or not growth.possible:
+        return None
+    rows = cluster_tables.spot_labels()
+    if growth.by_karpenter:
+        return next(row for row in rows if row.label == CAPACITY_TYPE)
+    return next((row for row in rows if row.cloud == request.cloud and row.label != CAPACITY_TYPE), None)
 
 
 def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
@@ -145,10 +174,13 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
 
 
 def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
-    """How many of the nodes have the GPUs free now; None where that is not told, or nothing is asked for."""
+    """How many of the nodes have the GPUs free now; None where that is not told, or nothing is asked for.
+
+    Who may list the pods of the run's own namespace only is told of those.
+    """
     asked = preflight.request.gpus_per_node
     try:
-        usage = cluster_pods.read_usage(preflight.get) if asked and preflight.may("list", "pods") else None
+        usage = _usage(preflight) if asked else None
     except (ApiRefusedError, UnreachableError):
         return None
     if usage is None:
@@ -160,12 +192,19 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     return sum(gpus >= asked for gpus in free)
 
 
+def _usage(preflight: Preflight) -> dict[str, cluster_pods.Usage] | None:
+    for namespace in ("", preflight.pods.namespace):
+        if preflight.may("list", "pods", namespace=namespace):
+            return cluster_pods.read_usage(preflight.get, namespace)
+    return None
+
+
 def _has(node: Node, selector: tuple[tuple[str, str], ...]) -> bool:
     return all(node.labels.get(name) == value for name, value in selector)
 
 
-def _too_few(preflight: Preflight, fitting: Fit) -> tuple[Toleration, ...]:
-    """Add the row; what pods must tolerate of the nodes that may come."""
+def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
+    """Add the row; what of nodes may come."""
     request = preflight.request
     lacks = ", ".join(f"{count} {what}" for what, count in fitting.lacks[:4]) or "there are none"
     has = f"{len(fitting.names)} of {request.nodes} nodes could take it; the others: {lacks}"
@@ -179,7 +218,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> tuple[Toleration, ...]:
         )
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
-        return ()
+        return Growth(possible=False)
     if growth.possible:
         preflight.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
     elif any("device plugin" in what for what, _ in fitting.lacks):
@@ -187,9 +226,10 @@ def _too_few(preflight: Preflight, fitting: Fit) -> tuple[Toleration, ...]:
     else:
         fix = LESS
         if request.gpus_per_node:
-            fix = opening(fitting.fences) if fitting.fences else OTHER_GPUS
+            fences = fitting.fences or growth.fences
+            fix = opening(fences) if fences else OTHER_GPUS
         preflight.findings.no("nodes", f"{has}; {growth.why}", fix)
-    return growth.tolerations
+    return growth
 
 
 def _zones(preflight: Preflight, fitting: Fit) -> None:
@@ -212,7 +252,7 @@ def _fabric(preflight: Preflight, fitting: Fit) -> None:
         return
     if not fabric.asked_for:
         preflight.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
-    elif fitting.names and not fitting.facts.efa:
+    elif fitting.names and not fitting.facts.efa and "aws" in fitting.clouds:
         preflight.findings.unknown(
             "fabric", "the machines have EFA, but the nodes offer none: NCCL will go over TCP", INSTALL_EFA
         )

@@ -9,28 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from decorators.backends import tables
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
-from decorators.backends.kubernetes import images
+from decorators.backends.kubernetes import images, queues, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_nodes
 from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, Json, UnreachableError
-from estimator.hardware.cluster_quotas import read_quotas
+from estimator.hardware.cluster_api import ApiRefusedError, Clock, ClusterApi, UnreachableError
 from estimator.plan import MIB, Request
 
-GPUS = "nvidia.com/gpu"
-JOBSET, KUEUE = "jobset.x-k8s.io", "kueue.x-k8s.io"
+JOBSET = "jobset.x-k8s.io"
 JOBSET_VERSION = "v1alpha2"  # Metaflow asks for this one only
 # A pod's whole name has at most 64 characters where it is its host name, as Metaflow asks for. With
 # Metaflow's js-123456-worker-0-0.js-123456.NAMESPACE.svc.cluster.local that leaves 14 for the namespace.
 LONGEST_NAMESPACE = 14
 INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').manifest}"
-INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manifest}"
 
 
 def check_cluster(step_request: StepRequest) -> ClusterFacts:
@@ -94,9 +91,12 @@ def inspect(
             clock=clock or Clock(),
         )
         _access(preflight)
-        for check in (_namespace, _permission, _service_account, _jobset, _kueue, _quota):
+        for check in (_namespace, _permission, _service_account, _jobset):
             _ask(preflight, check)
         facts = check_nodes(preflight)
+        pod = rules.amounts(preflight, facts)
+        for judge in (*rules.RULES, queues.queue):
+            _ask(preflight, partial(judge, pod=pod), judge.__name__)
     images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
 
@@ -121,9 +121,9 @@ def inspect_beside(
     return findings
 
 
-def _ask(preflight: Preflight, check: Callable[[Preflight], None]) -> None:
+def _ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
     """One check; what can't be asked is unknown."""
-    name = check.__name__.strip("_").replace("_", " ")
+    name = (name or check.__name__).strip("_").replace("_", " ")
     try:
         check(preflight)
     except ApiRefusedError as error:
@@ -228,74 +228,3 @@ def _jobset(preflight: Preflight) -> None:
             "which is not installed",
             INSTALL_JOBSET,
         )
-
-
-def _kueue(preflight: Preflight) -> None:
-    queue = preflight.options.queue_for(preflight.request.gpu)
-    if not queue:
-        return
-    group = preflight.find(f"/apis/{KUEUE}")
-    if group is None:
-        preflight.findings.no(
-            "queue",
-            f"{queue!r} is a queue of Kueue, which is not installed",
-            f"Leave out --queue, or install Kueue: {INSTALL_KUEUE} (queues: infra/kubernetes/README.md)",
-        )
-        return
-    version = group["preferredVersion"]["groupVersion"]
-    local_queue = preflight.find(preflight.namespaced("localqueues", queue, version))
-    if local_queue is None:
-        _other_queues(preflight, queue, version)
-    else:
-        _queue_state(preflight, queue, local_queue)
-
-
-def _other_queues(preflight: Preflight, queue: str, version: str) -> None:
-    listed = preflight.get(preflight.namespaced("localqueues", "", version)).get("items") or []
-    others = [item["metadata"]["name"] for item in listed]
-    preflight.findings.no(
-        "queue",
-        f"namespace {preflight.pods.namespace} has no LocalQueue {queue!r}",
-        f"--queue {' or '.join(others[:5])}"
-        if others
-        else f"kubectl get localqueues -n {preflight.pods.namespace}; infra/kubernetes/README.md makes some",
-    )
-
-
-def _queue_state(preflight: Preflight, queue: str, local_queue: Json) -> None:
-    conditions = local_queue.get("status", {}).get("conditions") or []
-    inactive = [c for c in conditions if c.get("type") == "Active" and c.get("status") == "False"]
-    if inactive or local_queue.get("spec", {}).get("stopPolicy", "None") != "None":
-        reason = inactive[0].get("message", "") if inactive else "it is stopped"
-        preflight.findings.unknown(
-            "queue",
-            f"{queue} takes no jobs now: {reason}",
-            f"kubectl describe localqueue {queue} -n {preflight.pods.namespace}",
-        )
-    else:
-        preflight.findings.ok(
-            "queue", f"{queue}, of cluster queue {local_queue.get('spec', {}).get('clusterQueue', '?')}"
-        )
-
-
-def _quota(preflight: Preflight) -> None:
-    request, namespace = preflight.request, preflight.pods.namespace
-    needed = {
-        f"requests.{GPUS}": request.nodes * request.gpus_per_node,
-        "requests.cpu": request.nodes * request.cpu,
-        "requests.memory": request.nodes * request.memory_mib * MIB,
-        "pods": request.nodes,
-    }
-    needed |= {"cpu": needed["requests.cpu"], "memory": needed["requests.memory"]}  # other names of the same
-    for quota in read_quotas(preflight.get, namespace):
-        fix = f"kubectl describe resourcequota {quota.name} -n {namespace}"
-        asked = needed.get(quota.what, 0)
-        if asked > quota.most:
-            allowed, asks = quota.amount(quota.most), quota.amount(asked)
-            preflight.findings.no(
-                "quota", f"{quota.name} allows {allowed} {quota.what}; {asks} are needed", fix
-            )
-        elif asked > quota.left:
-            preflight.findings.unknown(
-                "quota", f"{quota.name}: {quota.what} is in use; this waits until others end", fix
-            )

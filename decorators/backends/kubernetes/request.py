@@ -15,8 +15,10 @@ from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
 from decorators.backends.options import Options
 from estimator import hardware
+from estimator.errors import UserError
 from estimator.hardware import Instance, cluster_tables
-from estimator.hardware.cluster_taints import Toleration
+from estimator.hardware.cluster_tables import SpotLabel
+from estimator.hardware.cluster_taints import Toleration, parts, tolerated
 from estimator.plan import MIB, Override, Request
 
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
@@ -55,7 +57,7 @@ def values_for(step_request: StepRequest) -> StepValues:
         labels = selector(request, step_request.options, facts)
         compute["node_selector"] = {**(configured.get("node_selector") or {}), **labels}
     if request.gpus_per_node and "tolerations" not in given:
-        compute["tolerations"] = _tolerations(configured.get("tolerations") or [], facts)
+        compute["tolerations"] = _tolerations(configured.get("tolerations") or [], request, facts)
     if extended:
         compute["extended_resources"] = {**(configured.get("extended_resources") or {}), **extended}
     if labels := queue_labels(request, step_request.options):
@@ -123,7 +125,23 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
         labels[ZONE_LABEL] = zone
     elif options.zone:
         labels[ZONE_LABEL] = options.zone
+    if request.spot:
+        mark = spot_mark(request, facts)
+        labels[mark.label] = mark.value
     return {**labels, **dict(request.node_labels)}
+
+
+def spot_mark(request: Request, facts: ClusterFacts) -> SpotLabel:
+    """How the nodes are marked that a request for spot nodes goes to; UserError where nothing tells."""
+    known = facts.spot or next(
+        (row for row in cluster_tables.spot_labels() if row.cloud == request.cloud), None
+    )
+    if known is None:
+        raise UserError(
+            f"Nothing tells by which label {request.instance_type or 'this cluster'} is a spot node.",
+            "Name it: --with kubernetes:node_selector=LABEL=VALUE, or leave --spot out.",
+        )
+    return known
 
 
 def efa_interfaces(request: Request, facts: ClusterFacts) -> int:
@@ -150,6 +168,12 @@ def queue_labels(request: Request, options: Options) -> dict[str, str]:
     return {QUEUE_LABEL: queue, **({PRIORITY_LABEL: options.priority} if options.priority else {})}
 
 
-def _tolerations(configured: list[dict[str, str]], facts: ClusterFacts) -> list[dict[str, str]]:
-    added = [toleration.to_dict() for toleration in facts.tolerations or (USUAL,)]
+def _tolerations(
+    configured: list[dict[str, str]], request: Request, facts: ClusterFacts
+) -> list[dict[str, str]]:
+    needed = facts.tolerations or (USUAL,)
+    taint = spot_mark(request, facts).taint if request.spot else ""
+    if taint and not any(each.covers(*parts(taint)) for each in needed):
+        needed = (*needed, *filter(None, [tolerated(taint)]))
+    added = [toleration.to_dict() for toleration in needed]
     return [*configured, *(item for item in added if item not in configured)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,16 @@ JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _BAD_IMAGE = "Look at its name and at the pull secret: kubectl describe pods shows the registry's answer."
 _SEE = "kubectl describe pods shows more."
 _BAD_CONFIG = "A Secret or ConfigMap that the pod names is missing: kubectl describe pods shows which."
+_REFUSED = (
+    "The cluster's rules refuse the pods, however long this waits: kubectl describe "
+    "namespace,limitrange,resourcequota shows them."
+)
+# What a Job's controller is told where the API server takes its pods under no circumstances: LimitRanges, pod
+# security, a quota of limits, webhooks and admission policies, fields that can't be. A quota that is used up
+# passes, and so does a webhook that doesn't answer.
+_FOR_GOOD = re.compile(
+    r"usage per (Container|Pod) is|violates PodSecurity|must specify |denied (the )?request|is invalid: "
+)
 # The kubelet's reasons of a waiting container. A registry that hiccups gets time; a wrong name gets none.
 HOPELESS = {
     "InvalidImageName": Hopeless(kind="image name", grace_s=0, advice=_BAD_IMAGE),
@@ -71,7 +82,9 @@ def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> W
     if unscheduled:
         return WaitState(pending=True, reason=unscheduled[0])
     if len(pods) < _expected(job, spec):
-        return WaitState(pending=True, reason=_not_made(api, job))
+        reason = _not_made(api, job)
+        refused = Hopeless(kind="admission", grace_s=0, advice=_REFUSED) if _FOR_GOOD.search(reason) else None
+        return WaitState(pending=True, reason=reason, hopeless=refused)
     return WaitState(pending=True, reason="the image is being pulled" if _is_placed(pods) else "")
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
-from launchers.engines.loop import generators, model, optimizer, quantised
+from launchers.engines.loop import generators, liger, model, optimizer, quantised
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -94,6 +94,9 @@ class ZeroModel:
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._engine(**inputs, use_cache=False).logits
         return logits
+
+    def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        return liger.summed_loss(self._engine, labels, inputs)
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         self._engine.backward(loss * (self._divided_by / counted))

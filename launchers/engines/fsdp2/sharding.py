@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
-from launchers.engines.loop import generators, model, optimizer, quantised
+from launchers.engines.loop import generators, liger, model, optimizer, quantised
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -68,6 +68,9 @@ class FsdpModel:
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.module(**inputs, use_cache=False).logits
         return logits
+
+    def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        return liger.summed_loss(self.module, labels, inputs)
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         if self._copies > 1:  # gradients are divided after each micro batch, and summed over copies once

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,7 @@ def seed_rank(job: TrainJob, env: RankEnv) -> None:
 
 def save(folder: Path, env: RankEnv) -> None:
     """Write a rank's generators into a checkpoint's folder: random-00000.pt."""
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    torch.save(states, _file(folder, env))
+    torch.save(_states(), _file(folder, env))
 
 
 def restore(folder: Path, env: RankEnv) -> None:
@@ -42,7 +37,31 @@ def restore(folder: Path, env: RankEnv) -> None:
     path = _file(folder, env)
     if not path.is_file():
         return
-    states = torch.load(path, weights_only=False)
+    _put_back(torch.load(path, weights_only=False))
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Whatever is drawn in here, afterwards they go on as if nothing had been."""
+    states = _states()
+    try:
+        yield
+    finally:
+        _put_back(states)
+
+
+def _states() -> dict[str, Any]:
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _put_back(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])

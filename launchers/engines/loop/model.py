@@ -10,7 +10,7 @@ from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import own_names
 from estimator.setup import LLAMA_ADAPTERS
-from launchers.engines.loop import quantised, whole_modules
+from launchers.engines.loop import liger, quantised, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -43,6 +43,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
 
     Adapters are of the base's type, or in fp32.
     """
+    if job.settings.liger:
+        liger.put_in(model)
     if job.plan.method != "full":
         torch.manual_seed(job.settings.seed)
         with_adapters = _with_prompts if job.plan.method in LLAMA_ADAPTERS else _with_low_rank

@@ -170,11 +170,21 @@ class _Product(torch.autograd.Function):
 
 def replace_layers(network: Any, kind: Kind) -> None:
     """Put a :class:`QuantisedLinear` in the place of each linear layer but the head, of whatever kind."""
+    for name, layer in _quantised_layers(network):
+        network.set_submodule(name, QuantisedLinear(layer, kind))
+
+
+def round_layers(network: Any, kind: Kind) -> None:
+    """Give each of those layers the weight that an adapter is trained beside, whole and in its own type."""
+    for _, layer in _quantised_layers(network):
+        words, scales = packed(layer.weight.detach(), kind)
+        layer.weight.data = unpacked(words, scales, kind, layer.weight.shape)
+
+
+def _quantised_layers(network: Any) -> list[tuple[str, nn.Linear]]:
     heads = (network.get_output_embeddings(), getattr(network, HEAD, None))
     linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    found = [(name, m) for name, m in linear if all(m is not head for head in heads)]
-    for name, layer in found:
-        network.set_submodule(name, QuantisedLinear(layer, kind))
+    return [(name, m) for name, m in linear if all(m is not head for head in heads)]
 
 
 def base_name(name: str) -> str:

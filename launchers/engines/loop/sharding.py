@@ -10,6 +10,25 @@ from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
 
+class Answering(Protocol):
+    """A model that is asked, whatever trains it."""
+
+    device: torch.device
+
+    @property
+    def module(self) -> Any:
+        """What has ``disable_adapter``: the transformers (or PEFT) model."""
+        ...
+
+    def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """A forward pass: [sequences, positions, vocabulary]."""
+        ...
+
+    def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """A forward pass that ends in the summed cross entropy of all labels that count (liger.py)."""
+        ...
+
+
 class TrainedModel(Protocol):
     """A model that was trained, whatever has trained it."""
 
@@ -28,12 +47,8 @@ class TrainedModel(Protocol):
         ...
 
 
-class ShardedModel(TrainedModel, Protocol):
+class ShardedModel(TrainedModel, Answering, Protocol):
     """A model with its optimizer and schedule, divided over the ranks."""
-
-    def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """A forward pass: [sequences, positions, vocabulary]."""
-        ...
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         """Add the gradients of this rank's micro batch.

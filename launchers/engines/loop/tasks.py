@@ -26,7 +26,7 @@ from launchers.dataset.batches import (
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.engines.loop import preference_losses
 from launchers.engines.loop.preference_losses import Answers
-from launchers.engines.loop.sharding import ShardedModel
+from launchers.engines.loop.sharding import Answering
 from launchers.settings import Settings
 
 
@@ -53,11 +53,11 @@ class Task(Protocol):
     pairs: ClassVar[bool]  # whether a row is a pair
     metrics: ClassVar[tuple[str, ...]]  # the names of the figures beside the loss
 
-    def check(self, model: ShardedModel, data: Prepared, /) -> None:
+    def check(self, model: Answering, data: Prepared, /) -> None:
         """Raise ValueError where the model would read the data otherwise than they were prepared."""
         ...
 
-    def begin(self, model: ShardedModel, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
+    def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
         """What has to be known of all ranks before a step's first micro batch; every rank calls it."""
         ...
 
@@ -65,7 +65,7 @@ class Task(Protocol):
         """What a step is divided by; step 0 is the first."""
         ...
 
-    def outcome(self, model: ShardedModel, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
+    def outcome(self, model: Answering, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
         """The forward pass, or passes, of one micro batch."""
         ...
 
@@ -76,7 +76,10 @@ class NextToken:
     pairs: ClassVar = False
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
+    def __init__(self, *, fused: bool) -> None:
+        self._fused = fused
+
+    def check(self, _model: Answering, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
 
     def begin(self, *_: object) -> None:
@@ -85,7 +88,9 @@ class NextToken:
     def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
         return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
 
-    def outcome(self, model: ShardedModel, batch: MicroBatch, _: StepCounts, /) -> Outcome:
+    def outcome(self, model: Answering, batch: MicroBatch, _: StepCounts, /) -> Outcome:
+        if self._fused:
+            return Outcome(loss=model.fused_loss(batch.labels, **batch.inputs))
         return Outcome(loss=summed_cross_entropy(model.logits(**batch.inputs), batch.labels))
 
 
@@ -95,7 +100,7 @@ class Preferences:
     pairs: ClassVar = True
     metrics: ClassVar[tuple[str, ...]] = ("reward_chosen", "reward_rejected", "reward_margin", "accuracy")
 
-    def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
+    def check(self, _model: Answering, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
 
     def begin(self, *_: object) -> None:
@@ -114,7 +119,7 @@ class Preferences:
             tokens = sum(int(data.row(index).lengths[0]) - 1 for index in rows)
         return StepCounts(divisor=global_batch_size, tokens=tokens)
 
-    def outcome(self, model: ShardedModel, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
+    def outcome(self, model: Answering, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
         reference = None
         if batch.reference is not None:
             chosen, rejected = batch.reference.unbind(1)
@@ -160,7 +165,7 @@ class Reward:
     pairs: ClassVar = True
     metrics: ClassVar[tuple[str, ...]] = Preferences.metrics
 
-    def check(self, model: ShardedModel, data: Prepared, /) -> None:
+    def check(self, model: Answering, data: Prepared, /) -> None:
         """transformers takes the number at the last token that isn't padding: both have to mean the same."""
         known = model.module.config.pad_token_id
         if known != data.info.pad_id:
@@ -172,7 +177,7 @@ class Reward:
     def counts(self, _data: Prepared, _step: int, global_batch_size: int) -> StepCounts:
         return StepCounts(divisor=global_batch_size)
 
-    def outcome(self, model: ShardedModel, batch: MicroBatch, _: StepCounts, /) -> Outcome:
+    def outcome(self, model: Answering, batch: MicroBatch, _: StepCounts, /) -> Outcome:
         rewards = rewards_of(model.logits(**batch.inputs))
         return Outcome(loss=preference_losses.sigmoid_loss(rewards).sum(), metrics=rewards.detached().sums())
 
@@ -191,10 +196,10 @@ class Kto:
         self._beta = settings.preference.beta_of(settings.task)
         self._kl = torch.zeros(())
 
-    def check(self, _model: ShardedModel, _data: Prepared, /) -> None:
+    def check(self, _model: Answering, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
 
-    def begin(self, model: ShardedModel, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
+    def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
         """Estimate how far the model has moved, by answers to other prompts."""
         ahead = torch.zeros((), device=model.device)
         for batch in mismatched_batches(data, layout, step, rank):
@@ -211,7 +216,7 @@ class Kto:
         rows = step_rows(data, step, global_batch_size)
         return StepCounts(divisor=global_batch_size, good=sum(data.row(index).desirable for index in rows))
 
-    def outcome(self, model: ShardedModel, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
+    def outcome(self, model: Answering, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
         with torch.no_grad(), without_adapters(model):
             reference = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
         policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
@@ -241,11 +246,11 @@ def task_of(settings: Settings) -> Task:
         return Kto(settings)
     if settings.task == "reward":
         return Reward()
-    return Preferences(settings) if settings.trains_on_pairs else NextToken()
+    return Preferences(settings) if settings.trains_on_pairs else NextToken(fused=settings.liger)
 
 
 @contextlib.contextmanager
-def without_adapters(model: ShardedModel) -> Iterator[None]:
+def without_adapters(model: Answering) -> Iterator[None]:
     """The model as it was before it was trained: PEFT's adapters switched off."""
     with model.module.disable_adapter():
         yield

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from launchers.dataset.batches import micro_batches
 from launchers.dataset.prepared import Prepared
+from launchers.engines.evaluation import Evaluator
 from launchers.engines.loop import export
 from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
+from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
@@ -38,19 +40,25 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     task.check(model, data)
     reference = None if job.reference is None else np.load(job.reference)
     profiler = Profiler(job, env, reporter, model.module)
+    evaluator = Evaluator(job, env, reporter, model.module)
+    noise = EmbeddingNoise(model.module.get_input_embeddings(), job, env, data)
     reporter.phase("train", job.start_step)
-    for step in range(job.start_step + 1, job.total_steps + 1):
+    step = job.start_step
+    while step < job.total_steps and not job.exports_only and not evaluator.stops:
+        step += 1
+        noise.begin(step)
         _step(model, job, env, data, task, reference, step, reporter, profiler)
         profiler.save(step)
-        if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.total_steps:
+        evaluator.after(step, model)
+        if evaluator.is_kept(step):
             reporter.phase("checkpoint", step)
             model.save_checkpoint(job, env, step)
             reporter.phase("train", step)
-    if job.keeps_result:
-        reporter.phase("save", job.total_steps)
+    if evaluator.is_exported(step):
+        reporter.phase("save", step)
         export.save(model, job, env)
     dist.barrier()
-    reporter.phase("done", job.total_steps)
+    reporter.phase("done", step)
     reporter.close()
     dist.destroy_process_group()
 

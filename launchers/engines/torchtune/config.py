@@ -59,7 +59,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "dataset": {
             "_component_": f"{_PARTS}.{'PreparedPairs' if settings.trains_on_pairs else 'PreparedDataset'}",
             "folder": str(job.data_dir),
-            "start_step": job.start_step,
+            "start_step": 0 if job.exports_only else job.start_step,  # the recipes want some rows
             "total_steps": job.total_steps,
             "packed": data.info.packed,
         },

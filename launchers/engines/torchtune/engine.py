@@ -51,8 +51,9 @@ class Torchtune:
     def collect(self, job: TrainJob, destination: Path) -> None:
         saved, adapters = job.output_dir / _FINAL, job.settings.method != "full"
         merged = job.output_dir / "model" if adapters else saved
-        weights = sorted(path for path in merged.glob("*.safetensors"))
-        _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
+        if job.settings.merges(job.plan.method):
+            weights = sorted(path for path in merged.glob("*.safetensors"))
+            _hf_layout.lay_out_model(weights, job.model_dir, destination / "model")
         if adapters:
             _hf_layout.lay_out_adapter(
                 saved / "adapter_model.safetensors",
@@ -60,3 +61,5 @@ class Torchtune:
                 destination / "adapter",
                 base_model=job.base_model,
             )
+            if not job.settings.merges(job.plan.method):
+                _hf_layout.lay_out_tokenizer(job.model_dir, destination / "adapter")

@@ -45,11 +45,13 @@ def save(
     *,
     model_dir: Path,
     output_dir: Path,
+    merged: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     """Called by every rank; the first writes ``output_dir``/epoch_0 (the adapter) and ``output_dir``/model.
 
+    ``merged``: whether there is to be the latter.
     ``dtype`` is what the model was trained in and is written in, ``device`` where it was.
     """
     waiting = dist.new_group(backend="gloo", timeout=_merge.LIMIT) if dist.is_initialized() else None
@@ -58,9 +60,10 @@ def save(
         shutil.rmtree(output_dir, ignore_errors=True)
         parts = {training.ADAPTER_KEY: dict(trained), training.ADAPTER_CONFIG: adapters.config}
         checkpointer.save_checkpoint(parts, epoch=0, intermediate_checkpoint=False, adapter_only=True)
-        change = _Change(model, trained, adapters, model_dir, dtype, device)
-        _merge.merge([model_dir / name for name in weight_files(model_dir)], output_dir / "model", change)
-        change.check_complete()
+        if merged:
+            change = _Change(model, trained, adapters, model_dir, dtype, device)
+            _merge.merge([model_dir / name for name in weight_files(model_dir)], output_dir / "model", change)
+            change.check_complete()
     if waiting is not None:
         dist.barrier(group=waiting)
 

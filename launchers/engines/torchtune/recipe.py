@@ -9,7 +9,8 @@ little as gives a run what it needs:
                          counter, and the hooks that time forward and backward passes
 ``_setup_lr_scheduler``  the schedule of the whole run, begun at the step that the run goes on from
 ``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, is where
-                         telemetry and checkpoints are written
+                         telemetry and checkpoints are written, held-out rows evaluated, and the run
+                         stopped early
 ``train``                phases; the clock starts
 ``_loss_step``           gradients of an optimizer in the backward pass are of the mean loss
 ``save_checkpoint``      adapters are merged shard by shard (``export``)
@@ -38,10 +39,14 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from launchers.dataset.prepared import Prepared
+from launchers.engines.evaluation import Evaluator
+from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
 from launchers.engines.torchtune.deferred import deferred_datasets
+from launchers.engines.torchtune.measured_model import MeasuredModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
         """What this module uses of torchtune's recipe classes."""
 
         global_step: int
+        max_steps_per_epoch: int | None
         _device: torch.device
         _model: torch.nn.Module
         _optimizer: torch.optim.Optimizer
@@ -125,6 +131,10 @@ class Steps(_Recipe):
             torchtune_checkpoint.load(self._job.resume_dir, self._model, self._optimizers)
             self._restore_generators_at_first_forward(self._job.resume_dir)
         self._window = Profiler(self._job, self._env, self._reporter, self._model)
+        self._evaluator = Evaluator(self._job, self._env, self._reporter, self._model)
+        self._answering = MeasuredModel(self._model, self._device)
+        embedding, data = self._model.tok_embeddings, Prepared(self._job.data_dir)
+        self._noise = EmbeddingNoise(embedding, self._job, self._env, data)
         self._clock = StepClock(self._device.type == "cuda", self._window.phase)
         self._clock.watch(self._model, self._optimizers)
 
@@ -151,6 +161,10 @@ class Steps(_Recipe):
         return _SteppedProfiler(super()._setup_profiler(cfg_profiler), self._after_batch)
 
     def train(self) -> None:
+        if self._job.exports_only:
+            self._reporter.phase("save", self._job.start_step)
+            self.save_checkpoint(epoch=0)
+            return
         self._reporter.phase("train", self._job.start_step)
         self._begin()
         super().train()
@@ -177,17 +191,23 @@ class Steps(_Recipe):
         self._reported_step = step
         self._report(step)
         self._window.save(step)
-        job = self._job
-        if step == job.total_steps:
-            if job.keeps_result:
-                self._reporter.phase("save", step)
-        elif job.checkpoint_every and step % job.checkpoint_every == 0:
+        self._evaluator.after(step, self._answering)
+        if self._evaluator.is_kept(step):
             self._checkpoint(step)
+        if self._evaluator.stops:
+            self.max_steps_per_epoch = step - self._job.start_step  # which the recipe looks at next
+        if self._is_over and self._evaluator.is_exported(step):
+            self._reporter.phase("save", step)
         self._begin()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._evaluator.stops or self.global_step == self._job.total_steps
 
     def _begin(self) -> None:
         """The next step begins."""
         self._window.begin(self._reported_step + 1)
+        self._noise.begin(self._reported_step + 1)
         self._clock.restart()
 
     def _report(self, step: int) -> None:
@@ -229,7 +249,7 @@ class Steps(_Recipe):
         handle = self._model.register_forward_pre_hook(restore)
 
     def save_checkpoint(self, epoch: int) -> None:
-        if not self._job.keeps_result:
+        if not self._evaluator.is_exported(self.global_step):
             return
         if self._job.settings.method == "full":
             super().save_checkpoint(epoch)
@@ -245,6 +265,7 @@ class Steps(_Recipe):
             self._checkpointer,
             model_dir=self._job.model_dir,
             output_dir=self._job.output_dir,
+            merged=self._job.settings.merges(self._job.plan.method),
             dtype=self._dtype,
             device=self._device,
         )
@@ -284,7 +305,7 @@ class PairSteps(Steps):
 
     def _setup_data(self, *arguments: Any, **options: Any) -> Any:
         sampler, loader = super()._setup_data(*arguments, **options)
-        return sampler, _WatchedLoader(loader, self._after_batch)
+        return sampler, _WatchedLoader(loader, self._after_batch, lambda: self._is_over)
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -305,10 +326,10 @@ class PairSteps(Steps):
 
 
 class _WatchedLoader:
-    """A data loader that calls back when a batch has been used."""
+    """A data loader that calls back when a batch has been used, and ends when the run is over."""
 
-    def __init__(self, loader: Any, after_batch: Callable[[], None]) -> None:
-        self._loader, self._after_batch = loader, after_batch
+    def __init__(self, loader: Any, after_batch: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        self._loader, self._after_batch, self._is_over = loader, after_batch, is_over
         self.dataset = loader.dataset
 
     def __len__(self) -> int:
@@ -318,6 +339,8 @@ class _WatchedLoader:
         for batch in self._loader:
             yield batch
             self._after_batch()
+            if self._is_over():
+                return
 
 
 class _SteppedProfiler:
@@ -378,7 +401,7 @@ def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: 
         recipe.setup(cfg=OmegaConf.create(values))
         recipe.train()
         recipe.cleanup()
-    reporter.phase("done", job.total_steps)
+    reporter.phase("done", recipe.global_step)
 
 
 def _load(name: str) -> ModuleType:

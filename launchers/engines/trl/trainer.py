@@ -58,7 +58,7 @@ def train(job: TrainJob) -> None:
     generators.seed(job.settings.seed)  # adapters begin alike on all ranks
     logging.getLogger("transformers").setLevel(logging.ERROR)
     trainer = _Trainer(job, env, reporter, device)
-    if job.plan.method != "full" and env.rank == 0:
+    if job.plan.method != "full" and job.settings.merges(job.plan.method) and env.rank == 0:
         export.check_mergeable(trainer.trained, job)
     reporter.phase("train", job.start_step)
     if job.start_step < job.total_steps:

@@ -9,6 +9,9 @@ from estimator import Job, Plan, Target, plan
 from estimator.hardware.cluster_nodes import Node, node_of
 from estimator.models import find
 
+# What a container gets where EFA is asked for
+EFA_VARIABLES = {"FI_PROVIDER": "efa", "NCCL_NET_PLUGIN": "libnccl-net.so"}
+
 # model, method, GPU type, nodes: on one node where that is enough
 CASES = (
     ("llama-8b", "lora", "L40S", 1),

@@ -33,16 +33,16 @@ def _kubeconfig(folder: Path, context: str, server: str) -> None:
     (folder / "kubeconfig").write_text(json.dumps(config))
 
 
-def test_a_kubernetes_cluster_has_one_name_whatever_a_user_calls_its_context(tmp_path: Path) -> None:
+def test_a_kubernetes_cluster_has_one_name_whatever_a_users_context_and_namespace(tmp_path: Path) -> None:
     names = set()
     for context in ("mine", "yours"):
         _kubeconfig(tmp_path, context, "https://abc.eks.example:6443")
-        names.add(cluster_name("kubernetes", {"namespace": "train"}))
-    assert names == {"kubernetes:abc.eks.example:6443/train"}
+        names.add(cluster_name("kubernetes", {"namespace": f"of-{context}"}))
+    assert names == {"kubernetes:abc.eks.example:6443"}
 
 
 def test_a_flow_compiled_without_a_kubeconfig_names_no_cluster_that_it_is_not() -> None:
-    assert cluster_name("kubernetes", {"namespace": None}) == "kubernetes:unknown/default"
+    assert cluster_name("kubernetes", {"namespace": None}) == "kubernetes:unknown"
 
 
 def test_a_queue_has_one_name_by_its_name_and_by_its_arn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,26 +53,26 @@ def test_a_queue_has_one_name_by_its_name_and_by_its_arn(monkeypatch: pytest.Mon
 
 
 class _Step:
-    def __init__(self, namespace: str | None, backend: str = "kubernetes") -> None:
-        self._namespace, self._backend = namespace, backend
+    def __init__(self, queue: str | None, backend: str) -> None:
+        self._queue, self._backend = queue, backend
 
     def backend(self) -> str:
         return self._backend
 
     def values(self, decorator: str) -> dict[str, str | None]:  # noqa: ARG002
-        return {"namespace": self._namespace, "queue": "configured"}
+        return {"queue": self._queue}
 
 
 def test_the_name_follows_the_step_until_a_user_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "_made", None)
     monkeypatch.delenv(clusters.CLUSTER_VARIABLE, raising=False)
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "")
-    assert clusters.settle(_Step(None)) == "kubernetes:unknown/default"  # type: ignore[arg-type]
+    assert clusters.settle(_Step("mine", "batch")) == "batch:unknown/mine"  # type: ignore[arg-type]
     # A deployment looks at its steps twice, and sees what comes after --with only the second time
-    assert clusters.settle(_Step("train")) == "kubernetes:unknown/train"  # type: ignore[arg-type]
-    assert clusters.current_cluster() == "kubernetes:unknown/train"
+    assert clusters.settle(_Step("yours", "batch")) == "batch:unknown/yours"  # type: ignore[arg-type]
+    assert clusters.current_cluster() == "batch:unknown/yours"
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "production")
-    assert clusters.settle(_Step("train")) == "production"  # type: ignore[arg-type]
+    assert clusters.settle(_Step("yours", "batch")) == "production"  # type: ignore[arg-type]
 
 
 def test_a_batch_queue_that_the_user_names_is_the_target_and_a_queue_of_kubernetes_is_not(
@@ -81,7 +81,7 @@ def test_a_batch_queue_that_the_user_names_is_the_target_and_a_queue_of_kubernet
     monkeypatch.setattr(clusters, "_made", None)
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "")
     names = [
-        clusters.settle(_Step(None, backend), queue)  # type: ignore[arg-type]
+        clusters.settle(_Step("configured", backend), queue)  # type: ignore[arg-type]
         for backend, queue in (("batch", "gpus"), ("batch", None), ("kubernetes", "gpus"))
     ]
-    assert [name.rpartition("/")[2] for name in names] == ["gpus", "configured", "default"]
+    assert names == ["batch:unknown/gpus", "batch:unknown/configured", "kubernetes:unknown"]

@@ -9,12 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 OURS = ROOT / "decorators/backends"
+CHECKS = ("preflight", "nodes", "rules", "queues", "images")
 
 
 @pytest.mark.parametrize(
     ("backend", "files", "raised"),
     [
-        ("Kubernetes", ("kubernetes/preflight.py", "kubernetes/nodes.py", "kubernetes/images.py"), {"API"}),
+        ("Kubernetes", tuple(f"kubernetes/{n}.py" for n in CHECKS), {"API"}),
         ("AWS Batch", ("batch/preflight.py",), {"credentials", "metadata"}),
     ],
 )

@@ -17,6 +17,7 @@ from estimator import Job, Target, plan
 from estimator.errors import UserError
 from estimator.models import find
 from estimator.planning.generation import Drawing, plan_generation
+from tests.decorators.backends.plans import EFA_VARIABLES
 from tests.decorators.flows.plans import make_plan
 
 
@@ -170,7 +171,7 @@ def test_a_users_label_is_an_override_only_where_it_is_one_of_ours() -> None:
 def test_a_users_own_efa_keeps_the_fabrics_variables_away() -> None:
     mine = _given(extended_resources={"example.com/nic": "1"})
     assert _values(_plan({"nodes": 2}), mine, "kubernetes").environment == {}
-    assert _values(_plan({"nodes": 2}), {}, "kubernetes").environment == {"FI_PROVIDER": "efa"}
+    assert _values(_plan({"nodes": 2}), {}, "kubernetes").environment == EFA_VARIABLES
 
 
 def test_a_step_that_only_handles_files_asks_for_no_gpus_queue_or_machine() -> None:

@@ -24,7 +24,7 @@ from estimator.errors import UserError
 from estimator.hardware.cluster_api import ClusterApi
 from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import MIB, Request
-from tests.decorators.backends.plans import planned
+from tests.decorators.backends.plans import EFA_VARIABLES, planned
 from tests.decorators.backends.steps import RecordedStep
 
 REQUEST = planned("llama-70b", "full", "H100", 4).request
@@ -58,11 +58,11 @@ def test_kubernetes_gets_every_value_and_the_wait_its_limit() -> None:
 
 
 def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None:
-    assert _place("kubernetes").environment == {"FI_PROVIDER": "efa"}
+    assert _place("kubernetes").environment == EFA_VARIABLES
     waiting = RecordedStep("kubernetes")
     os.environ.pop(pending.TIMEOUT_VARIABLE)  # so that nothing of Metaflow's is changed for other tests
     placing.carry_on(cast("StepView", waiting))
-    assert waiting.environment == {"FI_PROVIDER": "efa"}
+    assert waiting.environment == EFA_VARIABLES
 
 
 def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() -> None:
@@ -76,7 +76,7 @@ def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() ->
 
 
 def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_process_that_waits() -> None:
-    own = {"vars": {"FI_PROVIDER": "tcp", "HF_HOME": "/cache"}}
+    own = {"vars": {"FI_PROVIDER": "tcp", "NCCL_NET_PLUGIN": "none", "HF_HOME": "/cache"}}
     step = RecordedStep("kubernetes")
     step.set_values("environment", own)
     placing.place(cast("StepView", step), _asked(step))

@@ -57,9 +57,9 @@ def test_only_a_fabric_that_can_be_asked_for_has_variables() -> None:
     [
         ("kubernetes", None, set()),
         ("kubernetes", "IB", set()),
-        ("kubernetes", "EFA", {"FI_PROVIDER"}),
+        ("kubernetes", "EFA", {"FI_PROVIDER", "NCCL_NET_PLUGIN"}),
         ("batch", None, {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
-        ("batch", "EFA", {"FI_PROVIDER", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
+        ("batch", "EFA", {"FI_PROVIDER", "NCCL_NET_PLUGIN", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
     ],
 )
 def test_a_fabric_that_is_not_there_sets_nothing(

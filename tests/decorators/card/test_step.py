@@ -12,6 +12,7 @@ from decorators.card.blocks import Block, Log
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
 from decorators.profile.history import Setting
 from estimator.plan import GIB, Override
+from launchers.report.evaluations import HeldOutLoss
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import STARTED, make_state
 
@@ -123,7 +124,7 @@ def test_a_capacity_far_above_is_named_rather_than_drawn() -> None:
     memory = dataclasses.replace(make_plan({}, "local").prediction.memory, capacity_bytes=64 * GIB)
     spec = charts.memory_bars(memory, [], "process")
     assert [mark["mark"] for mark in spec["layer"][1]["data"]["values"]] == ["upper bound"]
-    assert "capacity: 64.0 GiB" in spec["layer"][0]["encoding"]["x"]["title"]
+    assert "(capacity: 64.0 GiB, far to the right)" in spec["layer"][0]["encoding"]["x"]["title"]
 
 
 def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
@@ -167,3 +168,27 @@ def test_a_step_for_which_nothing_is_predicted_shows_only_what_is_known() -> Non
     grid = next(block for block in draw(evaluated) if isinstance(block, Grid))
     assert grid.headers == ("", "measured")
     assert "unknown" not in {row[1] for row in grid.rows}
+
+
+def test_held_out_losses_stand_over_the_training_curve_with_the_lowest_marked() -> None:
+    losses = [(40, 1.75), (80, 1.5), (120, float("nan"))]
+    found = tuple(HeldOutLoss(step=step, loss=loss, seconds=2.0) for step, loss in losses)
+    exported = (("exported", "step 80 of 120, the lowest held-out loss (1.5000)"),)
+    state = make_state(evaluations=found, exported=exported)
+    blocks = draw(state)
+    (loss,) = [
+        view
+        for chart in _charts(blocks)
+        for view in chart.get("concat", [])
+        if view["title"]["text"] == "loss"
+    ]
+    curve, rule, point = loss["layer"][-3:]
+    assert curve["data"]["values"] == [{"step": 40, "value": 1.75}, {"step": 80, "value": 1.5}]
+    assert rule["data"]["values"] == point["data"]["values"] == [{"step": 80, "value": 1.5}]
+    assert "lowest loss: step 80" in loss["title"]["subtitle"]
+    json.dumps(_charts(blocks), allow_nan=False)
+    text = _text(blocks)
+    assert "lowest held-out loss |  | 1.5000 after step 80, of 3 evaluations" in text
+    assert "step 80 of 120" in text
+    plain = [view["title"] for chart in _charts(draw(make_state())) for view in chart.get("concat", [])]
+    assert "held out" not in json.dumps(plain)

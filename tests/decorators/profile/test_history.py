@@ -6,7 +6,7 @@ import pytest
 
 from decorators.profile.history import History
 from launchers.report.metrics import Meter, summarise
-from launchers.report.telemetry import Phase, Step
+from launchers.report.telemetry import Evaluated, Phase, Step
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.flows.synthetic import events
 
@@ -91,3 +91,16 @@ def test_the_phase_is_that_of_the_slowest_rank() -> None:
     history.add(Phase(rank=1, name="load", at=1.0))
     assert history.phase is not None
     assert history.phase.name == "load"
+
+
+def test_evaluations_are_known_once_and_their_time_is_left_too() -> None:
+    history = _history()
+    before = history.eta_seconds()
+    assert before is not None
+    trained = sum(row.dt for row in history.steps())
+    for rank in range(8):
+        history.add(Evaluated(rank=rank, step=10, done=4, rows=9, seconds=1.0))  # under way
+        history.add(Evaluated(rank=rank, step=10, done=9, rows=9, seconds=trained, loss=1.5))
+    assert [(each.step, each.loss) for each in history.evaluations] == [(10, 1.5)]
+    assert history.eta_seconds() == pytest.approx(2 * before, rel=0.2)  # dt here is rank 0's
+    assert len(history.ranks()) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def test_what_pods_must_tolerate_of_nodes_that_may_come_is_told() -> None:
 )
 def test_whether_a_node_pools_machines_are_spot(values: list[str], spot: bool | None) -> None:
     assert _pool(("karpenter.sh/capacity-type", "In", values)).spot is spot
+
+
+def test_a_node_pool_of_on_demand_machines_adds_none_for_a_spot_run() -> None:
+    spot = replace(REQUEST, spot=True)
+    on_demand = _pool(("karpenter.sh/capacity-type", "In", ["on-demand"]))
+    assert refusal(on_demand, spot) == "karpenter.sh/capacity-type In on-demand"
+    assert refusal(on_demand, REQUEST) is None
+    either = ("karpenter.sh/capacity-type", "In", ["on-demand", "spot"])
+    assert refusal(_pool(either), spot) is None
+    assert _grown(_cluster([_object(either)])).by_karpenter
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,17 @@ def test_prepare_asks_for_the_disk_of_weights_and_data_and_no_more(model: str, n
     assert prepare.memory_mib <= 16 * 1024
 
 
+def test_the_disk_of_a_pod_holds_no_checkpoint_that_lies_in_the_datastore() -> None:
+    """Its part of one being written and of one being sent, and the whole of the one that it resumes."""
+    job = Job(model=find("llama-70b"), global_batch_size=16, keep_checkpoints=2)
+    made = plan(job, replace(CLUSTER, gpu="H100 SXM", nodes=2, cloud="aws"))
+    parameters = job.model.parameters
+    checkpoint = 6 * parameters  # weights and both moments, in bf16
+    assert made.request.disk_mib * 2**20 == pytest.approx(4 * parameters + 2 * checkpoint, rel=0.02)
+    more = plan(replace(job, keep_checkpoints=9), replace(CLUSTER, gpu="H100 SXM", nodes=2, cloud="aws"))
+    assert more.request.disk_mib == made.request.disk_mib
+
+
 @pytest.mark.parametrize(
     ("model", "method", "gpu", "gpus", "nodes"),
     [

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from estimator.errors import UserError
 from launchers.dataset.preferences import Pair
-from launchers.dataset.prepare import first_fit, longest_first, prepare, sample_view, split, summary
+from launchers.dataset.prepare import first_fit, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, parse
@@ -32,6 +33,10 @@ FORGETFUL = (
     "{{ ' ' + m['content'] + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
+DROPPING = (
+    "{%% for m in messages %%}{%% if m.role != '%s' %%}{{ m.content }}{{ eos_token }}{%% endif %%}"
+    "{%% endfor %%}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +173,35 @@ class TestTemplates:
             list(tokenise([row], tokenizer))
         assert list(tokenise([row], tokenizer, train_on_prompt=True))
 
-    def test_a_template_that_ignores_the_chat_is_refused(self, model: Path) -> None:
-        tokenizer = load_tokenizer(model, build({"chat_template": "Hello, how can I help?"}))
-        with pytest.raises(UserError, match="line 5: the chat template leaves out what is said"):
-            list(tokenise([chat("Hi", "Good morning", line=5)], tokenizer))
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            ("Hello, how can I help?", "leaves out what the system says in turn 1"),
+            (DROPPING % "system", "leaves out what the system says in turn 1"),
+            (DROPPING % "user", "leaves out what the user says in turn 2"),
+            (DROPPING % "assistant", "leaves out what the assistant says in turn 3"),
+            ("{{ messages + 1 }}", "refuses it: can only concatenate list"),
+            ("{{ 1 / 0 }}", "refuses it: division by zero"),
+            ("{{ rendered(messages) }}", "refuses it: 'rendered' is undefined"),
+            ("{{ messages[9].content }}", "refuses it: list object has no element 9"),
+            ("{% for m in messages %}", "refuses it: Unexpected end of template"),
+        ],
+    )
+    def test_a_template_that_leaves_a_turn_out_or_fails_is_refused_with_the_line(
+        self, model: Path, template: str, said: str
+    ) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(said)}"):
+            list(tokenise([chat("Hi", "Good morning", system="Be brief.", line=5)], tokenizer))
+
+    def test_a_template_may_trim_a_turn_take_its_thoughts_out_or_write_it_as_json(self, model: Path) -> None:
+        template = (
+            "{% for m in messages %}{{ m.content.split('</think>')[-1] | trim if m.role == 'assistant' "
+            "else m.content | tojson }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
+        )
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        row = chat('Say "hé"\nnow', "<think>\nShould I?\n</think>\n\nhé\n")
+        assert counted_text(row, tokenizer).startswith("hé")
 
     def test_a_template_that_refuses_a_row_is_quoted_with_the_line(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": REFUSING}))
@@ -186,6 +216,27 @@ class TestTemplates:
     def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="tokenizer"):
             load_tokenizer(tmp_path, Settings())
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("tokenizer.json", b""),
+            ("tokenizer.json", b"{}"),
+            ("tokenizer.json", b"{"),
+            ("tokenizer_config.json", b"{"),
+            ("tokenizer_config.json", None),  # which names the special tokens of this one
+        ],
+    )
+    def test_a_broken_tokenizer_is_refused_in_words(
+        self, model: Path, tmp_path: Path, name: str, content: bytes | None
+    ) -> None:
+        shutil.copytree(model, tmp_path / "model")
+        (tmp_path / "model" / name).unlink()
+        if content is not None:
+            (tmp_path / "model" / name).write_bytes(content)
+        with pytest.raises(UserError, match="can't be loaded") as refused:
+            load_tokenizer(tmp_path / "model", Settings())
+        assert refused.value.advice
 
 
 class TestPrepare:
@@ -342,29 +393,17 @@ class TestLongestFirst:
         few = self.prepared(model, tmp_path / "few", max_steps=2).order.tolist()
         assert few == self.prepared(model, tmp_path / "many").order.tolist()[:8]
 
-    @given(data=st.data())
-    @hypothesis_settings(max_examples=100, deadline=None)
-    def test_no_rank_meets_a_wider_micro_batch_later_in_the_epoch(self, data: st.DataObject) -> None:
-        world, micro, accumulation = (data.draw(st.integers(1, 4)) for _ in range(3))
-        batch = world * micro * accumulation
-        lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=batch, max_size=100)))
-        drawn = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(len(lengths))
-        order = longest_first(drawn, lengths, batch)
-        assert sorted(order.tolist()) == list(range(len(lengths)))
-        moved = set(np.flatnonzero(order != drawn).tolist())
-        assert len(moved) <= 2 * batch
-        for rank in range(world):
-            mine = [
-                lengths[row]
-                for step in range(len(order) // batch)
-                for row in order[step * batch : (step + 1) * batch][rank::world]
-            ]
-            widths = [max(mine[at : at + micro]) for at in range(0, len(mine), micro)]
-            assert widths[0] == max(widths)
-
-    def test_rows_of_one_length_stay_in_their_order(self) -> None:
-        drawn = np.random.default_rng(0).permutation(20)
-        assert longest_first(drawn, np.full(20, 7), 8).tolist() == drawn.tolist()
+    def test_grouped_batches_come_after_it_and_are_the_same_for_a_shorter_run(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        data = self.prepared(model, tmp_path / "whole", group_by_length=True, global_batch_size=2)
+        order = data.order.tolist()
+        assert [self.words[row] for row in order[:2]] == [12, 11]
+        assert sorted(order[:12]) == sorted(order[12:]) == list(range(12))
+        few = self.prepared(model, tmp_path / "few", group_by_length=True, global_batch_size=2, max_steps=5)
+        assert few.order.tolist() == order[:10]
+        other = self.prepared(model, tmp_path / "drawn", global_batch_size=2)
+        assert other.info.fingerprint != data.info.fingerprint
 
 
 class TestTokenBudget:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 from hypothesis import given
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from estimator.errors import UserError
-from launchers.dataset import rows, texts
+from launchers import settings
+from launchers.dataset import render, rows, stored, texts
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
+from launchers.models import tiny_llama
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
@@ -45,6 +48,41 @@ class TestRead:
         (tmp_path / name).write_bytes("\ufeffÉin Buch\r\n\r\nsecond\n".encode())
         assert words(list(texts.read(tmp_path / name))) == [("Éin Buch\r\n\r\nsecond\n", 0)]
 
+    @pytest.mark.parametrize("name", ["book.txt", "book.jsonl"])
+    def test_a_long_document_comes_in_sections_of_the_same_tokens(
+        self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They break between words, and are stored and tokenised as what they are."""
+        monkeypatch.setattr(texts, "SECTION", 1000)
+        monkeypatch.setattr(texts, "_LOOKED_AT", 100)
+        monkeypatch.setattr(texts, "_BLOCK", 7)  # characters of several bytes are cut by it
+        book = "\n\n".join(f"Chapter {number}: the cat's 1st naïve “word”: ünd…" for number in range(100))
+        if name == "book.txt":
+            (tmp_path / name).write_text("\ufeff" + book, encoding="utf-8")
+        else:
+            jsonl(tmp_path / name, {"text": book})
+        sections = stored.copied(list(texts.read(tmp_path / name)), tmp_path / "stored")
+        assert len(sections) == 5
+        found = [section for section in sections if isinstance(section, Conversation)]
+        assert "".join(section.text or "" for section in found) == book
+        assert [(section.begins, section.ends) for section in found] == [
+            (number == 0, number == 4) for number in range(5)
+        ]
+        model = tiny_llama.make(tmp_path / "model")
+        tokenizer = render.load_tokenizer(model, settings.build({}))
+        [(whole, _)] = render.tokenise([Conversation(text=book)], tokenizer)
+        parts = [tokens for tokens, _ in render.tokenise(found, tokenizer)]
+        assert np.concatenate(parts).tolist() == whole.tolist()
+
+    def test_bytes_that_are_not_utf_8_are_counted_over_the_blocks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(texts, "_BLOCK", 7)
+        for text, place in (("é" * 20 + "a", 42), ("a" + "é" * 20, 42), ("abcdef", 7)):
+            (tmp_path / "d.txt").write_bytes(text.encode() + b"\xe9")
+            with pytest.raises(UserError, match=rf"is not UTF-8 \(byte {place}\)"):
+                list(texts.read(tmp_path / "d.txt"))
+
     def test_a_column_of_parquet_is_a_document_a_row_batch_after_batch(self, tmp_path: Path) -> None:
         wanted = [f"document {number}" for number in range(3000)]
         path = table(tmp_path / "d.parquet", other=list(range(3000)), text=wanted)
@@ -58,6 +96,9 @@ class TestRead:
             ("d.txt", b"", "is empty"),
             ("d.txt", b" \n\n", "is empty"),
             ("d.txt", b"caf\xe9", "is not UTF-8 (byte 4)"),
+            ("d.txt", b"caf\xc3", "is not UTF-8 (byte 4)"),
+            ("d.txt", b"\xef\xbb\xbf", "is empty"),
+            ("d.txt", "Once".encode("utf-16"), "is UTF-16, not UTF-8"),
             ("d.jsonl", b"", "is empty"),
             (
                 "d.jsonl",

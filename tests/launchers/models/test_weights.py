@@ -128,6 +128,22 @@ class TestCheckComplete:
         with pytest.raises(UserError, match=rf"model\.safetensors is truncated: {int(size * share):,} of"):
             check_complete(folder)
 
+    def test_weights_that_are_no_floating_point_numbers_are_named(self, folder: Path) -> None:
+        path = folder / "model.safetensors"
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
+        with pytest.raises(UserError, match="is of type I32, which is not trained") as refused:
+            check_complete(folder)
+        assert "qlora" in refused.value.advice
+
+    @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": "\xe9"}'])
+    def test_json_that_is_none_is_named(self, folder: Path, name: str, content: bytes) -> None:
+        (folder / name).write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(name)) as refused:
+            check_complete(folder)
+        assert refused.value.advice == "Fetch it again."
+
     @pytest.mark.parametrize("size", [0, 5, 8])
     def test_a_file_without_even_a_header_is_refused(self, folder: Path, size: int) -> None:
         os.truncate(folder / "model.safetensors", size)

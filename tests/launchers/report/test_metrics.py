@@ -11,7 +11,7 @@ from estimator.models import find
 from estimator.plan import Plan
 from estimator.planning.planner import plan
 from launchers.report.metrics import Meter, dist_lines, duration, step_line, summarise
-from launchers.report.telemetry import DistInfo, Phase, Step
+from launchers.report.telemetry import DistInfo, Evaluated, Phase, Step
 
 
 def cpu_plan() -> Plan:
@@ -125,3 +125,18 @@ def test_the_dist_block_names_every_rank_in_order() -> None:
     assert "gloo" in lines[0]
     assert "h0, h1" in lines[0]
     assert [line.split()[1] for line in lines[1:]] == ["0", "1"]
+
+
+def test_the_time_left_counts_evaluations_and_the_speed_does_not() -> None:
+    meter = Meter(cpu_plan(), [1000] * 10)
+    meter.add(step(1))
+    before = meter.add(step(2))
+    assert before is not None
+    assert before.eta_seconds == pytest.approx(8 * 0.5)
+    for rank in (0, 1):  # all ranks say the same
+        meter.add(Evaluated(rank=rank, step=2, done=8, rows=8, seconds=0.75, loss=2.0))
+    meter.add(Evaluated(rank=0, step=3, done=1, rows=8, seconds=9.0))  # under way
+    after = meter.add(step(3))
+    assert after is not None
+    assert after.tokens_per_second == before.tokens_per_second
+    assert after.eta_seconds == pytest.approx(7 * 0.5 * 1.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from launchers.report.progress import Progress
 from tests.launchers.report.test_trackers import metrics
+from tests.terminal import shown_on_terminal
 
 ROOT = Path(__file__).parents[3]
 _TRAINS = """
@@ -39,18 +39,9 @@ def test_elsewhere_every_so_many_steps_have_a_line_and_so_have_the_first_and_the
 
 
 def test_on_a_terminal_one_line_is_renewed_and_others_come_above_it() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ |= {"PYTHONPATH": str(ROOT), "COLUMNS": "60", "TERM": "xterm"}
-        os.execv(sys.executable, [sys.executable, "-c", _TRAINS])  # noqa: S606
-    shown = b""
-    try:
-        while piece := os.read(terminal, 4096):
-            shown += piece
-    except OSError:  # it has ended
-        pass
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    text = shown.decode()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    status, text = shown_on_terminal([sys.executable, "-c", _TRAINS], environment, ROOT, 60)
+    assert status == 0
     assert text.count("step ") >= 30
     below = text.split("\n")
     assert len([line for line in below if line.strip()]) <= 4, below  # the rest was written over

@@ -37,7 +37,7 @@ def metrics(step: int) -> Metrics:
 def track(name: str, folder: Path) -> None:
     made = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
     for step in (1, 2, 3):
-        made.log(metrics(step))
+        made.log(step, metrics(step).figures())
     made.close()
 
 
@@ -90,7 +90,7 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
     monkeypatch.setattr(tracking, "MLflowTracker", refuse)
     made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
     for step in (1, 2, 3):
-        made.log(metrics(step))
+        made.log(step, metrics(step).figures())
     made.close()
     found = EventAccumulator(str(tmp_path / "run-1")).Reload()
     assert [event.value for event in found.Scalars("loss")] == [7.0, 6.0, 5.0]
@@ -117,7 +117,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
     made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
     began = time.monotonic()
     for step in (1, 2, 3):
-        made.log(metrics(step))
+        made.log(step, metrics(step).figures())
     assert time.monotonic() - began < 1
     made.close()
     assert time.monotonic() - began < 30
@@ -129,6 +129,6 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
 
 def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
     made = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
-    made.log(metrics(1))
+    made.log(1, metrics(1).figures())
     made.close()
     assert not (tmp_path / "none").exists()

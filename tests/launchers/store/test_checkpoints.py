@@ -124,3 +124,24 @@ def test_origin_runs_are_looked_at_last_and_never_pruned(storage: LocalStorage, 
 def test_keep_of_zero_is_refused(storage: LocalStorage) -> None:
     with pytest.raises(ValueError, match="keep = 0"):
         CheckpointStore(storage, "run", keep=0)
+
+
+def test_the_best_ones_checkpoint_stays_however_old_and_can_be_restored(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    first = CheckpointStore(storage, "run", keep=1, notes=lambda _: {"best_step": 2})
+    for step in (2, 4, 6):
+        save(first, tmp_path, step)
+    assert [checkpoint.step for checkpoint in first.candidates()] == [6, 2]
+    retried = CheckpointStore(storage, "run", attempt=1, keep=1, notes=lambda _: {"best_step": 2})
+    save(retried, tmp_path, 8)
+    assert [(checkpoint.step, checkpoint.attempt) for checkpoint in retried.candidates()] == [(8, 1), (2, 0)]
+    resumed = CheckpointStore(storage, "other", origins=["run"])
+    best, skipped = restore_newest(resumed, tmp_path / "best", step=2)
+    assert best is not None
+    assert (best.step, skipped) == (2, ())
+    assert (tmp_path / "best" / "state-0.bin").read_bytes() == b"2/0" * 100
+    better = CheckpointStore(storage, "run", attempt=1, keep=1, notes=lambda step: {"best_step": step})
+    save(better, tmp_path, 10)
+    assert [checkpoint.step for checkpoint in better.candidates()] == [10]
+    assert restore_newest(better, tmp_path / "gone", step=2) == (None, ())

@@ -13,7 +13,7 @@ from decorators.backends.options import Options
 from estimator import hardware
 from estimator.plan import Request
 from tests.decorators.backends.kubernetes.test_request import EFA
-from tests.decorators.backends.plans import CASES, planned
+from tests.decorators.backends.plans import CASES, EFA_VARIABLES, planned
 
 # Of any containers of several nodes: NCCL would take the interface to the host, which ECS gives each of them
 NETWORK = {"NCCL_SOCKET_IFNAME": "^lo,docker,ecs-eth0", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -43,7 +43,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     expected = {"queue": f"queue-of-{gpu}", **({"efa": interfaces} if interfaces else {})}
     assert asked.compute == expected
     assert asked.environment == {
-        **({"FI_PROVIDER": "efa"} if interfaces else {}),
+        **(EFA_VARIABLES if interfaces else {}),
         **(NETWORK if nodes > 1 else {}),
     }
 

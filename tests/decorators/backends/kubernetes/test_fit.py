@@ -123,6 +123,13 @@ def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
     assert found.lacks == (("without the label training-checklist/fit=true", 1),)
 
 
+def test_a_resource_of_the_users_own_has_to_be_there() -> None:
+    rdma = (("rdma/hca", 1.0),)
+    nodes = [node("plain"), node("fast", resources={"rdma/hca": "1"})]
+    found = fit(nodes, _request(nodes=1), Options(), LEAST, extended=rdma)
+    assert (found.names, found.lacks) == (("fast",), (("with 0 of 1 rdma/hca", 1),))
+
+
 @pytest.mark.parametrize(
     ("taint", "expected"),
     [
@@ -178,3 +185,20 @@ def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:
     found = _fit(bare, nodes=1, gpus_per_node=0, gpu=None, instance_type=None)
     assert found.names == ("cpu",)
     assert found.facts.labels is None
+
+
+def test_a_spot_run_takes_marked_nodes_only_and_of_two_marks_the_more_frequent() -> None:
+    karpenter, managed = {"karpenter.sh/capacity-type": "spot"}, {"eks.amazonaws.com/capacityType": "SPOT"}
+    nodes = [
+        node("k1", labels=karpenter),
+        node("k2", labels=karpenter),
+        node("m1", labels=managed),
+        node("o1", labels={"karpenter.sh/capacity-type": "on-demand"}),
+        node("bare"),
+    ]
+    found = _fit(*nodes, spot=True)
+    assert found.names == ("k1", "k2")
+    assert found.facts.spot is not None
+    assert (found.facts.spot.label, found.facts.spot.value) == ("karpenter.sh/capacity-type", "spot")
+    assert found.lacks == (("not marked as spot nodes", 2),)
+    assert _fit(*nodes).facts.spot is None

@@ -267,8 +267,8 @@ def test_the_role_of_infra_is_enough(
     control_plane.kubectl("apply", "--validate=false", "-f", "-", stdin=manifests)
     name = next(
         item["metadata"]["namespace"]
-        for item in control_plane.api().items("/apis/rbac.authorization.k8s.io/v1/roles")
-        if item["metadata"]["name"] == "launcher"
+        for item in control_plane.api().items("/apis/rbac.authorization.k8s.io/v1/rolebindings")
+        if "finetune-launchers" in str(item.get("subjects"))
     )
     nodes("h100-a", "h100-b")
 
@@ -330,6 +330,77 @@ def test_a_quota_that_is_too_small_is_refused(
     assert fix == f"kubectl describe resourcequota few -n {namespace}"
 
 
+def test_quotas_of_disk_objects_limits_and_other_resources_are_refused_too(
+    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b")
+    hard = {
+        "requests.ephemeral-storage": "900Gi",
+        "requests.vpc.amazonaws.com/efa": "32",
+        "count/jobs.batch": "1",
+        "count/jobsets.jobset.x-k8s.io": "1",
+        "limits.memory": "100Gi",
+    }
+    listed = ",".join(f"{name}={value}" for name, value in hard.items())
+    control_plane.kubectl("create", "quota", "few", f"--hard={listed}", "-n", namespace)
+    refused = {found: fix for state, found, fix in _rows(ask()[0], "quota") if state == "no"}
+    disk = round(2 * TWO.disk_mib / 1024)
+    assert f"few allows 900Gi requests.ephemeral-storage; {disk}Gi are needed" in refused
+    assert "few allows 32 requests.vpc.amazonaws.com/efa; 64 are needed" in refused
+    assert "few allows 1 count/jobs.batch; 2 are needed" in refused
+    without = "few has limits.memory, so it refuses pods without such a limit"
+    assert refused[without].startswith("--with kubernetes:qos=Guaranteed")
+    assert len(refused) == 4
+    guaranteed = str(_rows(ask(guaranteed=True)[0], "quota"))
+    assert "few allows 100Gi limits.memory; " in guaranteed
+    assert without not in guaranteed
+
+
+def test_the_rules_of_a_namespace_that_would_refuse_the_pods_or_cut_them_off(
+    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
+) -> None:
+    nodes("h100-a", "h100-b")
+    checks = ("limit range", "pod security", "network policy")
+    assert [_rows(ask()[0], check) for check in checks] == [[], [], []]
+    limits = {"type": "Container", "max": {"cpu": "64"}, "default": {"memory": "8Gi"}, "min": {"cpu": "2"}}
+    control_plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "LimitRange",
+            "metadata": {"name": "small", "namespace": namespace},
+            "spec": {"limits": [{**limits, "defaultRequest": {"cpu": "2", "memory": "1Gi"}}]},
+        },
+        _network_policy(namespace, "deny", {}),
+    )
+    control_plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    findings = ask()[0]
+    limited = {found: fix for state, found, fix in _rows(findings, "limit range") if state == "no"}
+    assert f"small allows a container 64 cpu; {TWO.cpu} cpu are needed" in limited
+    (memory,) = [found for found in limited if "memory" in found]
+    assert memory.startswith("small gives containers a limit of 8Gi memory, below the ")
+    assert limited[memory].startswith("--with kubernetes:qos=Guaranteed")
+    [(state, _, fix)] = _rows(findings, "pod security")
+    assert (state, "seccomp_profile" in fix) == ("no", True)
+    [(state, _, fix)] = _rows(findings, "network policy")
+    assert (state, fix) == ("unknown", "kubectl apply -k infra/kubernetes/components/network-policy")
+    # with what the fixes say
+    control_plane.apply(_network_policy(namespace, "open", {"ingress": [{"from": [{"podSelector": {}}]}]}))
+    mended = ask(guaranteed=True, restricted=True)[0]
+    assert _rows(mended, "pod security") == _rows(mended, "network policy") == []
+    assert "memory" not in str(_rows(mended, "limit range"))
+    one = ask(asks=dataclasses.replace(TWO, nodes=1))[0]
+    assert _rows(one, "network policy") == []
+
+
+def _network_policy(namespace: str, name: str, rules: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress"], **rules},
+    }
+
+
 @pytest.mark.parametrize("resource", ["cpu", "requests.cpu"])
 def test_a_quota_goes_by_either_name_of_a_resource(
     ask: Asker, control_plane: ControlPlane, namespace: str, resource: str
@@ -373,10 +444,39 @@ def test_a_queue_is_looked_for_in_kueue(
         )
         wait_for(lambda: "no LocalQueue" in str(_rows(ask(options=options)[0], "queue")), 30, "Kueue is seen")
         assert _rows(ask(options=options)[0], "queue")[0][2] == "--queue research"
-        [(state, found, _)] = _rows(ask(options=Options(queue="research"))[0], "queue")
-        assert (state, found) == ("ok", "research, of cluster queue all")
+        asked = Options(queue="research")
+        first, second = _rows(ask(options=asked)[0], "queue")
+        assert first[:2] == ("ok", "research, of cluster queue all")
+        assert second[:2] == ("unknown", "there is no ClusterQueue 'all': nothing is admitted")
+        definition = permissive_definition(
+            "clusterqueues", "kueue.x-k8s.io", "v1beta1", "ClusterQueue", "Cluster", tmp_path / "cluster"
+        )
+        control_plane.install("clusterqueues.kueue.x-k8s.io", definition)
+        control_plane.apply(_cluster_queue("0"))
+        wait_for(lambda: ask(options=asked)[0].state("queue") == "no", 30, "the ClusterQueue is seen")
+        refused = [found for state, found, _ in _rows(ask(options=asked)[0], "queue") if state == "no"]
+        assert refused == [
+            "ClusterQueue all has no quota of ephemeral-storage, memory, vpc.amazonaws.com/efa",
+            "ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu: it never admits this",
+        ]
+        control_plane.apply(_cluster_queue("0", cohort="everybody"))
+        again = [found for state, found, _ in _rows(ask(options=asked)[0], "queue") if state == "no"]
+        assert again == refused[:1]  # it may borrow GPUs; what it doesn't cover it never admits
     finally:
-        control_plane.kubectl("delete", "crd", "localqueues.kueue.x-k8s.io")
+        for name in ("localqueues", "clusterqueues"):
+            control_plane.kubectl("delete", "crd", f"{name}.kueue.x-k8s.io", "--ignore-not-found")
+
+
+def _cluster_queue(gpus: str, **spec: Any) -> dict[str, Any]:
+    covered = {"cpu": "1k", "nvidia.com/gpu": gpus}
+    quotas = [{"name": name, "nominalQuota": amount} for name, amount in covered.items()]
+    group = {"coveredResources": list(covered), "flavors": [{"name": "h100", "resources": quotas}]}
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "ClusterQueue",
+        "metadata": {"name": "all"},
+        "spec": {"resourceGroups": [group], **spec},
+    }
 
 
 def test_a_node_pool_of_karpenters_may_add_the_nodes(
@@ -396,6 +496,22 @@ def test_a_node_pool_of_karpenters_may_add_the_nodes(
         }
         control_plane.api().create("/apis/karpenter.sh/v1/nodepools", pool)
         wait_for(lambda: "NodePool gpus may add" in str(_rows(ask()[0], "nodes")), 30, "Karpenter is seen")
+        # One whose nodes will have a taint of their own, and one that may not start so many
+        taint = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+        path = "/apis/karpenter.sh/v1/nodepools/gpus"
+        control_plane.api().patch(path, {"spec": {"template": {"spec": {"taints": [taint]}}}})
+        [(state, found, fix)] = _rows(ask()[0], "nodes")
+        assert (state, "the taint team=vision:NoSchedule, which the pods don't tolerate" in found) == (
+            "no",
+            True,
+        )
+        assert fix.startswith('--with \'kubernetes:tolerations=[{"key":"team"')
+        control_plane.api().patch(
+            path, {"spec": {"template": {"spec": {"taints": None}}, "limits": {"nvidia.com/gpu": 8}}}
+        )
+        [(state, found, fix)] = _rows(ask()[0], "nodes")
+        assert (state, "leave room for 1 of 2 p5.48xlarge" in found) == ("no", True)
+        assert "tolerations" not in fix
     finally:
         control_plane.kubectl("delete", "crd", "nodepools.karpenter.sh")
 

@@ -13,10 +13,12 @@ from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LAB
 from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
 from estimator import hardware
+from estimator.errors import UserError
+from estimator.hardware import cluster_tables
 from estimator.hardware.cluster_tables import Room
 from estimator.hardware.cluster_taints import Toleration
 from estimator.plan import GIB, MIB, Override, Request
-from tests.decorators.backends.plans import CASES, planned
+from tests.decorators.backends.plans import CASES, EFA_VARIABLES, planned
 
 EFA = {"p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p4d.24xlarge": 4, "p4de.24xlarge": 4}
 
@@ -59,7 +61,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     assert asked.compute.get("extended_resources") == (
         {"vpc.amazonaws.com/efa": str(interfaces)} if interfaces else None
     )
-    assert asked.environment == ({"FI_PROVIDER": "efa"} if interfaces else {})
+    assert asked.environment == (EFA_VARIABLES if interfaces else {})
     assert "labels" not in asked.compute
 
 
@@ -135,7 +137,7 @@ def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
 def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes: int, efa: int) -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes)
     asked = _values(request, facts=ClusterFacts(efa=efa))
-    assert asked.environment == ({"FI_PROVIDER": "efa"} if nodes > 1 and efa else {})
+    assert asked.environment == (EFA_VARIABLES if nodes > 1 and efa else {})
 
 
 def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
@@ -188,3 +190,33 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
     asked = _values(request)
     assert "node_selector" not in asked.compute
     assert asked.resources["shared_memory"] is None
+
+
+@pytest.mark.parametrize(
+    ("cloud", "label", "taint"),
+    [
+        ("aws", ("karpenter.sh/capacity-type", "spot"), None),
+        ("gcp", ("cloud.google.com/gke-spot", "true"), "cloud.google.com/gke-spot"),
+        ("azure", ("kubernetes.azure.com/scalesetpriority", "spot"), "kubernetes.azure.com/scalesetpriority"),
+    ],
+)
+def test_spot_nodes_are_chosen_by_their_label_and_their_taint_is_tolerated(
+    cloud: str, label: tuple[str, str], taint: str | None
+) -> None:
+    request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, cloud=cloud, spot=True)
+    asked = _values(request).compute
+    assert asked["node_selector"][label[0]] == label[1]
+    assert taint in (None, *(item["key"] for item in asked["tolerations"]))
+    plain = _values(dataclasses.replace(request, spot=False)).compute
+    assert label[0] not in plain["node_selector"]
+    assert taint not in [item["key"] for item in plain["tolerations"]]
+
+
+def test_how_a_cluster_marks_its_spot_nodes_goes_before_its_cloud_and_one_is_needed() -> None:
+    request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, spot=True)
+    managed = next(row for row in cluster_tables.spot_labels() if "EKS" in row.manager)
+    asked = _values(request, facts=ClusterFacts(spot=managed)).compute
+    assert asked["node_selector"]["eks.amazonaws.com/capacityType"] == "SPOT"
+    assert "karpenter.sh/capacity-type" not in asked["node_selector"]
+    with pytest.raises(UserError, match="Nothing tells by which label"):
+        _values(dataclasses.replace(request, cloud="cluster"))

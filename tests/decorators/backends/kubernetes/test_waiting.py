@@ -75,6 +75,32 @@ def test_a_quota_that_is_used_up_is_the_reason(
     assert "none" in _state(job, "exceeded quota").reason
 
 
+def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
+    submit: Any, control_plane: ControlPlane, namespace: str
+) -> None:
+    limits = {"limits": [{"type": "Container", "max": {"cpu": "1"}}]}
+    path = f"/api/v1/namespaces/{namespace}/limitranges"
+    control_plane.api().create(path, {"metadata": {"name": "small"}, "spec": limits})
+    state = _state(submit("large", {"cpu": "4"}), "maximum cpu usage per Container is 1")
+    assert state.hopeless is not None
+    assert (state.hopeless.kind, state.hopeless.grace_s) == ("admission", 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "for_good"),
+    [
+        ('pods "j-x" is forbidden: violates PodSecurity "restricted:latest": seccompProfile', True),
+        ('admission webhook "policy.example" denied the request: no such image', True),
+        ("pods is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", True),
+        ('pods "j-x" is forbidden: failed quota: few: must specify limits.cpu', True),
+        ('pods "j-x" is forbidden: exceeded quota: few, requested: pods=1, used: pods=3', False),
+        ('failed calling webhook "policy.example": connection refused', False),
+    ],
+)
+def test_only_what_no_wait_cures_ends_it(said: str, for_good: bool) -> None:
+    assert bool(waiting._FOR_GOOD.search(f"Error creating: {said}")) is for_good
+
+
 def test_a_service_account_that_is_missing_is_the_reason(submit: Any) -> None:
     job = submit("nobody", {"cpu": "1"}, serviceAccountName="nobody")
     assert 'serviceaccount "nobody" not found' in _state(job, "nobody").reason

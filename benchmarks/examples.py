@@ -1,0 +1,74 @@
+"""The table of examples/README.md: what each example needs and costs by its plan.
+
+    python -m benchmarks.examples
+
+plans every file of settings with data like those in examples/data, for the machines and prices of the tables,
+and writes the table. A file's first line says what it trains, its second one the command.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from estimator.job import Target
+from estimator.plan import GIB, Plan
+from launchers import pipeline, settings
+
+FOLDER = Path(__file__).parents[1] / "examples"
+README = FOLDER / "README.md"
+FILES = tuple(sorted(FOLDER.glob("*.yaml")))
+_ROWS = 300  # at least, of each dataset that is planned with
+_TABLE = re.compile(r"(<!-- generated: examples -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def plan(path: Path) -> Plan:
+    """The plan of an example, on the machines of the tables."""
+    values = settings.parse_yaml(path.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        values["dataset"] = _longer(values["dataset"], Path(folder))
+        values["mixture"] = {_longer(name, Path(folder)): each for name, each in values["mixture"].items()}
+        chosen = settings.build(values)
+        return pipeline.plan_run(chosen, Target(kind="catalogue"), calibrated=False).plan
+
+
+def _longer(name: str, folder: Path) -> str:
+    """The snippet of a dataset again and again, so that there is a batch."""
+    rows = (FOLDER / "data" / name).read_text()
+    path = folder / name
+    path.write_text(rows * -(-_ROWS // rows.count("\n")))
+    return str(path)
+
+
+def row(path: Path, made: Plan) -> str:
+    """An example's line of the table."""
+    what, command = (line.removeprefix("# ") for line in path.read_text().splitlines()[:2])
+    request, prediction = made.request, made.prediction
+    machine = f"{request.nodes * request.gpus_per_node} x {request.gpu} ({request.instance_type})"
+    need = f"{prediction.memory.needs_bytes / GIB:.0f} of {_gib(prediction.memory.capacity_bytes)} GiB"
+    cells = (f"[{path.name}]({path.name})", what, machine, need, *_price(prediction), f"`{command}`")
+    return f"| {' | '.join(cells)} |"
+
+
+def _price(prediction: Any) -> tuple[str, str]:
+    """USD an hour, and for a million tokens; unknown where the speed or the price is."""
+    hour, speed = prediction.usd_per_hour, prediction.tokens_per_second
+    if hour is None:
+        return "unknown", "unknown"
+    return f"{hour:,.2f}", "unknown" if speed is None else f"{hour / speed / 3600 * 1e6:,.2f}"
+
+
+def _gib(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / GIB:.0f}"
+
+
+def table(rows: list[str]) -> str:
+    head = "| File | What it trains | GPUs | Memory of each | $ an hour | $ a million tokens | Command |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    content = table([row(path, plan(path)) for path in FILES])
+    README.write_text(_TABLE.sub(lambda found: f"{found[1]}\n{content}\n\n{found[2]}", README.read_text()))

@@ -1,0 +1,49 @@
+"""How much of a step is padding, with rows as they are drawn and with ``group_by_length``.
+
+    python -m benchmarks.padding [DATASET]    # python-docs, by default; needs no GPU
+
+tokenises the dataset for tiny-llama and prints a line for each micro batch and number of processes: the share
+of all positions that is padding, over one epoch in global batches of 32.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from estimator import models
+from launchers import pipeline
+from launchers.dataset import sources
+from launchers.dataset.order import padding_share
+from launchers.dataset.prepared import Prepared
+from launchers.models import weights
+from launchers.settings import Settings
+
+BATCH = 32
+SHAPES = ((1, 4), (1, 16), (8, 2), (8, 4))  # processes, sequences of a micro batch
+
+
+def main(dataset: str) -> None:
+    settings = Settings(dataset=dataset, global_batch_size=BATCH, seq_len=2048)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model = weights.fetch(models.locate("tiny-llama"), folder / "model")
+        rows = list(pipeline.read_samples(settings, sources.fetch(dataset, folder)))
+        orders = {}
+        for grouped in (False, True):
+            chosen = settings.model_copy(update={"group_by_length": grouped})
+            pipeline.tokenise(rows, None, chosen, model, folder / str(grouped))
+            data = Prepared(folder / str(grouped))
+            orders[grouped] = data.order, data.row_lengths
+        print("\nprocesses  micro batch  drawn  grouped")
+        for processes, micro_batch in SHAPES:
+            drawn, together = (
+                padding_share(*orders[grouped], batch=BATCH, processes=processes, micro_batch=micro_batch)
+                for grouped in (False, True)
+            )
+            print(f"{processes:9}  {micro_batch:11}  {drawn:5.1%}  {together:7.1%}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "python-docs")

@@ -1,0 +1,176 @@
+"""A run of 24 hours on spot nodes, interrupted at random, beside the formula that plans go by.
+
+    python -m benchmarks.spot    # about 10 seconds; writes benchmarks/results/spot.*
+
+Each node is taken away at random with the same rate; the run then waits for another, goes on from the newest
+stored checkpoint, and may lose a node while it waits. What is compared: the hours until the work is done, and
+how many runs end with no more interruptions than their budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from estimator.plan import Interruptions
+from estimator.planning import interruptions
+
+RESULTS = Path(__file__).parent / "results"
+NODES = (1, 8, 64)
+HOURS = 24
+RATE = 0.05  # interruptions of one node in an hour
+CHECKPOINT_S, STORE_S, RESTART_S = 60.0, 60.0, 600.0
+BUDGETS = (2, 20)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulated:
+    """What many runs of the same work have taken."""
+
+    hours: tuple[float, ...]
+    interruptions: tuple[int, ...]
+
+    @property
+    def mean_hours(self) -> float:
+        return statistics.fmean(self.hours)
+
+    def within(self, budget: int) -> float:
+        """The share of runs with no more interruptions than that."""
+        return sum(count <= budget for count in self.interruptions) / len(self.interruptions)
+
+
+def gang(nodes: int, rate: float = RATE) -> Interruptions:
+    """A run on so many nodes that stores a checkpoint as often as the formula says."""
+    interval = interruptions.interval(CHECKPOINT_S, 3600 / (rate * nodes))
+    return Interruptions(
+        nodes=nodes,
+        per_node_hour=rate,
+        source="as given",
+        checkpoint_seconds=CHECKPOINT_S,
+        checkpoint_basis="as given",
+        store_seconds=STORE_S,
+        restart_seconds=RESTART_S,
+        interval_seconds=max(interval, STORE_S),
+    )
+
+
+def simulate(found: Interruptions, *, work_hours: float, runs: int, seed: int) -> Simulated:
+    """So many runs of that work, each interrupted at random."""
+    draw = random.Random(seed)  # no secret
+    ended = [_run(found, work_hours * 3600, draw) for _ in range(runs)]
+    return Simulated(
+        hours=tuple(seconds / 3600 for seconds, _ in ended),
+        interruptions=tuple(count for _, count in ended),
+    )
+
+
+def _run(found: Interruptions, work: float, draw: random.Random) -> tuple[float, int]:
+    """Seconds and interruptions of one run."""
+    rate = found.per_node_hour * found.nodes / 3600
+    each, stop = found.interval_seconds, found.checkpoint_seconds
+    total, count, stored = 0.0, 0, 0.0
+    while True:
+        left = work - stored
+        checkpoints = max(0, -int(-left // each) - 1)  # none at the end
+        needed, until = left + checkpoints * stop, draw.expovariate(rate)
+        if until >= needed:
+            return total + needed, count
+        safe = int((until - found.store_seconds) // (each + stop))
+        stored += min(max(safe, 0), checkpoints) * each
+        total, count = total + until, count + 1
+        while (again := draw.expovariate(rate)) < found.restart_seconds:
+            total, count = total + again, count + 1
+        total += found.restart_seconds
+
+
+def measure(runs: int) -> list[dict[str, Any]]:
+    """A row for each number of nodes, with the planned cadence and with a tenth of the run."""
+    rows = []
+    for nodes in NODES:
+        best = gang(nodes)
+        for cadence, found in (
+            ("planned", best),
+            ("every tenth", replace(best, interval_seconds=HOURS * 360.0)),
+        ):
+            planned = interruptions.wall_hours(HOURS, found)
+            row: dict[str, Any] = {
+                "nodes": nodes,
+                "cadence": cadence,
+                "interval_minutes": found.interval_seconds / 60,
+                "formula_hours": planned,
+                "formula_interruptions": interruptions.expected(planned, found),
+            }
+            if planned < 100 * HOURS:
+                seen = simulate(found, work_hours=HOURS, runs=runs, seed=nodes)
+                row |= {
+                    "hours": seen.mean_hours,
+                    "hours_5_95": statistics.quantiles(seen.hours, n=20)[::18],
+                    "interruptions": statistics.fmean(seen.interruptions),
+                    "within": {budget: seen.within(budget) for budget in BUDGETS},
+                    "formula_within": {
+                        budget: interruptions.ends_well(planned, found, budget) for budget in BUDGETS
+                    },
+                }
+            rows.append(row)
+    return rows
+
+
+def markdown(command: str, machine: dict[str, Any], runs: int, rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "# Spot: 24 hours of training, simulated and by formula",
+        "",
+        f"`{command}`, {machine['text']}",
+        "",
+        f"{runs:,} runs of {HOURS} h of training a row. One node is taken away {RATE:g} times an hour, "
+        f"training stands still {CHECKPOINT_S:.0f} s for a checkpoint, stored {STORE_S:.0f} s later, and "
+        f"{RESTART_S / 60:.0f} min pass from a loss to the next step. `planned`: checkpoints as often as "
+        "sqrt(2 x checkpoint x time between interruptions) says; `every tenth`: as without `--spot`.",
+        "",
+        "| nodes | checkpoints | every | hours by formula | hours simulated (5 to 95 %) | interruptions "
+        "by formula, simulated | "
+        + " | ".join(f"at most {budget}: formula, simulated" for budget in BUDGETS)
+        + " |",
+        "|---" * (6 + len(BUDGETS)) + "|",
+    ]
+    for row in rows:
+        cells = [str(row["nodes"]), row["cadence"], f"{row['interval_minutes']:.0f} min"]
+        if "hours" in row:
+            low, high = row["hours_5_95"]
+            cells += [f"{row['formula_hours']:.1f}", f"{row['hours']:.1f} ({low:.1f} to {high:.1f})"]
+            cells += [f"{row['formula_interruptions']:.1f}, {row['interruptions']:.1f}"]
+            cells += [
+                f"{row['formula_within'][budget]:.1%}, {row['within'][budget]:.1%}" for budget in BUDGETS
+            ]
+        else:
+            cells += [f"{row['formula_hours']:,.0f}", "not simulated", "", *[""] * len(BUDGETS)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    command = shlex.join(["python", "-m", "benchmarks.spot", *sys.argv[1:]])
+    machine, rows = describe(), measure(options.runs)
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = markdown(command, machine, options.runs, rows)
+    result = {"command": command, "machine": machine, "runs": options.runs, "rows": rows}
+    (options.out / "spot.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "spot.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

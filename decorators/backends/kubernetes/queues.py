@@ -1,0 +1,118 @@
+"""The rows of a preflight that speak of a queue of Kueue's: is it there, and could it ever admit the run?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from decorators.backends import tables
+from decorators.backends.kubernetes.nodes import Preflight
+from decorators.backends.kubernetes.rules import in_words
+from estimator.hardware.cluster_api import Json
+
+KUEUE = "kueue.x-k8s.io"
+INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manifest}"
+
+
+def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
+    """Is there the queue, does it take jobs, and could its ClusterQueue ever admit all the pods at once?"""
+    name = preflight.options.queue_for(preflight.request.gpu)
+    if not name:
+        return
+    group = preflight.find(f"/apis/{KUEUE}")
+    if group is None:
+        preflight.findings.no(
+            "queue",
+            f"{name!r} is a queue of Kueue, which is not installed",
+            f"Leave out --queue, or install Kueue: {INSTALL_KUEUE} (queues: infra/kubernetes/README.md)",
+        )
+        return
+    version = group["preferredVersion"]["groupVersion"]
+    local_queue = preflight.find(preflight.namespaced("localqueues", name, version))
+    if local_queue is None:
+        _other_queues(preflight, name, version)
+    else:
+        _state(preflight, name, local_queue)
+        _quota(preflight, str(local_queue.get("spec", {}).get("clusterQueue", "")), version, pod)
+
+
+def _other_queues(preflight: Preflight, name: str, version: str) -> None:
+    listed = preflight.get(preflight.namespaced("localqueues", "", version)).get("items") or []
+    others = [item["metadata"]["name"] for item in listed]
+    preflight.findings.no(
+        "queue",
+        f"namespace {preflight.pods.namespace} has no LocalQueue {name!r}",
+        f"--queue {' or '.join(others[:5])}"
+        if others
+        else f"kubectl get localqueues -n {preflight.pods.namespace}; infra/kubernetes/README.md makes some",
+    )
+
+
+def _state(preflight: Preflight, name: str, local_queue: Json) -> None:
+    conditions = local_queue.get("status", {}).get("conditions") or []
+    inactive = [c for c in conditions if c.get("type") == "Active" and c.get("status") == "False"]
+    if inactive or local_queue.get("spec", {}).get("stopPolicy", "None") != "None":
+        reason = inactive[0].get("message", "") if inactive else "it is stopped"
+        preflight.findings.unknown(
+            "queue",
+            f"{name} takes no jobs now: {reason}",
+            f"kubectl describe localqueue {name} -n {preflight.pods.namespace}",
+        )
+    else:
+        preflight.findings.ok(
+            "queue", f"{name}, of cluster queue {local_queue.get('spec', {}).get('clusterQueue', '?')}"
+        )
+
+
+def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, float]) -> None:
+    """Kueue admits a workload whole: each resource of all its pods must fit into one flavor's quota."""
+    cluster_queue = preflight.find(f"/apis/{version}/clusterqueues/{name}")
+    if cluster_queue is None:
+        preflight.findings.unknown(
+            "queue", f"there is no ClusterQueue {name!r}: nothing is admitted", "kubectl get clusterqueues"
+        )
+        return
+    spec = cluster_queue.get("spec") or {}
+    asked = {what: amount * preflight.request.nodes for what, amount in pod.items() if amount}
+    groups = spec.get("resourceGroups") or []
+    covered = {what for group in groups for what in group.get("coveredResources") or []}
+    fix = f"kubectl edit clusterqueue {name}; infra/kubernetes/examples/eks-h100/quotas.yaml is an example"
+    if missing := sorted(set(asked) - covered):
+        preflight.findings.no("queue", f"ClusterQueue {name} has no quota of {', '.join(missing)}", fix)
+    lends = bool(spec.get("cohort") or spec.get("cohortName"))
+    for group in groups:
+        flavors = {str(item.get("name")): _most(item, lends) for item in group.get("flavors") or []}
+        mine = {what: asked[what] for what in group.get("coveredResources") or [] if what in asked}
+        short = [_short(flavor, most, mine) for flavor, most in flavors.items()]
+        if not (mine and short and all(short)):
+            continue
+        words = f"ClusterQueue {name}: {'; '.join(short)}"
+        together = {what: sum(most.get(what, 0.0) for most in flavors.values()) for what in mine}
+        if any(together[what] < amount for what, amount in mine.items()):
+            preflight.findings.no("queue", f"{words}: it never admits this", fix)
+        else:  # the main node's pod and the workers' may be of different flavors
+            preflight.findings.unknown("queue", f"{words}: it may have to divide this among flavors", fix)
+
+
+def _most(flavor: Json, lends: bool) -> dict[str, float]:
+    """By resource, what may be had of a flavor at the most.
+
+    In a cohort a queue borrows what others leave, up to its borrowingLimit where it has one.
+    """
+    from kubernetes.utils import parse_quantity
+
+    found = {}
+    for item in flavor.get("resources") or []:
+        limit = item.get("borrowingLimit") if lends else 0
+        more = float("inf") if limit is None else float(parse_quantity(str(limit)))
+        found[item["name"]] = float(parse_quantity(str(item.get("nominalQuota", 0)))) + more
+    return found
+
+
+def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:
+    """What of a flavor's quota is too small, in words; empty: nothing."""
+    lacks = [
+        f"{in_words(what, most[what])} of {in_words(what, amount)} {what}"
+        for what, amount in asked.items()
+        if amount > most.get(what, amount)
+    ]
+    return f"flavor {flavor} has {', '.join(lacks)}" if lacks else ""

@@ -1,0 +1,162 @@
+"""The rows of a preflight that speak of a namespace's rules: what would refuse the pods, or cut them off.
+
+Quotas, limit ranges, the pod security standard and network policies. The server tells of a refusal only when
+a Job's controller makes the pods, minutes later and in an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from decorators.backends.interface import ClusterFacts
+from decorators.backends.kubernetes.nodes import Preflight
+from decorators.backends.kubernetes.request import EFA, MB, efa_interfaces, sizes
+from decorators.backends.kubernetes.security import ENFORCE, option
+from estimator.hardware.cluster_api import Json
+from estimator.hardware.cluster_quotas import GPUS, Quota, read_quotas
+from estimator.plan import GIB
+
+SIZES = ("cpu", "memory", "ephemeral-storage")
+GUARANTEED = "--with kubernetes:qos=Guaranteed gives the pods limits, equal to what they ask for"
+OPEN_NETWORK = "kubectl apply -k infra/kubernetes/components/network-policy"
+_Judge = Callable[..., None]
+
+
+def amounts(preflight: Preflight, facts: ClusterFacts) -> dict[str, float]:
+    """What one of the pods asks for, by resource: in cores, bytes and pieces."""
+    request = preflight.request
+    size = sizes(request, facts)
+    pod = {
+        "cpu": float(size["cpu"]),
+        "memory": float(size["memory"] * MB),
+        "ephemeral-storage": float(size["disk"] * MB),
+        GPUS: float(request.gpus_per_node),
+    }
+    extended = dict(preflight.pods.extended) or {EFA: float(efa_interfaces(request, facts))}
+    return {name: amount for name, amount in {**pod, **extended}.items() if amount}
+
+
+def in_words(resource: str, amount: float) -> str:
+    """An amount of a resource: "24Gi", "16"."""
+    return f"{amount / GIB:.0f}Gi" if resource in SIZES[1:] else f"{amount:g}"
+
+
+def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
+    """ResourceQuotas, of what is asked for, of limits, and of objects."""
+    request, namespace = preflight.request, preflight.pods.namespace
+    many = request.nodes > 1
+    needed = {what: amount * request.nodes for what, amount in pod.items()}
+    needed |= {"pods": request.nodes, "count/pods": request.nodes, "count/jobs.batch": request.nodes}
+    # Metaflow makes a JobSet of several nodes, JobSet a Job for each and a service for their names
+    needed |= {"count/jobsets.jobset.x-k8s.io": many, "services": many, "count/services": many}
+    limits = _limits(preflight, pod)
+    for line in read_quotas(preflight.get, namespace):
+        fix = f"kubectl describe resourcequota {line.name} -n {namespace}"
+        asked = needed.get(line.resource, 0.0)
+        if line.what.startswith("limits."):
+            limit = limits.get(line.what.removeprefix("limits."))
+            if limit is None:
+                found = f"{line.name} has {line.what}, so it refuses pods without such a limit"
+                preflight.findings.no("quota", found, GUARANTEED)
+                continue
+            asked = limit * request.nodes
+        _compare(preflight, line, asked, fix)
+
+
+def _compare(preflight: Preflight, line: Quota, asked: float, fix: str) -> None:
+    if asked > line.most:
+        found = f"{line.name} allows {line.amount(line.most)} {line.what}; {line.amount(asked)} are needed"
+        preflight.findings.no("quota", found, fix)
+    elif asked > line.left:
+        preflight.findings.unknown(
+            "quota", f"{line.name}: {line.what} is in use; this waits until others end", fix
+        )
+
+
+def _limits(preflight: Preflight, pod: Mapping[str, float]) -> dict[str, float]:
+    """The pods' limits of CPU, memory and disk: their own, else what a LimitRange gives those without."""
+    if preflight.pods.guaranteed:
+        return {name: pod[name] for name in SIZES if name in pod}
+    return {
+        name: amount
+        for item in _limit_ranges(preflight)
+        for name, amount in {**_numbers(item, "max"), **_numbers(item, "default")}.items()
+    }
+
+
+def limit_range(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
+    """LimitRanges: the most and least of a container, and the limits that it gives those without."""
+    fix = f"kubectl describe limitrange -n {preflight.pods.namespace}; ask for less, or have it changed"
+    for item in _limit_ranges(preflight):
+        most, least, given = (_numbers(item, kind) for kind in ("max", "min", "default"))
+        for what, asked in pod.items():
+            words = f"{in_words(what, asked)} {what}"
+            if asked > most.get(what, asked):
+                found = f"allows a container {in_words(what, most[what])} {what}; {words} are needed"
+                preflight.findings.no("limit range", f"{item['name']} {found}", fix)
+            elif asked < least.get(what, asked):
+                found = f"wants at least {in_words(what, least[what])} {what}; {words} are asked for"
+                preflight.findings.no("limit range", f"{item['name']} {found}", fix)
+            elif asked > given.get(what, asked) and not preflight.pods.guaranteed:
+                found = f"gives containers a limit of {in_words(what, given[what])} {what}, below the {words}"
+                preflight.findings.no("limit range", f"{item['name']} {found} that are needed", GUARANTEED)
+
+
+def _limit_ranges(preflight: Preflight) -> list[Json]:
+    """Those of containers and pods, which are one here, each with its name."""
+    listed = preflight.get(preflight.namespaced("limitranges")).get("items") or []
+    return [
+        {**limits, "name": item["metadata"]["name"]}
+        for item in listed
+        for limits in (item.get("spec") or {}).get("limits") or []
+        if limits.get("type") in ("Container", "Pod")
+    ]
+
+
+def _numbers(item: Json, kind: str) -> dict[str, float]:
+    from kubernetes.utils import parse_quantity
+
+    return {name: float(parse_quantity(value)) for name, value in (item.get(kind) or {}).items()}
+
+
+def pod_security(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001
+    """The pod security standard that the namespace enforces: "restricted" takes a security context."""
+    namespace = preflight.find(f"/api/v1/namespaces/{preflight.pods.namespace}") or {}
+    level = (namespace.get("metadata", {}).get("labels") or {}).get(ENFORCE)
+    if level == "restricted" and not preflight.pods.restricted:
+        preflight.findings.no(
+            "pod security", f"namespace {preflight.pods.namespace} takes restricted pods only", option()
+        )
+
+
+def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001
+    """Pods of several nodes that may not reach each other: they would wait for each other in vain."""
+    if preflight.request.nodes < 2:
+        return
+    path = preflight.namespaced("networkpolicies", group="networking.k8s.io/v1")
+    policies = [item.get("spec") or {} for item in preflight.get(path).get("items") or []]
+    closed = [
+        way
+        for way, peers in (("ingress", "from"), ("egress", "to"))
+        if any(_closes(spec, way) for spec in policies)
+        and not any(_lets_pods(rule, peers) for spec in policies for rule in spec.get(way) or [])
+    ]
+    if closed:
+        found = f"the namespace allows no {' and no '.join(closed)} among pods"
+        means = "where the cluster enforces that, nodes don't reach each other"
+        preflight.findings.unknown("network policy", f"{found}: {means}", OPEN_NETWORK)
+
+
+def _closes(spec: Json, way: str) -> bool:
+    """Whether a policy closes that way for all pods of the namespace, but for what rules let through."""
+    ways = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+    return not spec.get("podSelector") and way.capitalize() in ways
+
+
+def _lets_pods(rule: Json, peers: str) -> bool:
+    """Whether a rule lets pods of the namespace through, on any port."""
+    named = rule.get(peers)
+    return not rule.get("ports") and (not named or any("podSelector" in peer for peer in named))
+
+
+RULES: tuple[_Judge, ...] = (quota, limit_range, pod_security, network_policy)

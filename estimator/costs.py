@@ -1,0 +1,99 @@
+"""What runs have cost, added up by user, team or model: hours measured, at the prices of their plans.
+
+An attempt that has failed is paid for like any other. Hours of a node without a known price are named beside
+the sum and never counted as nothing; so are attempts of which nobody knows when they ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from math import fsum
+from typing import Any, Literal
+
+from estimator.errors import UserError
+
+By = Literal["user", "team", "model"]
+BY: tuple[By, ...] = ("user", "team", "model")
+NOBODY = "-"  # where a run names no team
+_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """One attempt of one node's task."""
+
+    hours: float | None  # None: nobody knows when it ended
+    failed: bool
+    usd_per_hour: float | None  # of what it had of the node; None: not known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCost:
+    """What one run has used of machines with GPUs."""
+
+    run: str
+    user: str
+    team: str
+    model: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Total:
+    """Of one user, team or model. Hours are of nodes: two nodes for an hour are two."""
+
+    name: str
+    runs: int
+    hours: float
+    failed_hours: float  # of them, in attempts that failed
+    usd: float | None  # of the hours that have a price; None: none has
+    unpriced_hours: float
+    without_end: int  # attempts that are in no figure, as nobody knows how long they ran
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def add_up(costs: Iterable[RunCost], by: By) -> tuple[Total, ...]:
+    """A total for each, the dearest first, then by hours."""
+    groups: dict[str, list[RunCost]] = {}
+    for cost in costs:
+        groups.setdefault(getattr(cost, by), []).append(cost)
+    totals = [total(name, runs) for name, runs in groups.items()]
+    return tuple(sorted(totals, key=lambda each: (-(each.usd or 0.0), -each.hours, each.name)))
+
+
+def total(name: str, costs: Iterable[RunCost]) -> Total:
+    """All runs together."""
+    costs = list(costs)
+    spans = [span for cost in costs for span in cost.spans]
+    ended = [(span, span.hours) for span in spans if span.hours is not None]
+    priced = [hours * span.usd_per_hour for span, hours in ended if span.usd_per_hour is not None]
+    return Total(
+        name=name,
+        runs=len(costs),
+        hours=fsum(hours for _, hours in ended),
+        failed_hours=fsum(hours for span, hours in ended if span.failed),
+        usd=fsum(priced) if priced else None,
+        unpriced_hours=fsum(hours for span, hours in ended if span.usd_per_hour is None),
+        without_end=len(spans) - len(ended),
+    )
+
+
+def begin_of(since: str, now: datetime) -> datetime:
+    """The moment that ``30d``, ``12h``, ``2w`` or a date names. Raises UserError for anything else."""
+    found = re.fullmatch(r"(\d+)([hdw])", since.strip())
+    try:
+        if found is not None:
+            return now - int(found[1]) * _UNITS[found[2]]
+        day = datetime.fromisoformat(since.strip())
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"--since {since} is neither a time back from now nor a date.",
+            "Write --since 30d (h, d, w), or --since 2026-11-01.",
+        ) from None
+    return day if day.tzinfo is not None else day.replace(tzinfo=timezone.utc)

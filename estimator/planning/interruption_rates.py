@@ -1,0 +1,55 @@
+"""How often a spot node is taken away: as given, else by ``data/interruptions.csv``, else not known."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from estimator.errors import Change, UserError
+
+TABLE = Path(__file__).parents[1] / "data" / "interruptions.csv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """How often one spot node is taken away; ``per_node_hour`` None: not known, ``where`` says who tells."""
+
+    per_node_hour: float | None
+    source: str
+    where: str = "the cloud"
+
+
+NO_RATE = Rate(per_node_hour=None, source="")
+
+
+def rate_of(cloud: str | None, machine: str, given: float | None = None) -> Rate:
+    """The rate that the user has given, else the table's for this machine of that cloud."""
+    if given is not None:
+        return Rate(per_node_hour=given, source="as given")
+    for row in _rows():
+        if row["cloud"] == cloud and re.match(row["machines"], machine, re.IGNORECASE):
+            known = float(row["per_node_hour"]) if row["per_node_hour"] else None
+            return Rate(per_node_hour=known, source=row["source"], where=row["where"])
+    return NO_RATE
+
+
+def check_rate(rate: float | None) -> None:
+    """Raise UserError where it can't be a rate an hour."""
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise UserError(
+            (
+                Change("resources.interruption_rate", rate),
+                " must be a number above 0: how often one node is taken away in an hour.",
+            ),
+            "0.05 is once in 20 hours. Leave it out where nobody knows it.",
+        )
+
+
+@lru_cache(maxsize=1)
+def _rows() -> tuple[dict[str, str], ...]:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))

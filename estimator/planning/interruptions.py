@@ -1,0 +1,154 @@
+"""Spot nodes are taken away: how often, what a run loses by it, how often it should store a checkpoint.
+
+A run stops when it loses a node, waits for another and goes on from the last stored checkpoint. Of N nodes
+one is lost N times as often as a single one: the mean time between them is M = 1 / (N x rate). They
+are taken to be independent of each other. That a cloud gives notice isn't counted on.
+"""
+
+from __future__ import annotations
+
+import math
+
+from estimator.plan import Interruptions
+from estimator.planning.interruption_rates import Rate
+from estimator.planning.start_up import rates_of
+
+ENDS_WELL = 0.5  # below it a run is refused: it is more likely than not to end before it is done
+# Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; Daly, A higher
+# order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems
+# 22(3), 2006
+FORMULA = "Young 1974, Daly 2006"
+
+
+def foresee(
+    rate: Rate,
+    *,
+    nodes: int,
+    checkpoint_bytes: int,
+    bytes_per_second: float | None,
+    cloud: str | None,
+    network_gbps: float | None,
+    restart_hours: float,
+) -> Interruptions | None:
+    """What interruptions mean for a run on so many nodes; None where the rate isn't known.
+
+    Parameters
+    ----------
+    checkpoint_bytes:
+        Of one node.
+    bytes_per_second:
+        That earlier runs have written a checkpoint with, on one node; None: at the rate of the cloud's disk.
+    restart_hours:
+        From the loss of a node to the first step, without the time that no machine is to be had.
+    """
+    if rate.per_node_hour is None:
+        return None
+    disk = rates_of(cloud).disk_bytes_per_second
+    network = math.inf if network_gbps is None else network_gbps * 1e9 / 8
+    writing = checkpoint_bytes / (bytes_per_second or disk)
+    storing = checkpoint_bytes / min(network, disk)
+    between = 3600 / (rate.per_node_hour * nodes)
+    return Interruptions(
+        nodes=nodes,
+        per_node_hour=rate.per_node_hour,
+        source=rate.source,
+        checkpoint_seconds=writing,
+        checkpoint_basis="measured in earlier runs" if bytes_per_second else "bytes over the disk's rate",
+        store_seconds=storing,
+        restart_seconds=restart_hours * 3600,
+        interval_seconds=max(interval(writing, between), storing),
+    )
+
+
+def interval(checkpoint_s: float, between_s: float) -> float:
+    """Seconds of training from one checkpoint to the next that lose least: sqrt(2 C M), :data:`FORMULA`.
+
+    ``checkpoint_s``: that training stands still for one; ``between_s``: the mean time between interruptions.
+    """
+    return math.sqrt(2 * checkpoint_s * between_s)
+
+
+def wall_hours(hours: float, found: Interruptions) -> float:
+    """Hours until so many hours of training are done, with checkpoints, lost work and restarts.
+
+    T = M e^(R/M) (e^((w + C)/M) - 1) x work / w, Daly's complete model for a work of w between checkpoints
+    of C and a restart of R (2006, section 3). What was trained while a checkpoint was on its way to the store
+    is lost as well: the time that takes counts to R.
+    """
+    between = 3600 / (found.per_node_hour * found.nodes)
+    work = hours * 3600
+    if work <= 0:
+        return 0.0
+    each = min(found.interval_seconds, work) or 1.0
+    restart = found.restart_seconds + found.store_seconds
+    try:
+        again = math.exp(restart / between) * math.expm1((each + found.checkpoint_seconds) / between)
+    except OverflowError:
+        return math.inf
+    return between * again / each * hours
+
+
+def expected(wall: float, found: Interruptions) -> float:
+    """Interruptions in so many hours."""
+    return wall * found.per_node_hour * found.nodes
+
+
+def ends_well(wall: float, found: Interruptions, budget: int) -> float:
+    """The probability (0 to 1) of at most ``budget`` interruptions in so many hours, by Poisson's law."""
+    mean = expected(wall, found)
+    if not math.isfinite(mean):
+        return 0.0
+    logs = (count * math.log(mean) - mean - math.lgamma(count + 1) for count in range(budget + 1))
+    return min(1.0, math.fsum(map(math.exp, logs))) if mean > 0 else 1.0
+
+
+def against_budget(wall: float, found: Interruptions, budget: int) -> str | None:
+    """Why a run of so many hours would hardly end, with the arithmetic, in a clause; None where it should."""
+    chance = ends_well(wall, found, budget)
+    if chance >= ENDS_WELL:
+        return None
+    if not math.isfinite(wall):
+        return f"never gets from one checkpoint to the next: {_each(found)}"
+    return (
+        f"{wall:,.1f} h on {_each(found)} make {expected(wall, found):,.1f} interruptions of the {budget} "
+        f"that a run takes: {chance:.1%} of such runs end well"
+    )
+
+
+def in_words(found: Interruptions) -> list[str]:
+    """What is expected, and how often a checkpoint is made because of it, in lines for a plan's reasons."""
+    between = 3600 / (found.per_node_hour * found.nodes)
+    lines = [f"{_each(found)} ({found.source})"]
+    if found.expected is not None and found.lost_hours is not None and found.ends_well is not None:
+        lines[0] += (
+            f": {found.expected:,.1f} interruptions and {found.lost_hours:,.1f} h without progress are "
+            f"expected; {found.ends_well:.0%} of such runs end well"
+        )
+    every = _duration(found.interval_seconds)
+    steps = "" if found.steps is None else f"{found.steps:,} steps, "
+    if found.interval_seconds > interval(found.checkpoint_seconds, between):
+        why = f"as long as one is on its way to the store ({found.checkpoint_basis})"
+    else:
+        why = (
+            f"sqrt(2 x {_duration(found.checkpoint_seconds)} for one ({found.checkpoint_basis}) x "
+            f"{_duration(between)} between interruptions), {FORMULA}"
+        )
+    return [*lines, f"a checkpoint every {steps}{every}: {why}"]
+
+
+def untold(rate: Rate) -> str:
+    """That nobody knows how often, in a line for a plan's reasons."""
+    return (
+        f"how often such spot nodes are taken away is not known ({rate.where} tells): hours and price hold "
+        "no lost work; interruption_rate is the option for it"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _each(found: Interruptions) -> str:
+    return f"{found.nodes} spot node(s) that are each taken away {found.per_node_hour:g} times an hour"

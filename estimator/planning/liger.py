@@ -1,0 +1,42 @@
+"""Where Liger-Kernel's kernels can take the place of a model's own: the loop's engines on GPUs."""
+
+from __future__ import annotations
+
+from estimator.errors import Change, UserError
+from estimator.job import Job
+from estimator.models import ModelSpec
+from estimator.planning.training import Training
+from estimator.setup import LLAMA_ADAPTERS
+
+VERSION = "liger"  # of the engines' rows in data/implementations.csv
+
+# Those whose norms, MLP, rotation and loss it has (0.8.5, transformers/monkey_patch.py), and that
+# tests/launchers/engines/loop/test_liger.py computes with its kernels and without
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def unsupported(model: ModelSpec, training: Training) -> str | None:
+    """Why a job of the loop's can't have the kernels, as one clause; None where it can."""
+    if training.task not in ("sft", "pretrain"):
+        return f"liger: its loss without logits is that of the next token, and {training.task} needs logits"
+    if model.family not in FAMILIES:
+        return f"liger: its kernels are used here for {', '.join(FAMILIES)} models, not for {model.family}"
+    if model.hidden_act != "silu":
+        return f"liger: its MLP is SwiGLU, and {model.name} has hidden_act {model.hidden_act}"
+    if training.compile or training.fp8 != "none":
+        what = "compile" if training.compile else f"fp8 {training.fp8}"
+        return f"liger with {what}: both change how the blocks compute"
+    if training.method in LLAMA_ADAPTERS:
+        return f"liger with method {training.method}: LLaMA-Adapters change what the blocks run"
+    if training.trained_modules and training.method != "full":
+        return "liger with modules trained beside adapters: its loss reads the head's weight itself"
+    return None
+
+
+def refuse_cpu(job: Job) -> None:
+    """Raise UserError for a job with these kernels that is planned on CPUs."""
+    if job.liger:
+        raise UserError(
+            (Change("liger", True), ": its kernels are Triton's, for GPUs, and this would run on CPUs."),
+            ("Leave ", Change("liger"), " out, or run where there is a GPU."),
+        )

@@ -1,0 +1,1 @@
+"""Tables of facts about what takes a finished model."""

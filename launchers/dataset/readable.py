@@ -1,0 +1,43 @@
+"""Files that must be made other ones before they can be read: compressed, in another encoding, not there."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+from pathlib import Path
+
+from estimator.errors import UserError
+
+NOT_UTF_8 = "not UTF-8"  # how the reason of such a row begins
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+}
+_LFS_POINTER = b"version https://git-lfs"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # with which UTF-32 begins too
+
+
+def check_readable(path: Path, beginning: bytes) -> None:
+    """Raise UserError where a file that begins so must be made another one first, and say how."""
+    kind = next((kind for magic, kind in _COMPRESSED.items() if beginning.startswith(magic)), None)
+    if kind == "zip":
+        raise UserError(
+            f"Dataset {path} is a zip archive, or a spreadsheet.", "Unpack it, or save the sheet as CSV."
+        )
+    if kind is not None:
+        raise UserError(f"Dataset {path} is compressed ({kind}).", "Unpack it first.")
+    if beginning.startswith(_LFS_POINTER):
+        raise UserError(f"Dataset {path} is a Git LFS pointer, not the data.", "Run: git lfs pull")
+    if beginning.startswith(_UTF_16):
+        wide = beginning.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+        encoding = "UTF-32" if wide else "UTF-16"
+        raise UserError(f"Dataset {path} is {encoding}, not UTF-8.", converted(path, encoding))
+
+
+def converted(path: Path, encoding: str = "ENCODING") -> str:
+    """What to do with a file that is not UTF-8."""
+    new = shlex.quote(f"{path.stem}-utf-8{path.suffix}")
+    return f"Convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(path.name)} > {new}"

@@ -1,0 +1,182 @@
+"""Evaluations on held-out rows while a rank trains, the same for every engine.
+
+The measure is the task's own, so that a finished model has here what launchers.held_out gives it. Nothing of
+the training is touched: the model's modes and the random generators are put back, and no gradient is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from launchers.dataset.batches import MicroBatch, collate, collate_pairs
+from launchers.dataset.prepared import Prepared
+from launchers.engines.loop import generators
+from launchers.engines.loop.sharding import Answering
+from launchers.engines.loop.tasks import StepCounts, Task, task_of
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv, RankReporter
+from launchers.held_out import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
+from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, is_over
+from launchers.report.telemetry import Evaluated
+
+SIGN_S = 5.0  # from one sign of a long evaluation to the next
+
+
+class Evaluator:
+    """Says after which steps a run is evaluated, kept and ended, and evaluates it; all ranks call it alike.
+
+    Of a job that isn't evaluated it knows when checkpoints are due, and nothing else.
+
+    Parameters
+    ----------
+    network:
+        The model that is trained, as this rank holds it.
+    """
+
+    def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, network: torch.nn.Module) -> None:
+        self._job, self._env, self._reporter, self._network = job, env, reporter, network
+        self._settings = job.settings.evaluation
+        self._losses = list(job.evaluations)
+        self._rows = _HeldOut(job, env) if job.evaluates else None
+        self._ended = time.monotonic()  # of the last evaluation
+
+    @property
+    def stops(self) -> bool:
+        """Whether early stopping ends the run here."""
+        return self._rows is not None and is_over(self._losses, self._settings)
+
+    def after(self, step: int, model: Answering) -> None:
+        """Evaluate the model after a step, if that is due."""
+        if self._rows is None or not self._is_due(step, model.device):
+            return
+        self._reporter.phase("evaluate", step)
+        loss = self._evaluated(step, model, self._rows)
+        self._losses.append(loss)
+        rows = self._rows.count
+        self._report(step, rows, rows, loss.seconds, loss)
+        self._ended = time.monotonic()
+        self._reporter.phase("train", step)
+
+    def is_kept(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step.
+
+        The last step has none, as it leaves the result, but where an earlier step is the result: then it is
+        kept so that no later attempt trains again.
+        """
+        job = self._job
+        if self.stops or step == job.total_steps:
+            return not self.is_exported(step) and job.keeps_result
+        periodic = bool(job.checkpoint_every) and step % job.checkpoint_every == 0
+        best = best_of(self._losses) if self._rows is not None and self._settings.keeps_best else None
+        return periodic or (best is not None and best.step == step)
+
+    def is_exported(self, last_step: int) -> bool:
+        """Whether this model is the result of a run that has trained to ``last_step``."""
+        if not self._job.keeps_result:
+            return False
+        return self._rows is None or exported_step(self._losses, self._settings, last_step) == last_step
+
+    def _is_due(self, step: int, device: torch.device) -> bool:
+        """By the clock of the first rank, where it goes by minutes: clocks differ."""
+        if step == self._job.total_steps:
+            return True
+        if self._settings.every_minutes is None:
+            return step % (self._settings.every_steps or 1) == 0
+        due = time.monotonic() - self._ended >= self._settings.every_minutes * 60
+        decided = torch.tensor([int(due)], device=device)
+        if dist.is_initialized():
+            dist.broadcast(decided, src=0)
+        return bool(decided.item())
+
+    def _evaluated(self, step: int, model: Answering, rows: _HeldOut) -> HeldOutLoss:
+        began = told = time.perf_counter()
+        summed = torch.zeros(1 + len(rows.task.metrics), dtype=torch.float64, device=model.device)
+        with _untouched(self._network):
+            for number, (batch, counts) in enumerate(rows.batches(), 1):
+                outcome = rows.task.outcome(model, batch.to(model.device), rows.counts)
+                figures = [outcome.loss, *(outcome.metrics[name] for name in rows.task.metrics)]
+                if counts:
+                    summed += torch.stack([figure.detach().double() for figure in figures])
+                if time.perf_counter() - told > SIGN_S:
+                    summed.sum().item()  # waits for the GPU, so that the sign is of work that is done
+                    told = time.perf_counter()
+                    self._report(step, rows.count * number // rows.passes, rows.count, told - began)
+        if dist.is_initialized():
+            dist.all_reduce(summed)
+            dist.broadcast(summed, src=0)  # the same to the last bit, as ranks decide by it
+        loss, *metrics = (summed / rows.counts.divisor).tolist()
+        return HeldOutLoss(
+            step=step,
+            loss=loss,
+            metrics=dict(zip(rows.task.metrics, metrics, strict=True)),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _report(
+        self, step: int, done: int, rows: int, seconds: float, loss: HeldOutLoss | None = None
+    ) -> None:
+        self._reporter.evaluated(
+            Evaluated(
+                rank=self._env.rank,
+                step=step,
+                done=done,
+                rows=rows,
+                seconds=seconds,
+                loss=None if loss is None else loss.loss,
+                metrics=None if loss is None else loss.metrics,
+            )
+        )
+
+
+class _HeldOut:
+    """The held-out rows that are measured, in batches that are dealt out to the ranks."""
+
+    def __init__(self, job: TrainJob, env: RankEnv) -> None:
+        self._data = Prepared(job.held_out_dir)
+        self._pairs = job.settings.trains_on_pairs
+        self._reference = None if job.held_out_reference is None else np.load(job.held_out_reference)
+        self.count = min(MAX_ROWS, len(self._data))
+        self.task: Task = task_of(job.settings)  # of its own: KTO's keeps what belongs to a step
+        self.counts: StepCounts = self.task.counts(self._data, 0, self.count)
+        layout = job.plan.layout
+        tokens = MAX_BATCH_TOKENS[layout.device]
+        # no more at once than in training, so that it needs no more memory
+        dealt = list(batches_by_length(self._data, range(self.count), tokens, layout.micro_batch_size))
+        self._mine = dealt[env.rank :: env.world_size]
+        self.passes = -(-len(dealt) // env.world_size)
+        self._filler = dealt[-1]
+
+    def batches(self) -> Iterator[tuple[MicroBatch, bool]]:
+        """This rank's batches, and whether they count: all ranks make equally many passes."""
+        for number in range(self.passes):
+            counts = number < len(self._mine)
+            yield self._batch(self._mine[number] if counts else self._filler), counts
+
+    def _batch(self, indices: list[int]) -> MicroBatch:
+        put_together = collate_pairs if self._pairs else collate
+        batch = put_together([self._data.row(index) for index in indices], self._data.info.pad_id)
+        if self._reference is None:
+            return batch
+        return dataclasses.replace(batch, reference=torch.from_numpy(self._reference[indices]))
+
+
+@contextlib.contextmanager
+def _untouched(network: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards all is as before, sharded weights too."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    with torch.no_grad(), generators.kept():
+        yield
+    for module in training:
+        module.training = True
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

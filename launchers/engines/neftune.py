@@ -1,0 +1,57 @@
+"""NEFTune: noise on the embeddings of the rows that are trained on, the same for any number of processes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from launchers.dataset.prepared import Prepared
+from launchers.dataset.seeding import random_stream
+from launchers.gang.job import TrainJob
+from launchers.gang.rank import RankEnv
+
+
+class EmbeddingNoise:
+    """Adds numbers drawn evenly from -s to s to each embedding in training, and nothing elsewhere.
+
+    s = alpha / sqrt(L d), for L tokens of a document and d dimensions: Jain et al. 2023 (arXiv:2310.05914),
+    algorithm 1. transformers (integrations/neftune.py) counts a batch's padding in L and draws noise for it,
+    too; here a document has the same noise packed or alone.
+
+    What is drawn depends on the seed, the step and the row's place in it alone: a run goes on from a
+    checkpoint with the noise that it would have had, on as many processes as it may have then.
+    """
+
+    def __init__(self, embedding: Any, job: TrainJob, env: RankEnv, data: Prepared) -> None:
+        self._alpha, self._seed = job.settings.neftune_alpha or 0.0, job.settings.seed
+        self._layout, self._rank, self._data = job.plan.layout, env.rank, data
+        self._places: range = range(0)  # in the order of the run, of this rank's rows of the step
+        self._passes = 0
+        if self._alpha:
+            embedding.register_forward_hook(self._add)
+
+    def begin(self, step: int) -> None:
+        """The micro batches that come are those of ``step``, of which 1 is the first."""
+        first, last = ((step - back) * self._layout.global_batch_size for back in (1, 0))
+        self._places = range(first + self._rank, last, self._layout.data_parallel)
+        self._passes = 0
+
+    def _add(self, embedding: torch.nn.Module, _: Any, embedded: torch.Tensor) -> torch.Tensor | None:
+        """[sequences, positions, dimensions], of the step's next micro batch."""
+        if not (embedding.training and torch.is_grad_enabled()):
+            return None
+        first = self._passes * self._layout.micro_batch_size
+        places = self._places[first : first + self._layout.micro_batch_size]
+        self._passes += 1
+        noise = torch.zeros_like(embedded)
+        generator = torch.Generator(embedded.device)
+        for of_row, place in zip(noise, places, strict=True):
+            generator.manual_seed(int(random_stream(self._seed, "neftune", place).integers(2**63)))
+            start = 0
+            for length in self._data.row(self._data.order[place]).lengths.tolist():
+                scale = self._alpha / math.sqrt(length * embedded.shape[-1])
+                of_row[start : start + length].uniform_(-scale, scale, generator=generator)
+                start += length
+        return embedded + noise

@@ -1,0 +1,43 @@
+"""torchtune's model as the tasks' own measures ask it (launchers.engines.loop.tasks)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from launchers.dataset.batches import summed_cross_entropy
+from launchers.engines.torchtune.deferred import deferred_datasets
+
+with deferred_datasets():
+    from torchtune.modules.peft import disable_adapter
+
+
+class MeasuredModel:
+    """Answers with logits; see launchers.engines.loop.sharding.Answering."""
+
+    def __init__(self, network: Any, device: torch.device) -> None:
+        self._network = network
+        self.device = device
+
+    @property
+    def module(self) -> MeasuredModel:
+        """Itself, for :meth:`disable_adapter`."""
+        return self
+
+    def disable_adapter(self) -> AbstractContextManager[None]:
+        """The model as it was before it was trained."""
+        switched_off: AbstractContextManager[None] = disable_adapter(self._network)
+        return switched_off
+
+    def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """[sequences, positions, vocabulary], of ``input_ids`` with one document in each row."""
+        # What padding holds doesn't matter, but it has to be a token: it may be one beyond the vocabulary
+        tokens = inputs["input_ids"].clamp(0, self._network.tok_embeddings.num_embeddings - 1)
+        found: torch.Tensor | list[torch.Tensor] = self._network(tokens)
+        return torch.cat(found, dim=1) if isinstance(found, list) else found
+
+    def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """The summed cross entropy of the logits: no kernel joins the two here."""
+        return summed_cross_entropy(self.logits(**inputs), labels)

@@ -1,0 +1,252 @@
+"""Running the tasks, in a process of its own: ``python -m launchers.harness.run request.json``.
+
+Each model's scores are a file as soon as they are there, so that another try goes on with the other model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from estimator.errors import UserError
+from launchers.cluster.processes import started, telling_tail
+from launchers.evaluate import load_model, precision_on
+from launchers.harness import tasks
+from launchers.harness.result import HarnessResult, TaskScore, merged, scores_of
+from launchers.imports import collector_paused
+from launchers.request_process import PROBLEM, serve
+from launchers.settings import Settings
+
+SIGN_S = 10.0  # from one line of progress to the next
+MODELS = ("base", "finetuned")  # an adapter is put onto the base
+_LARGEST_BATCH = 64  # of batch_size auto: lm-evaluation-harness's own default
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HarnessRequest:
+    """What is to be scored; files and folders are on this machine."""
+
+    settings: Settings  # whose harness.tasks are names, and local files and folders
+    work_dir: Path  # gets request.json, request.log, and for each model NAME.json
+    models: dict[str, Path] = field(default_factory=dict)  # by MODELS; empty: the tasks are only tried
+    device: Literal["cuda", "cpu"] = "cpu"
+
+    def save(self) -> Path:
+        """Write request.json into the work folder."""
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        path = self.work_dir / "request.json"
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values["settings"] = self.settings.model_dump(mode="json")
+        path.write_text(json.dumps(values, default=str))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> HarnessRequest:
+        values = json.loads(path.read_text())
+        return cls(
+            settings=Settings.model_validate(values["settings"]),
+            work_dir=Path(values["work_dir"]),
+            models={name: Path(folder) for name, folder in values["models"].items()},
+            device=values["device"],
+        )
+
+    def file_of(self, name: str) -> Path:
+        """Where a model's scores are, once they are whole."""
+        return self.work_dir / f"{name}.json"
+
+
+def try_tasks(settings: Settings, work: Path) -> None:
+    """Load the tasks and their data, and make each one's first question: what fails later fails here.
+
+    Raises UserError.
+    """
+    if settings.harness.tasks:
+        tasks.check(settings)
+        tasks.check_installed(settings)
+        _run(HarnessRequest(settings=settings, work_dir=work), lambda _: None)
+
+
+def run_tasks(request: HarnessRequest, on_model: Callable[[Path], None] = lambda _: None) -> HarnessResult:
+    """Score both models; a model whose file is in the work folder already isn't scored again.
+
+    ``on_model`` is called with each file as soon as it is whole. Raises UserError for what the user can mend
+    and where the time is over, RuntimeError where the process has ended otherwise.
+    """
+    _run(request, on_model)
+    read = [json.loads(request.file_of(name).read_text()) for name in MODELS]
+    base, finetuned = ([TaskScore(**row) for row in values["scores"]] for values in read)
+    settings = request.settings.harness
+    return HarnessResult(
+        rows=merged(base, finetuned),
+        limit=settings.limit,
+        num_fewshot=settings.num_fewshot,
+        chat=settings.chat,
+        version=read[-1]["version"],
+    )
+
+
+def _run(request: HarnessRequest, on_model: Callable[[Path], None]) -> None:
+    path, log = request.save(), request.work_dir / "request.log"
+    problem = path.with_name(PROBLEM)
+    problem.unlink(missing_ok=True)
+    waited = [file for name in request.models if not (file := request.file_of(name)).is_file()]
+    if request.models and not waited:
+        return
+    limit_s = 60.0 * request.settings.harness.timeout_minutes
+    began = said = time.monotonic()
+    status = None
+    with started(
+        "launchers.harness.run", path, log, on_cpu=request.device == "cpu", offline=False
+    ) as process:
+        while status is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=0.5)
+            for file in [file for file in waited if file.is_file()]:
+                on_model(file)
+                waited.remove(file)
+            now = time.monotonic()
+            if status is None and now - said >= SIGN_S:
+                print(f"harness: {now - began:.0f} s, {_doing(log)}", flush=True)
+                said = now
+            if status is None and now - began > limit_s:
+                raise UserError(
+                    f"lm-evaluation-harness did not end within {request.settings.harness.timeout_minutes} "
+                    "minutes.",
+                    "Score fewer rows (harness.limit), or raise harness.timeout_minutes.",
+                )
+    if problem.is_file():
+        raise UserError(**json.loads(problem.read_text()))
+    if status != 0 or waited:
+        raise RuntimeError(f"lm-evaluation-harness has failed (status {status}). {telling_tail(log, 30)}")
+
+
+def _doing(log: Path) -> str:
+    """The last line of the log that says what is under way: one of ours, or a progress bar."""
+    lines = reversed(telling_tail(log, 10).split("\n"))
+    return next((line.strip() for line in lines if "%|" in line or line.startswith("loading")), "starting")
+
+
+def main(path: Path) -> None:
+    """Score the models that are not scored yet, in this process."""
+    request = HarnessRequest.load(path)
+    if all(tasks.is_file(task) for task in request.settings.harness.tasks):
+        # What datasets makes of the user's own files is of no use afterwards
+        os.environ["HF_DATASETS_CACHE"] = str(request.work_dir / "datasets")
+    print("loading the tasks", flush=True)
+    loaded = _load(request.settings.harness.tasks)
+    for name in request.models:
+        file = request.file_of(name)
+        if not file.is_file():
+            print(f"loading the model: {name}", flush=True)
+            scores, version = _score(request, name, loaded)
+            values = {"scores": [dataclasses.asdict(score) for score in scores], "version": version}
+            file.with_suffix(".tmp").write_text(json.dumps(values))
+            file.with_suffix(".tmp").rename(file)
+
+
+def _load(names: tuple[str, ...]) -> list[Any]:
+    """The harness's tasks and groups, with their data, in the order that they are asked for."""
+    with collector_paused():
+        from lm_eval.tasks import TaskManager
+
+    own, known = TaskManager(include_defaults=False), None
+    found: list[Any] = []
+    for name in names:
+        if tasks.is_file(name):
+            for file in tasks.yaml_files(Path(name).expanduser().resolve()):
+                with _in_folder(file.parent), _explained(str(file)):
+                    found += _tried(own.load([file.name]))
+        else:
+            known = known or TaskManager()
+            with _explained(name):
+                found += _tried(known.load([name]))
+    return found
+
+
+def _tried(loaded: Any) -> list[Any]:
+    """The groups that TaskManager.load has made, and the tasks beside them; each makes its first question."""
+    for task in loaded["tasks"].values():
+        row = next(iter(task.eval_docs))
+        task.doc_to_text(row)
+        task.doc_to_target(row)
+        if task.OUTPUT_TYPE == "multiple_choice":
+            task.doc_to_choice(row)
+    groups = loaded.get("groups", {})
+    inner = {name for children in loaded.get("group_map", {}).values() for name in children}
+    return [each for name, each in (groups | loaded["tasks"]).items() if name not in inner]
+
+
+@contextlib.contextmanager
+def _in_folder(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _explained(task: str) -> Iterator[None]:
+    """What a task's code raises while it is loaded, in two lines."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of a task's code, whatever it is
+        traceback.print_exc()  # into the log
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        offline = isinstance(error, OSError)  # ConnectionError and what the hub's client raises are
+        advice = "Its data comes from the Hugging Face Hub: is that reached from here?" if offline else ""
+        raise UserError(
+            f"Task {task} can't be loaded: {what}", advice or "Mend it, or leave it out of harness.tasks."
+        ) from None
+
+
+def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[TaskScore], str]:
+    """A model's scores, and the harness's version."""
+    with collector_paused():
+        import lm_eval
+        import torch
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+        from transformers import AutoTokenizer
+
+    settings, harness = request.settings, request.settings.harness
+    precision = precision_on(request.device)
+    model = HFLM(
+        pretrained=load_model(
+            request.models[name], request.models["base"], request.device, precision, settings
+        ),
+        # The finished model's for both, as in launchers.evaluate
+        tokenizer=AutoTokenizer.from_pretrained(request.models["finetuned"]),
+        backend="causal",
+        batch_size=harness.batch_size,
+        max_batch_size=_LARGEST_BATCH,
+    )
+    results = lm_eval.simple_evaluate(
+        model=model,
+        tasks=loaded,
+        num_fewshot=harness.num_fewshot,
+        limit=harness.limit,
+        apply_chat_template=harness.chat,
+        log_samples=False,
+        task_manager=TaskManager(include_defaults=False),  # the tasks are loaded already
+    )
+    del model
+    if request.device == "cuda":
+        torch.cuda.empty_cache()
+    return scores_of(results), lm_eval.__version__
+
+
+if __name__ == "__main__":
+    serve(main)

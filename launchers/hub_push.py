@@ -1,0 +1,198 @@
+"""The finished model on the Hugging Face Hub: looked into before a run, and sent after it.
+
+All files go into one commit. What the Hub has of them already isn't sent again, so that another try goes on
+where one has failed, and one that has nothing left to send changes nothing. The token comes from the
+environment and is given to the client alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from estimator.errors import Change, UserError
+from estimator.plan import GIB
+from estimator.remote import hub_token
+from launchers import engines
+from launchers.handover import PAGE
+from launchers.settings import Settings
+
+SIGN_S = 10.0  # from one line of progress to the next
+PAUSES_S = (10.0, 60.0)  # before another try where the Hub does not answer
+_MESSAGE = "Model, tokenizer and page of a finished run"
+_TOKENS = "https://huggingface.co/settings/tokens"
+_WRITE = "repo.write"  # the permission of a fine-grained token
+
+
+def check(settings: Settings, *, reached: bool) -> None:
+    """Raise UserError where the push would fail, before anything is trained; nothing where none is asked for.
+
+    ``reached``: whether the Hub has to be reached from here. A machine that only launches a run needn't: the
+    run's first step then asks again.
+    """
+    repo = settings.export.push
+    if repo is None:
+        return
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UserError("export.push: huggingface_hub is not installed.", "pip install -e '.[train]'")
+    if not hub_token():
+        raise UserError(
+            (Change("export.push", repo), ": no token is set in the environment."),
+            f"export HF_TOKEN=... of {_TOKENS}, with write access (on a cluster with @secrets).",
+        )
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        if reached:
+            raise UserError(
+                (Change("export.push", repo), ": HF_HUB_OFFLINE keeps this machine from the Hub."),
+                "Unset it, or leave the push out: the model's folder can be pushed later.",
+            )
+        return
+    try:
+        with _explained(repo):
+            account = _api().whoami()
+    except UnreachedError:
+        if reached:
+            raise
+        return
+    _check_rights(account, repo)
+
+
+class UnreachedError(UserError):
+    """The Hub could not be asked."""
+
+
+def _check_rights(account: dict[str, Any], repo: str) -> None:
+    """Raise UserError where the token's account, or the token itself, is known not to write there."""
+    owner, name = repo.split("/")
+    organisations = {each.get("name"): each for each in account.get("orgs", [])}
+    if owner != account.get("name") and owner not in organisations:
+        raise UserError(
+            f"export.push: the token is {account.get('name')}'s, who is no member of {owner}.",
+            ("Use ", Change("export.push", f"{account.get('name')}/{name}"), ", or another token."),
+        )
+    token = account.get("auth", {}).get("accessToken", {})
+    scoped = token.get("fineGrained", {}).get("scoped") if token.get("role") == "fineGrained" else None
+    grants = [
+        each.get("permissions", [])
+        for each in scoped or ()
+        if each.get("entity", {}).get("name") in (owner, repo)
+    ]
+    refused = scoped is not None and not any(_WRITE in grant for grant in grants)
+    if token.get("role") == "read" or refused:
+        raise UserError(
+            f"HF_TOKEN: this token may not write to {owner}.", f"Make one with write access at {_TOKENS}"
+        )
+    if organisations.get(owner, {}).get("roleInOrg") == "read":
+        raise UserError(
+            f"export.push: {account.get('name')} may only read in {owner}.",
+            f"Ask its administrators, or push to {account.get('name')}.",
+        )
+
+
+def push(folder: Path, page: str, settings: Settings) -> str:
+    """Send what a run has handed over (``launchers.engines.result_of``), and return the repository's address.
+
+    The adapter that lies beside a merged model goes below ``adapter/``. ``page``: the repository's README.md.
+    Raises UserError; where the Hub does not answer, after some tries. Another call goes on.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    repo = str(settings.export.push)
+    result = engines.result_of(folder)
+    files = {path.relative_to(result).as_posix(): path for path in _files(result) if path.name != PAGE}
+    if result.name != "adapter":
+        files |= {path.relative_to(folder).as_posix(): path for path in _files(folder / "adapter")}
+    size = sum(path.stat().st_size for path in files.values())
+    additions = [CommitOperationAdd(path_in_repo=PAGE, path_or_fileobj=page.encode())]
+    additions += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
+    private = settings.export.visibility == "private"
+    with _signs(f"push: {size / GIB:.2f} GiB in {len(additions)} files to {repo}"):
+        for pause_s in PAUSES_S:
+            with contextlib.suppress(UnreachedError):
+                return _send(repo, additions, private=private)
+            print(f"{repo}: the Hugging Face Hub does not answer; another try in {pause_s:g} s", flush=True)
+            time.sleep(pause_s)
+        return _send(repo, additions, private=private)
+
+
+def _send(repo: str, additions: list[Any], *, private: bool) -> str:
+    with _explained(repo):
+        api = _api()
+        url = api.create_repo(repo, private=private, exist_ok=True)
+        api.create_commit(repo, additions, commit_message=_MESSAGE)
+        return str(url)
+
+
+def license_of(hub_id: str | None) -> str | None:
+    """What a model's own card on the Hub says its license is; None where that can't be known."""
+    if hub_id is None:
+        return None
+    with contextlib.suppress(UserError), _explained(hub_id):
+        card = _api().model_info(hub_id).card_data
+        return None if card is None else card.get("license")
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()  # a log is no terminal
+    return HfApi(token=hub_token())
+
+
+@contextlib.contextmanager
+def _signs(text: str) -> Iterator[None]:
+    """Says ``text`` at once, and again with the time every few seconds until the context is left."""
+    began, done = time.monotonic(), threading.Event()
+
+    def show() -> None:
+        while not done.wait(SIGN_S):
+            print(f"{text}, {time.monotonic() - began:.0f} s", flush=True)
+
+    print(text, flush=True)
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _explained(repo: str) -> Iterator[None]:
+    """The client's errors in two lines; those after which another try may do as UnreachedError."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except (HfHubHTTPError, OfflineModeIsEnabled, LocalTokenNotFoundError, httpx.HTTPError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 401:
+            raise UserError(
+                "HF_TOKEN: the Hugging Face Hub refuses this token.", f"Make one at {_TOKENS}"
+            ) from None
+        if status in (403, 404):
+            raise UserError(
+                f"HF_TOKEN: this token may not write to {repo} (HTTP {status}).",
+                f"Make one with write access at {_TOKENS}",
+            ) from None
+        if status is None or status >= 500 or status == 429:
+            what = f"answers HTTP {status}" if status else f"can't be reached ({type(error).__name__})"
+            raise UnreachedError(
+                f"{repo}: the Hugging Face Hub {what}.",
+                "Check the network (HF_ENDPOINT, proxies); the same command sends only what is missing.",
+            ) from None
+        raise UserError(f"{repo}: the Hugging Face Hub answers HTTP {status}: {error}") from None

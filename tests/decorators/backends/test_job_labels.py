@@ -1,0 +1,91 @@
+"""Who runs what for whom: labels on Kubernetes' jobs and pods, tags on Batch's jobs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metaflow.plugins.argo.argo_workflows import ArgoWorkflows
+from metaflow.plugins.kubernetes.kube_utils import validate_kube_labels
+from metaflow.plugins.kubernetes.kubernetes import Kubernetes
+
+from decorators._metaflow import label_jobs, labels
+from decorators.backends.batch import workarounds
+from decorators.backends.job_labels import TEAM_VARIABLE, label_value, labels_of, note_team
+
+OWN = {"finetune/user": "jane-example.com", "finetune/flow": "FinetuneFlow", "finetune/run": "12"}
+
+
+@given(st.text(max_size=200))
+def test_any_text_becomes_a_value_that_kubernetes_takes(text: str) -> None:
+    assert re.fullmatch(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", label_value(text))
+    assert len(label_value(text)) <= 63
+
+
+def test_the_labels_name_user_flow_run_and_team(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(TEAM_VARIABLE, raising=False)
+    assert labels_of("jane@example.com", "FinetuneFlow", "12") == OWN
+    monkeypatch.setenv(TEAM_VARIABLE, "")
+    note_team("Vision & Speech")
+    assert labels_of("jane@example.com", "FinetuneFlow", None) == {
+        "finetune/user": "jane-example.com",
+        "finetune/flow": "FinetuneFlow",
+        "finetune/team": "Vision-Speech",
+    }
+    validate_kube_labels(dict(labels_of("jane@example.com", "FinetuneFlow", "12")))
+
+
+@pytest.mark.parametrize("maker", ["create_job_object", "create_jobset"])
+def test_metaflows_jobs_get_them_and_the_users_own_stand(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+
+    def make(self: Any, flow_name: str, run_id: str, user: str, labels: Any = None) -> str:
+        made.update(labels)
+        return "job"
+
+    monkeypatch.delenv(TEAM_VARIABLE, raising=False)
+    monkeypatch.setattr(labels, "command_words", lambda: ["kubernetes"])
+    monkeypatch.setattr(Kubernetes, "create_job_object", Kubernetes.create_job_object)
+    monkeypatch.setattr(Kubernetes, "create_jobset", Kubernetes.create_jobset)
+    monkeypatch.setattr(Kubernetes, maker, make)
+    label_jobs(labels_of)
+    label_jobs(labels_of)  # once for each step of the flow
+    kubernetes = object.__new__(Kubernetes)
+    wanted = {"flow_name": "FinetuneFlow", "run_id": "12", "user": "jane@example.com"}
+    assert getattr(kubernetes, maker)(**wanted) == "job"
+    assert made == OWN
+    getattr(kubernetes, maker)(**wanted, labels={"finetune/user": "ci", "queue": "a"})
+    assert made == {**OWN, "finetune/user": "ci", "queue": "a"}
+
+
+def test_the_pods_of_a_deployed_workflow_get_them_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TEAM_VARIABLE, raising=False)
+    monkeypatch.setattr(labels, "command_words", lambda: ["argo-workflows"])
+    monkeypatch.setattr(labels, "deployer", lambda: "argo-workflows")
+    monkeypatch.setattr(ArgoWorkflows, "_base_kubernetes_labels", ArgoWorkflows._base_kubernetes_labels)
+    label_jobs(labels_of)
+    workflow = object.__new__(ArgoWorkflows)
+    workflow.username, workflow.flow = "jane", type("Flow", (), {"name": "FinetuneFlow"})
+    found = workflow._base_kubernetes_labels()
+    assert found["app.kubernetes.io/part-of"] == "metaflow"
+    assert (found["finetune/user"], found["finetune/flow"]) == ("jane", "FinetuneFlow")
+    assert "finetune/run" not in found
+
+
+def test_a_batch_job_is_tagged_where_metaflow_tags_jobs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TEAM_VARIABLE, "vision")
+    told = {"metaflow.user": "jane", "metaflow.flow_name": "FinetuneFlow", "metaflow.run_id": "12"}
+    tagged = workarounds.correct({"parameters": told, "tags": {"app": "metaflow"}})["tags"]
+    assert tagged == {
+        "app": "metaflow",
+        "finetune/user": "jane",
+        "finetune/flow": "FinetuneFlow",
+        "finetune/run": "12",
+        "finetune/team": "vision",
+    }
+    assert workarounds.correct({"parameters": told, "tags": {}})["tags"] == {}

@@ -1,0 +1,159 @@
+"""Spot: the arithmetic beside a simulation of its own, what a plan says of it, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import spot
+from estimator import Job, Target, UserError, hardware
+from estimator.calibration import Calibration
+from estimator.hardware import cluster_tables
+from estimator.hardware.cluster_taints import tolerated
+from estimator.models import find
+from estimator.plan import Interruptions, Plan
+from estimator.planning import interruptions
+from estimator.planning.goals import Goals
+from estimator.planning.interruption_rates import TABLE, rate_of
+from estimator.planning.planner import plan
+from estimator.planning.report import render
+from tests.estimator.calibration.finished_runs import finished
+
+JOB = Job(model=find("llama-8b"), method="lora")
+GCP = Goals(spot=True, clouds=("gcp",), tokens=25 * 10**6)
+
+
+def gang(nodes: int, **changed: float) -> Interruptions:
+    return replace(spot.gang(nodes), **changed)  # type: ignore[arg-type]
+
+
+def test_every_row_has_its_source_and_an_unknown_rate_says_who_tells() -> None:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["cloud"] for row in rows} == {"aws", "azure", "gcp"}
+    for row in rows:
+        assert row["source"]
+        assert row["where"]
+        assert row["date"] >= "2026"
+        assert not row["per_node_hour"] or 0 < float(row["per_node_hour"]) < 1
+        assert row["cloud"] in hardware.clouds()
+        if row["machines"]:
+            assert any(re.match(row["machines"], item.name) for item in hardware.instances())
+
+
+def test_a_given_rate_goes_before_the_tables_and_no_rate_is_none() -> None:
+    assert rate_of("aws", "p3.2xlarge").per_node_hour == 0.2
+    assert rate_of("aws", "p3.2xlarge", 0.01).per_node_hour == 0.01
+    assert rate_of("aws", "p5.48xlarge").per_node_hour is None
+    assert "Spot Instance Advisor" in rate_of("aws", "p5.48xlarge").where
+    assert rate_of("cluster", "8x A100").per_node_hour is None
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UserError, match="must be a number above 0"):
+            Goals(interruption_rate=wrong)
+
+
+def test_labels_of_spot_nodes_have_sources_and_their_taints_are_tolerated() -> None:
+    for row in cluster_tables.spot_labels():
+        assert row.source
+        assert not row.taint or tolerated(row.taint) is not None
+
+
+def test_the_interval_is_youngs() -> None:
+    assert interruptions.interval(60, 3600 / 0.4) == pytest.approx(math.sqrt(2 * 60 * 9000))
+    assert interruptions.interval(60, 3600 / 0.4) / 60 == pytest.approx(17.3, abs=0.1)
+
+
+def test_twenty_four_hours_on_eight_nodes_with_two_retries_hardly_ever_end_well() -> None:
+    assert interruptions.ends_well(24, gang(8), 2) == pytest.approx(0.0038, abs=1e-4)
+    said = interruptions.against_budget(24, gang(8), 2)
+    assert said is not None
+    assert "24.0 h on 8 spot node(s)" in said
+    assert "9.6 interruptions of the 2 that a run takes: 0.4% of such runs end well" in said
+    assert interruptions.against_budget(24, gang(8), 20) is None
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 64])
+def test_the_formula_agrees_with_runs_that_are_interrupted_at_random(nodes: int) -> None:
+    found = spot.simulate(gang(nodes), work_hours=24, runs=400, seed=nodes)
+    assert interruptions.wall_hours(24, gang(nodes)) == pytest.approx(found.mean_hours, rel=0.1)
+
+
+def test_no_other_interval_loses_much_less_than_the_planned_one() -> None:
+    best = gang(8)
+    for factor in (0.25, 0.5, 2, 4):
+        other = replace(best, interval_seconds=best.interval_seconds * factor)
+        assert interruptions.wall_hours(24, best) < 1.01 * interruptions.wall_hours(24, other)
+
+
+def test_what_never_gets_to_a_checkpoint_has_no_end() -> None:
+    hopeless = gang(64, per_node_hour=50.0, interval_seconds=3600.0 * 10)
+    assert interruptions.wall_hours(24, hopeless) == math.inf
+    assert interruptions.ends_well(math.inf, hopeless, 20) == 0
+    assert "never gets from one checkpoint" in (interruptions.against_budget(math.inf, hopeless, 20) or "")
+
+
+def planned(goals: Goals, **job: object) -> Plan:
+    return plan(replace(JOB, **job), Target(kind="catalogue"), goals)  # type: ignore[arg-type]
+
+
+def test_a_spot_plan_holds_lost_work_in_hours_and_price_and_says_how_often_to_store() -> None:
+    known = planned(replace(GCP, interruption_rate=0.05))
+    found = known.prediction.interruptions
+    assert found is not None
+    assert found.expected is not None
+    assert found.lost_hours is not None
+    assert found.steps is not None
+    assert known.request.spot
+    assert known.prepare is not None
+    assert not known.prepare.spot
+    prediction = known.prediction
+    trained = 25 * 10**6 / (prediction.tokens_per_second or 1) / 3600
+    start = prediction.start_up.hours if prediction.start_up else 0.0
+    assert prediction.hours == pytest.approx(trained + start + found.lost_hours)
+    assert prediction.usd == pytest.approx((prediction.hours or 0) * (prediction.usd_per_hour or 0))
+    seconds_a_step = JOB.tokens_per_step / (prediction.tokens_per_second or 1)
+    assert found.steps == pytest.approx(found.interval_seconds / seconds_a_step, abs=1)
+    text = " ".join(render(known).split())
+    assert "it lost to interruptions" in text
+    assert f"a checkpoint every {found.steps:,} steps" in text
+    assert "(bytes over the disk's rate)" in text
+    assert Plan.from_json(known.to_json()) == known
+
+
+def test_an_unknown_rate_is_said_and_adds_nothing() -> None:
+    unknown = planned(GCP)
+    assert unknown.prediction.interruptions is None
+    assert unknown.request.spot
+    assert any("is not known (Compute Engine's" in line for line in unknown.why)
+    assert not any("spot" in line and "taken away" in line for line in planned(replace(GCP, spot=False)).why)
+
+
+def test_a_gang_that_cant_end_well_on_spot_is_refused_with_the_arithmetic_in_two_lines() -> None:
+    goals = replace(GCP, interruption_rate=2.0, tokens=10**9)
+    with pytest.raises(UserError) as caught:
+        planned(goals)
+    assert re.search(
+        r"On spot this run would hardly end on .*: [\d,.]+ h on \d+ spot node", caught.value.problem
+    )
+    assert "of the 2 that a run takes" in caught.value.problem
+    assert caught.value.advice.startswith("Leave --spot out")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_what_earlier_runs_took_to_write_a_checkpoint_goes_before_the_disks_rate() -> None:
+    goals = replace(GCP, interruption_rate=0.05, instance_types=("a2-highgpu-1g",))
+    bare = planned(goals)
+    run = finished(
+        "run/1", gpu=bare.request.gpu or "", method="dora", checkpoint_bytes=10**9, checkpoint_seconds=10.0
+    )
+    measured = Calibration([run])
+    again = plan(JOB, Target(kind="catalogue"), goals, calibration=measured)
+    found = again.prediction.interruptions
+    assert found is not None
+    assert again.prediction.checkpoint_bytes is not None
+    assert found.checkpoint_seconds == pytest.approx(again.prediction.checkpoint_bytes / 1e8)
+    assert found.checkpoint_basis == "measured in earlier runs"

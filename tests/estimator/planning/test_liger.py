@@ -1,0 +1,68 @@
+"""Liger-Kernel's kernels in plans: who can have them, and what they save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import Job, Target, UserError
+from estimator.job import Machine
+from estimator.memory.activations import block_bytes
+from estimator.memory.logits import loss_bytes
+from estimator.memory.shape import part_of, stages
+from estimator.models import find
+from estimator.plan import GIB
+from estimator.planning.engines import setup_of
+from estimator.planning.planner import plan
+from estimator.planning.support import unsupported_job
+from tests.estimator.memory.test_memory import layout_of
+
+JOB = Job(model=find("llama-8b"), engine="fsdp2", liger=True, global_batch_size=16)
+EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"engine": "torchtune"}, "torchtune has its own"),
+        ({"engine": "trl", "task": "grpo", "method": "lora"}, "the next token"),
+        ({"task": "dpo", "method": "lora"}, "dpo needs logits"),
+        ({"model": find("gemma-2-9b")}, "not for gemma2"),
+        ({"model": find("mixtral-8x7b")}, "not for mixtral"),
+        ({"compile": True}, "liger with compile"),
+        ({"fp8": "tensorwise"}, "liger with fp8 tensorwise"),
+        ({"method": "adapter-v1"}, "liger with method adapter-v1"),
+        ({"method": "lora", "trained_modules": ("lm_head",)}, "the head's weight"),
+    ],
+)
+def test_who_can_not_have_the_kernels_is_told_why(fields: dict[str, Any], words: str) -> None:
+    job = replace(JOB, **fields)
+    reason = unsupported_job(job)
+    assert reason is not None
+    assert words in reason
+    assert "liger" not in (unsupported_job(replace(job, liger=False)) or "")
+
+
+def test_they_choose_an_engine_that_has_them_and_are_refused_on_a_cpu() -> None:
+    made = plan(replace(JOB, engine="auto"), EIGHT)
+    assert (made.engine, made.planned_only) == ("deepspeed", None)
+    small = replace(JOB, model=find("tiny-llama"), seq_len=128)
+    machine = Machine(ram_bytes=32 * GIB, cpu_cores=8, disk_free_bytes=64 * GIB)
+    with pytest.raises(UserError, match="for GPUs, and this would run on CPUs"):
+        plan(small, Target(kind="local"), machine=machine)
+
+
+def test_a_plan_with_them_needs_less_by_the_logits_and_what_norms_and_mlps_keep() -> None:
+    layout = layout_of(seq_len=4096, micro_batch_size=2, sharding="fsdp", processes_per_node=8)
+    without, with_them = (setup_of(replace(JOB, liger=on), layout) for on in (False, True))
+    assert (with_them.loss, without.loss) == ("fused", "recomputed")
+    model, tokens = JOB.model, 2 * 4096
+    part = part_of(with_them, stages(with_them)[-1])
+    # ops/fused_linear_cross_entropy.py: 128,256 / 4,096 are 32 pieces of 256 tokens, in 16 bits
+    assert loss_bytes(with_them, part, tokens).peak == 2 * (
+        256 * model.vocab + tokens * model.hidden + 2 * part.head
+    )
+    assert loss_bytes(without, part, tokens).peak > 4 * loss_bytes(with_them, part, tokens).peak
+    assert block_bytes(without) - block_bytes(with_them) == (2 * 2 + 2 * 4) * model.hidden + 2 * model.ffn

@@ -1,0 +1,290 @@
+"""Every command of a page fits the cluster that the page itself makes: planned there, and each step placed.
+
+The nodes are those that the cluster's file or the page's command lines would start, with what their kubelets
+leave for pods; planner and fit are the ones that a run and its preflight use.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import yaml
+
+from decorators.backends.interface import StepRequest
+from decorators.backends.kubernetes.fit import fit
+from decorators.backends.kubernetes.request import values_for
+from decorators.backends.options import Options
+from decorators.backends.overrides import Role, request_for
+from decorators.gpu_profile import _minimum, _minimum_beside
+from estimator import hardware
+from estimator.hardware import cluster_tables
+from estimator.hardware.cluster_nodes import Node
+from estimator.hardware.inventory import ClusterState, PodRules, offered
+from estimator.plan import GIB, MIB, Plan, Request
+from flows import checklist_launch, finetune_artifacts, finetune_launch
+from tests.infra.manifests import KUBERNETES, ROOT, needs_kubectl, of_kind, render
+from tests.lab.pod_spec import quantity
+
+pytestmark = pytest.mark.slow
+
+GB = 10**9
+# Beside GPU machines, which the table has: vCPU and GiB, by the clouds' pages of these machine types
+CPU_MACHINES = {"m7i.2xlarge": (8, 32), "e2-standard-8": (8, 32), "Standard_D8s_v5": (8, 32)}
+NVME_GB = {"p5.48xlarge": 8 * 3840}  # EC2, "accelerated computing": instance store volumes
+LOCAL_SSD_GIB = 375  # GKE, "about local SSD storage"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Nodes of one kind."""
+
+    cloud: str
+    machine: str
+    count: int
+    disk_bytes: float  # that pods may have together
+    taints: tuple[str, ...] = ()
+
+    def nodes(self) -> list[Node]:
+        kind = hardware.current().find_instance(self.machine)
+        gpus = kind.gpu_count if kind is not None else 0
+        vcpu, gib = CPU_MACHINES.get(self.machine, (0, 0))
+        sized = kind or replace(
+            hardware.current().instances[0], cloud=self.cloud, vcpu=vcpu, ram_bytes=gib * GIB
+        )
+        room, daemons = cluster_tables.room_on(sized), cluster_tables.daemons()
+        assert room is not None, self.machine
+        resources: dict[str, float] = {
+            "cpu": room.cpu + daemons.cpu,
+            "memory": room.memory_bytes + daemons.memory_bytes,
+            "ephemeral-storage": self.disk_bytes,
+        }
+        labels = {"node.kubernetes.io/instance-type": self.machine, "topology.kubernetes.io/zone": "zone-a"}
+        if kind is not None:
+            resources |= {"nvidia.com/gpu": gpus}
+            if "EFA x" in kind.fabric:
+                resources |= {"vpc.amazonaws.com/efa": float(kind.fabric.partition("EFA x")[2])}
+            scheme = {"gcp": "gke"}.get(self.cloud, "gfd")
+            labels |= dict(cluster_tables.labels_of(kind.gpu, scheme)[0].labels)
+        provider = {"aws": "aws", "gcp": "gce", "azure": "azure"}[self.cloud]
+        return [
+            Node(
+                name=f"{self.machine}-{number}",
+                labels=labels,
+                allocatable=resources,
+                capacity=resources,
+                ready=True,
+                unschedulable=False,
+                taints=self.taints,
+                provider_id=f"{provider}:///{number}",
+            )
+            for number in range(self.count)
+        ]
+
+
+def eks() -> list[Node]:
+    """clusters/eks.yaml. The kubelet keeps 10 % for evictions, EKS 1 GiB."""
+    cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
+    nodes = []
+    for group in cluster["managedNodeGroups"]:
+        size = group["volumeSize"] * GIB
+        if "setup-local-disks raid0" in group.get("preBootstrapCommands", []):
+            size = NVME_GB[group["instanceType"]] * GB
+        taints = tuple(f"{t['key']}={t['value']}:{t['effect']}" for t in group.get("taints", []))
+        count = group["desiredCapacity"] or group["maxSize"]
+        nodes += Pool("aws", group["instanceType"], count, 0.9 * size - GIB, taints).nodes()
+    return nodes
+
+
+def gke() -> list[Node]:
+    """docs/gcp.md. What GKE keeps of disks: its page "plan node sizes"."""
+    cluster, pool = (
+        commands("gcp", "gcloud container clusters create"),
+        commands("gcp", "gcloud container node-pools"),
+    )
+    boot = 100 * GB / GIB  # its default
+    left = boot - 0.1 * boot - min(boot / 2, 6 + 0.35 * boot, 100)
+    nodes = Pool("gcp", cluster["machine-type"], int(cluster["num-nodes"]), left * GIB).nodes()
+    disks = int(pool["ephemeral-storage-local-ssd"].removeprefix("count="))
+    left = disks * LOCAL_SSD_GIB * 0.9 - {1: 50, 2: 75}.get(disks, 100)
+    taint = ("nvidia.com/gpu=present:NoSchedule",)
+    return nodes + Pool("gcp", pool["machine-type"], int(pool["max-nodes"]), left * GIB, taint).nodes()
+
+
+def aks() -> list[Node]:
+    """docs/azure.md. The kubelet keeps 10 % for evictions; a disk has 128 GiB unless a size is asked for."""
+    cluster, pool = commands("azure", "az aks create"), commands("azure", "az aks nodepool add")
+    nodes = Pool("azure", cluster["node-vm-size"], int(cluster["node-count"]), 0.9 * 128 * GIB).nodes()
+    left = 0.9 * int(pool["node-osdisk-size"]) * GIB
+    return (
+        nodes
+        + Pool("azure", pool["node-vm-size"], int(pool["max-count"]), left, (pool["node-taints"],)).nodes()
+    )
+
+
+def shell_lines(page: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+
+
+def options_of(words: list[str]) -> dict[str, str]:
+    """``--name value`` and ``--name=value``; a word that has none is left out."""
+    found = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            if value or not following.startswith("--"):
+                found[name] = value or following
+    return found
+
+
+def parameters_of(line: str) -> dict[str, Any]:
+    """The flow's parameters of a command line."""
+    words = options_of(shlex.split(line))
+    numbers = {"nodes", "global-batch-size"}
+    return {
+        "no_calibration": True,
+        **{
+            name.replace("-", "_"): int(value) if name in numbers else value
+            for name, value in words.items()
+            if name != "with"
+        },
+    }
+
+
+def commands(page: str, start: str) -> dict[str, str]:
+    (line,) = [line for line in shell_lines(f"docs/{page}.md") if line.startswith(start)]
+    return options_of(shlex.split(line))
+
+
+# page, whose cluster: the pages that make one, and those that speak of H100 without a cluster of their own
+PAGES = [
+    ("docs/kubernetes.md", eks),
+    ("docs/nodes.md", eks),
+    ("docs/backends.md", eks),
+    ("docs/gcp.md", gke),
+    ("docs/azure.md", aks),
+]
+RUNS = [
+    (page, cluster, line)
+    for page, cluster in PAGES
+    for line in shell_lines(page)
+    if re.match(r"python flows/finetune_flow.py run --with kubernetes ", line) and "--plan-only" not in line
+]
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The plan of a page's command on these nodes, as ``run`` makes it where the cluster is asked."""
+    monkeypatch.setattr(finetune_artifacts, "stage", lambda _, model: (model, {}))
+    monkeypatch.setattr(finetune_artifacts, "carry", lambda *_: None)
+
+    def plan(line: str, nodes: list[Node]) -> Plan:
+        state = ClusterState(context="page", nodes=tuple(nodes))
+        cluster = offered(state, hardware.current(), PodRules())
+        monkeypatch.setattr(finetune_launch.destination, "read_cluster", lambda _: cluster)
+        return finetune_launch.plan_from_parameters(parameters_of(line), "kubernetes")
+
+    return plan
+
+
+def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -> dict[str, Any]:
+    """What the step's pods ask for, once there are nodes for all of them."""
+    minimum = None
+    if plan is not None:
+        minimum = _minimum(plan) if role == "train" else _minimum_beside(request)
+    found = fit(nodes, request, Options(), minimum)
+    assert len(found.names) >= request.nodes, (role, found.lacks)
+    asked = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=found.facts)
+    return values_for(asked).compute | {"gpu": request.gpus_per_node}
+
+
+@pytest.mark.parametrize(
+    ("page", "cluster", "line"), RUNS, ids=[f"{page}: {line[40:]}" for page, _, line in RUNS]
+)
+def test_a_pages_run_fits_the_pages_cluster(page: str, cluster: Any, line: str, planned: Any) -> None:
+    nodes = cluster()
+    plan = planned(line, nodes)
+    assert plan.request.instance_type in {name.rpartition("-")[0] for name in (node.name for node in nodes)}
+    for role in ("data", "train", "evaluate"):
+        placed(request_for(plan, role), plan, role, nodes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("page", "cluster"), PAGES)
+def test_a_pages_checklist_fits_the_pages_cluster(page: str, cluster: Any) -> None:
+    lines = [
+        line
+        for line in shell_lines(page)
+        if line.startswith("python flows/checklist_flow.py run --with kubernetes")
+    ]
+    for line in lines:
+        words = options_of(shlex.split(line))
+        asked = {"nodes": int(words["nodes"]), "gpus_per_node": int(words["gpus-per-node"])}
+        placed(checklist_request(**asked), None, "train", cluster())
+    assert bool(lines) == (page in ("docs/kubernetes.md", "docs/gcp.md", "docs/azure.md"))
+
+
+def checklist_request(**options: Any) -> Request:
+    made = checklist_launch.FlowOptions(**options)
+    return checklist_launch._request(made, options["gpus_per_node"])
+
+
+@needs_kubectl
+def test_the_examples_quotas_let_the_pages_runs_through(planned: Any) -> None:
+    """As Kueue counts: all pods of a step together, in the flavor of its nodes."""
+    (queue,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
+    flavors = {
+        flavor["name"]: {item["name"]: quantity(str(item["nominalQuota"])) for item in flavor["resources"]}
+        for flavor in queue["spec"]["resourceGroups"][0]["flavors"]
+    }
+    nodes = eks()
+    runs = [line for page, cluster, line in RUNS if cluster is eks and page == "docs/kubernetes.md"]
+    assert runs
+    for line in runs:
+        plan = planned(line, nodes)
+        for role in ("data", "train", "evaluate"):
+            request = request_for(plan, role)  # type: ignore[arg-type]
+            asked = placed(request, plan, role, nodes)  # type: ignore[arg-type]
+            quota = flavors["gpu-h100" if request.gpus_per_node else "cpu"]
+            wanted = {
+                "cpu": asked["cpu"],
+                "memory": asked["memory"] * 10**6,
+                "ephemeral-storage": asked["disk"] * 10**6,
+                "nvidia.com/gpu": asked["gpu"],
+                **{name: quantity(value) for name, value in asked.get("extended_resources", {}).items()},
+            }
+            for name, amount in wanted.items():
+                assert request.nodes * amount <= quota[name], (line, role, name)
+    # and no more than the nodes have
+    for flavor, gpus in (("cpu", False), ("gpu-h100", True)):
+        mine = [node.allocatable for node in nodes if bool(node.allocatable.get("nvidia.com/gpu")) == gpus]
+        for name in ("cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", "vpc.amazonaws.com/efa"):
+            assert flavors[flavor][name] <= sum(node.get(name, 0) for node in mine), (flavor, name)
+
+
+def test_the_disks_of_batchs_pools_hold_the_pages_run(planned: Any) -> None:
+    """docs/aws.md, on the pools of the example of its variables; images take some 30 GiB of a disk."""
+    (line,) = [
+        line
+        for line in shell_lines("docs/aws.md")
+        if line.startswith("python flows/finetune_flow.py run --with batch") and "--plan-only" not in line
+    ]
+    plan = finetune_launch.plan_from_parameters(
+        {**parameters_of(line), "from_catalogue": True, "cloud": "aws"}, "batch"
+    )
+    example = (ROOT / "infra" / "aws" / "terraform.tfvars.example").read_text()
+    pool = re.search(rf'instance_type = "{plan.request.instance_type}", max_nodes = (\d+)', example)
+    assert pool is not None, plan.request.instance_type
+    assert int(pool[1]) >= plan.request.nodes
+    variables = (ROOT / "infra" / "aws" / "variables.tf").read_text()
+    (disk,) = re.findall(r"disk_gib +\S+ optional\(number, (\d+)\)", variables)
+    assert plan.request.disk_mib * MIB < (int(disk) - 30) * GIB
+    (cpu_disk,) = re.findall(r'"cpu_disk_gib" {[^}]*default += (\d+)', variables)
+    assert request_for(plan, "data").disk_mib * MIB < (int(cpu_disk) - 30) * GIB
+
+
+def test_every_page_with_a_cluster_of_its_own_is_looked_at() -> None:
+    assert {page for page, _, _ in RUNS} == {page for page, _ in PAGES}

@@ -1,0 +1,79 @@
+"""Liger-Kernel's real kernels on a CPU, in Triton's interpreter: in a process of its own.
+
+    TRITON_INTERPRET=1 python -m tests.launchers.engines.loop.interpreted families
+    TRITON_INTERPRET=1 python -m tests.launchers.engines.loop.interpreted JOB.json
+
+The first prints, as JSON, how far losses and gradients of tiny models are from those without the kernels; the
+second trains one rank of a job, under torchrun's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from estimator.planning.liger import FAMILIES
+from launchers import engines
+from launchers.dataset.batches import collate, summed_cross_entropy
+from launchers.engines.loop import liger
+from launchers.gang.job import TrainJob
+from tests.launchers.engines.loop import runs
+from tests.launchers.engines.loop.families import network
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _rsqrt(x: Any) -> Any:
+    return 1 / tl.sqrt(x)
+
+
+def lend_to_the_interpreter() -> None:
+    """What it lacks: numbers with a point as arguments, and CUDA's own square root."""
+    import liger_kernel.ops.rms_norm as norms
+
+    convert: Any = interpreter._implicit_cvt  # type: ignore[attr-defined,unused-ignore]
+
+    def with_floats(value: Any) -> Any:
+        if not isinstance(value, float):
+            return convert(value)
+        handle = interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32)
+        return tl.core.tensor(handle, tl.float32)
+
+    interpreter._implicit_cvt = with_floats  # type: ignore[attr-defined,unused-ignore]
+    norms.rsqrt = _rsqrt
+
+
+def distances() -> dict[str, tuple[float, float]]:
+    """By family: how far the loss and the gradients are, relative to the largest of each."""
+    batch = collate(runs.documents(2), 0)
+    found = {}
+    for family in FAMILIES:
+        model = network(family).train()
+        loss = summed_cross_entropy(model(**batch.inputs, use_cache=False).logits, batch.labels)
+        loss.backward()
+        expected = {name: each.grad for name, each in model.named_parameters()}
+        model.zero_grad()
+        liger.put_in(model)
+        computed = liger.summed_loss(model, batch.labels, batch.inputs)
+        computed.backward()
+        apart = max(
+            float((each.grad - expected[name]).abs().max() / expected[name].abs().max())
+            for name, each in model.named_parameters()
+        )
+        found[family] = (abs(float(computed) / float(loss) - 1), apart)
+    return found
+
+
+if __name__ == "__main__":
+    lend_to_the_interpreter()
+    if sys.argv[1] == "families":
+        print(json.dumps(distances()))
+    else:
+        job = TrainJob.load(Path(sys.argv[1]))
+        engines.get(job.plan.engine).train(job)

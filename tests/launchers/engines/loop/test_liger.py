@@ -1,0 +1,78 @@
+"""Liger-Kernel's kernels beside the model's own, on a CPU in Triton's interpreter; on a GPU nothing was run."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launchers.engines import ranks
+from tests.launchers.engines.loop import runs
+
+pytest.importorskip("liger_kernel", reason="liger-kernel is not installed here")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+COMMAND = [sys.executable, "-m", "tests.launchers.engines.loop.interpreted"]
+
+
+def environment(**more: Any) -> dict[str, str]:
+    values = {"TRITON_INTERPRET": 1, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, **more}
+    return {**os.environ, **{name: str(value) for name, value in values.items()}}
+
+
+def test_loss_and_gradients_are_those_of_the_models_own_code() -> None:
+    done = subprocess.run(
+        [*COMMAND, "families"], env=environment(), cwd=ranks.ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    apart = json.loads(done.stdout.splitlines()[-1])
+    assert set(apart) == {"llama", "mistral", "qwen2", "qwen3"}
+    assert all(loss < 1e-6 and gradient < 1e-4 for loss, gradient in apart.values()), apart
+
+
+@pytest.mark.parametrize(
+    ("engine", "sharding", "method"), [("deepspeed", "zero3", "full"), ("fsdp2", "fsdp", "lora")]
+)
+def test_a_run_of_two_processes_learns_as_it_does_without_them(
+    tmp_path: Path, engine: str, sharding: str, method: str
+) -> None:
+    model = runs.make_model(tmp_path / "model")
+    data = runs.make_data(tmp_path / "data", runs.documents(2), batch=2, steps=2)
+    jobs = {
+        liger: runs.make_job(
+            tmp_path / str(liger),
+            model,
+            data,
+            steps=2,
+            micro=1,
+            engine=engine,
+            sharding=sharding,
+            settings={"method": method, "liger": liger},
+        )
+        for liger in (False, True)
+    }
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [*COMMAND, str(jobs[True].save())],
+            env=environment(RANK=rank, LOCAL_RANK=rank, GLOO_SOCKET_IFNAME="lo", **world),
+            cwd=ranks.ROOT,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors[-4000:]
+    plain = runs.losses(runs.run(jobs[False]))
+    assert runs.losses(runs.steps(jobs[True])) == pytest.approx(plain, rel=1e-5)

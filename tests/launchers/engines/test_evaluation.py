@@ -1,0 +1,125 @@
+"""Evaluations while a run trains, on every engine, with one process and two; each test starts processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers import engines
+from launchers.dataset.prepared import Prepared
+from launchers.evaluate import load_model
+from launchers.gang.job import TrainJob
+from launchers.held_out import scorer_of
+from launchers.models import tiny_llama
+from launchers.report import telemetry
+from launchers.report.telemetry import Evaluated
+from tests.launchers.engines.loop import runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS, BATCH, EVERY, HELD_OUT = 5, 4, 2, 7
+SHARDINGS = {"torchtune": ("none", "fsdp"), "deepspeed": ("zero0", "zero3"), "fsdp2": ("none", "fsdp")}
+Trained = Callable[..., TrainJob]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """``trained("fsdp2", 2)``: a run with evaluations, made once; ``every=None``: without."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    model = tiny_llama.make(folder / "model")
+    kinds = {"sft": runs.documents, "dpo": runs.pairs}
+    for task, rows in kinds.items():
+        data = runs.make_data(folder / task, rows(12), batch=BATCH, steps=STEPS)
+        # of two processes with two rows each at once, one has less to do than the other
+        runs.make_data(data / "heldout", rows(HELD_OUT, seed=5), batch=1, steps=HELD_OUT)
+
+    @functools.cache
+    def get(engine: str, world: int, every: int | None = EVERY, task: str = "sft") -> TrainJob:
+        low_rank: dict[str, Any] = {"method": "lora", "task": task} if task == "dpo" else {}
+        job = runs.make_job(
+            folder / f"{engine}-{world}-{every}-{task}",
+            model,
+            folder / task,
+            steps=STEPS,
+            world=world,
+            micro=BATCH // world,
+            engine=engine,
+            sharding=SHARDINGS[engine][world - 1],
+            settings={"evaluation": {"every_steps": every}, **low_rank},
+        )
+        runs.run(job)
+        return job
+
+    return get
+
+
+def events(job: TrainJob, rank: int = 0) -> list[Evaluated]:
+    found = telemetry.Follower(job.telemetry_dir).poll()
+    return [each for each in found if isinstance(each, Evaluated) and each.rank == rank]
+
+
+def curve(job: TrainJob, rank: int = 0) -> list[float]:
+    found = events(job, rank)
+    assert [each.step for each in found] == [2, 4, STEPS]
+    return [each.loss for each in found if each.loss is not None]
+
+
+@pytest.mark.parametrize("engine", SHARDINGS)
+def test_training_is_the_same_bit_by_bit_with_evaluations_and_without(trained: Trained, engine: str) -> None:
+    with_them, without = trained(engine, 2), trained(engine, 2, every=None)
+    assert runs.losses(runs.steps(with_them)) == runs.losses(runs.steps(without))
+    assert [step.grad_norm for step in runs.steps(with_them)] == [
+        step.grad_norm for step in runs.steps(without)
+    ]
+
+
+def test_all_engines_and_numbers_of_processes_find_the_same_curve(trained: Trained) -> None:
+    alone = curve(trained("fsdp2", 1))
+    for engine in SHARDINGS:
+        two = trained(engine, 2)
+        assert curve(two) == pytest.approx(alone, rel=1e-4)
+        assert curve(two, rank=1) == curve(two)  # to the last bit: ranks decide by it
+
+
+def test_the_last_evaluation_is_what_the_finished_model_is_given(trained: Trained, tmp_path: Path) -> None:
+    job = trained("fsdp2", 2)
+    engines.get("fsdp2").collect(job, tmp_path)
+    model = load_model(tmp_path / "model", job.model_dir, "cpu", "fp32")
+    score = scorer_of(job.settings, Prepared(job.held_out_dir), 256).score(model)
+    assert score.loss == pytest.approx(curve(job)[-1], rel=1e-4)
+
+
+def test_preferences_are_evaluated_with_their_own_figures(trained: Trained) -> None:
+    job = trained("torchtune", 2, task="dpo")
+    assert 0.69 > curve(job)[0] > curve(job)[-1]  # log 2, of a model that prefers nothing
+    figures = events(job)[-1].metrics or {}
+    assert set(figures) == {"reward_chosen", "reward_rejected", "reward_margin", "accuracy"}
+    margin = figures["reward_chosen"] - figures["reward_rejected"]
+    assert figures["reward_margin"] == pytest.approx(margin, abs=1e-5)
+    assert (figures["accuracy"] * HELD_OUT) % 1 == pytest.approx(0, abs=1e-6)
+
+
+def test_early_stopping_ends_all_ranks_and_leaves_the_best_as_a_checkpoint(
+    trained: Trained, tmp_path: Path
+) -> None:
+    job = trained("torchtune", 2)
+    evaluation = job.settings.evaluation.model_copy(
+        # no loss is lower by so much than the first
+        update={"every_steps": 1, "patience": 2, "min_delta": 100.0}
+    )
+    stopping = dataclasses.replace(
+        job, work_dir=tmp_path, settings=job.settings.model_copy(update={"evaluation": evaluation})
+    )
+    runs.run(stopping)
+    steps = [runs.steps(stopping, rank)[-1].step for rank in (0, 1)]
+    assert steps == [3, 3]
+    losses = {each.step: each.loss or 0.0 for each in events(stopping)}
+    best = min(losses, key=lambda step: losses[step])
+    kept = sorted(int(path.name.removeprefix("step-")) for path in stopping.checkpoints_dir.iterdir())
+    assert best in kept or best == 3
+    assert (stopping.output_dir.exists(), 3 in kept) == ((True, False) if best == 3 else (False, True))

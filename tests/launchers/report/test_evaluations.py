@@ -1,0 +1,79 @@
+"""Which evaluation is the best, when a run stops, and what is said of it; from the losses alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from launchers.report.evaluations import (
+    HeldOutLoss,
+    best_of,
+    evaluation_line,
+    exported_step,
+    handed_over,
+    is_over,
+    without_gain,
+)
+from launchers.sections import Evaluation
+
+KEPT = Evaluation(every_steps=10, patience=2)
+
+
+def losses(*values: float) -> list[HeldOutLoss]:
+    return [HeldOutLoss(step=10 * number, loss=value, seconds=1.0) for number, value in enumerate(values, 1)]
+
+
+def test_the_best_is_the_lowest_and_never_nan() -> None:
+    best = best_of(losses(2.0, math.nan, 1.0, 1.0, 1.5))
+    assert best is not None
+    assert best.step == 30  # the earliest of equal ones
+    assert best_of(losses(math.nan)) is None
+    assert best_of([]) is None
+    assert exported_step(losses(math.nan), KEPT, 10) == 10
+
+
+def test_a_run_stops_after_so_many_evaluations_without_a_lower_loss() -> None:
+    over = [is_over(losses(*values), KEPT) for values in ((3.0, 2.0, 2.0), (3.0, 2.0, 2.0, 2.5))]
+    assert over == [False, True]
+    assert is_over(losses(3.0, math.nan, math.nan), KEPT)
+    assert not is_over(losses(3.0, 4.0, 5.0, 6.0), Evaluation(every_steps=10))
+
+
+def test_small_gains_that_add_up_to_min_delta_count() -> None:
+    falling = losses(2.0, 1.96, 1.92, 1.88)
+    assert without_gain(falling, 0.1) == 0
+    assert without_gain(falling[:3], 0.1) == 2
+    assert without_gain(falling, 0.0) == 0
+
+
+def test_the_result_is_the_best_step_only_where_it_is_kept() -> None:
+    found = losses(2.0, 1.0, 1.5, 1.6)
+    assert exported_step(found, KEPT, 40) == 20
+    assert exported_step(found, Evaluation(every_steps=10), 40) == 40
+    assert exported_step(found, Evaluation(every_steps=10, patience=2, keep_best=False), 40) == 40
+
+
+def test_a_run_says_what_it_hands_over_and_why_it_has_ended() -> None:
+    found = losses(2.0, 1.0, 1.5, 1.6)
+    rows = dict(handed_over(found, KEPT, exported=20, last_step=40))
+    assert rows["exported"] == "step 20 of 40, the lowest held-out loss (1.0000)"
+    assert rows["stopped early"].startswith("after step 40: 2 evaluations without a lower held-out loss")
+    lost = dict(handed_over(found, KEPT, exported=40, last_step=40))
+    assert "the checkpoint of step 20" in lost["exported"]
+    assert "could not be used" in lost["exported"]
+    last = dict(handed_over(found, Evaluation(every_steps=10), exported=40, last_step=40))
+    assert last == {"exported": "step 40 of 40; the lowest held-out loss was 1.0000 after step 20"}
+    assert handed_over([], KEPT, exported=40, last_step=40) == []
+
+
+def test_the_line_of_an_evaluation_says_whether_it_is_the_lowest() -> None:
+    assert evaluation_line(losses(2.0, 1.0)) == "held-out loss 1.0000 after step 20, the lowest so far, 1.0 s"
+    assert "the lowest is 1.0000 of step 20" in evaluation_line(losses(2.0, 1.0, math.nan))
+
+
+def test_trackers_get_the_perplexity_of_tokens_alone() -> None:
+    (loss,) = losses(1.0)
+    assert loss.figures("sft") == {"eval/loss": 1.0, "eval/perplexity": pytest.approx(math.e)}
+    pairs = HeldOutLoss(step=1, loss=0.6, seconds=1.0, metrics={"accuracy": 0.75})
+    assert pairs.figures("dpo") == {"eval/loss": 0.6, "eval/accuracy": 0.75}
