@@ -117,6 +117,7 @@ class Profile:
         """Say which step is the result, and why it ended there, as rows of (what, value) for the card."""
         with self._lock:
             self._exported = tuple(rows)
+
     def scored(self, result: HarnessResult) -> None:
         """Note what tasks of lm-evaluation-harness have found, for the card."""
         with self._lock:

@@ -11,15 +11,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from metaflow import cli
+from metaflow.parameters import flow_context
 
 from launchers.report.terminal import STEP_LINE, RenewedLine
 
 _OF_A_POD = re.compile(r"\[[^]]*\] ")  # before each line of a remote job
 
 
-def renew_steps() -> Callable[[], None]:
+def renew_steps(flow: type[Any]) -> Callable[[], None]:
     """For the process that launches; what is given back leaves the last step's line where it is."""
+    with flow_context(flow):  # as the command line gets the flow's configs when it is imported
+        from metaflow import cli
+
     line, show = RenewedLine(), cli.logger
 
     def log(body: Any = "", system_msg: bool = False, **more: Any) -> None:
