@@ -1,10 +1,11 @@
-"""A signal that ends a task finds no lock half taken."""
+"""A signal that ends a task finds no lock half taken, and processes end with what they have started."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,18 @@ def test_the_end_of_a_log_is_without_what_says_nothing(tmp_path: Path) -> None:
     ]
     assert processes.telling_tail(log, lines=1) == "RuntimeError: the cause"
     assert processes.telling_tail(tmp_path / "none") == ""
+
+
+def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starts_another.py").write_text(
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log, deadline = tmp_path / "log", time.monotonic() + 60
+    with processes.started("starts_another", tmp_path / "request", log, on_cpu=True):
+        while not (told := log.read_text().strip()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert processes.is_running(int(told))
+    assert not processes.is_running(int(told))
