@@ -17,6 +17,7 @@ from launchers.engines.loop.sharding import ShardedModel, Sharding
 from launchers.engines.loop.tasks import Task, task_of
 from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
+from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
 
 
@@ -38,13 +39,15 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     task.check(model, data)
     reference = None if job.reference is None else np.load(job.reference)
     profiler = Profiler(job, env, reporter, model.module)
+    cadence = Cadence(job, env)
     reporter.phase("train", job.start_step)
     for step in range(job.start_step + 1, job.total_steps + 1):
         _step(model, job, env, data, task, reference, step, reporter, profiler)
         profiler.save(step)
-        if job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.total_steps:
+        if cadence.is_due(step):
             reporter.phase("checkpoint", step)
             model.save_checkpoint(job, env, step)
+            cadence.wrote(step)
             reporter.phase("train", step)
     if job.keeps_result:
         reporter.phase("save", job.total_steps)

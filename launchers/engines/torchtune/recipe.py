@@ -43,6 +43,7 @@ from launchers.engines.torchtune import checkpoint as torchtune_checkpoint
 from launchers.engines.torchtune.clock import StepClock
 from launchers.engines.torchtune.deferred import deferred_datasets
 from launchers.gang.job import TrainJob
+from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 
 with deferred_datasets():
@@ -112,6 +113,7 @@ class Steps(_Recipe):
     def __init__(self, cfg: Any, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
         self._job, self._env, self._reporter = job, env, reporter
         self._latest = _Latest(None)
+        self._cadence = Cadence(job, env)
         super().__init__(cfg)
 
     def setup(self, cfg: Any) -> None:
@@ -181,7 +183,7 @@ class Steps(_Recipe):
         if step == job.total_steps:
             if job.keeps_result:
                 self._reporter.phase("save", step)
-        elif job.checkpoint_every and step % job.checkpoint_every == 0:
+        elif self._cadence.is_due(step):
             self._checkpoint(step)
         self._begin()
 
@@ -217,6 +219,7 @@ class Steps(_Recipe):
         folder = self._job.checkpoint_dir(step)
         torchtune_checkpoint.save(folder, self._model, self._optimizers)
         checkpoint_part_done(folder, self._env, step)
+        self._cadence.wrote(step)
         self._reporter.phase("train", step)
 
     def _restore_generators_at_first_forward(self, folder: Path) -> None:
