@@ -35,8 +35,7 @@ from checklist.outputs import publish
 from checklist.outputs.publish import outputs_of
 from checklist.run import local
 from decorators._metaflow import Backend
-from decorators.backends import cluster_name
-from decorators.backends.kubernetes import pod_template
+from decorators.backends import cluster_name, pod_template
 from decorators.backends.options import Options as Placement
 from decorators.node_request import LAUNCH_VARIABLE, PRIORITY_VARIABLE, Asked
 from estimator import hardware

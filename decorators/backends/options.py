@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decorators.backends.kubernetes import pod_template
+from decorators.backends import pod_template
 from estimator import hardware
 from estimator.errors import UserError
 from launchers import settings

@@ -45,6 +45,10 @@ class Seen:
     def name(self) -> str:
         return str(self.pod["metadata"]["name"])
 
+    def is_on(self, host: str) -> bool:
+        """Whether a process that calls its host so runs in it: by its name alone, or in the cluster's DNS."""
+        return host.partition(".")[0] == (self.pod["spec"].get("hostname") or self.name[:63])
+
     @property
     def phase(self) -> str:
         return str((self.pod.get("status") or {}).get("phase") or "")
@@ -137,7 +141,7 @@ def judge(seen: Iterable[Seen], words: LastWords | None) -> Loss | None:
     failed = [each for each in pods if each.has_failed]
     deleted = [each for each in pods if each.is_deleted]
     if words is not None and words.is_loss:
-        of_node = [each for each in pods if each.name.startswith(words.host)]
+        of_node = [each for each in pods if each.is_on(words.host)]
         if any(each in failed for each in of_node):
             return None
         how = "deleted" if words.kind == "left" else "lost"
@@ -179,9 +183,8 @@ def has_ended(job: WaitedJob, words: LastWords | None) -> bool:
     graces = [each.pod["spec"].get("terminationGracePeriodSeconds") or 0 for each in pods.seen.values()]
     if time.monotonic() - pods.ending_since > max(graces, default=0) + ENDING_S:
         return True
-    lost_host = words.host if words is not None and words.kind == "node" else None
     left = [each for each in pods.seen.values() if not each.gone and each.phase not in ENDED]
-    return all(lost_host is not None and each.name.startswith(lost_host) for each in left)
+    return all(words is not None and words.kind == "node" and each.is_on(words.host) for each in left)
 
 
 def _note(job: WaitedJob, pods: Pods, *, of_existing: bool = False) -> bool:

@@ -13,14 +13,14 @@ from typing import Any
 
 from decorators import _metaflow
 from decorators.backends.kubernetes.affinity import affinity_of
-from decorators.backends.kubernetes.strategic_merge import merge
+from decorators.backends.strategic_merge import merge
 
 PATCHES_VARIABLE = "FINETUNE_POD_PATCHES"  # JSON: step -> patches
 MAIN = "main"  # as Argo Workflows calls the container of a step
 PID_FILE = "finetune-task.pid"  # below TMPDIR: of a task that stores a checkpoint when it is told to go
 # A container's first process here is a shell, which SIGTERM doesn't reach. Where nothing is to be stored all
 # others end at once.
-_TELL = f'kill -TERM "$(cat "${{TMPDIR:-/tmp}}/{PID_FILE}")" 2>/dev/null || kill -TERM -1'
+_TELL = f'kill -TERM "$(cat "${{TMPDIR:-/tmp}}/{PID_FILE}" 2>/dev/null)" 2>/dev/null || kill -TERM -1'
 _NODE_NAME = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
 
 Json = dict[str, Any]

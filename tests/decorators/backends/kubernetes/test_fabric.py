@@ -12,8 +12,8 @@ from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.kubernetes.fabric import GKE_INTERFACES, MULTUS, fabric_of
 from decorators.backends.kubernetes.request import values_for
-from decorators.backends.kubernetes.strategic_merge import merge
 from decorators.backends.options import Options
+from decorators.backends.strategic_merge import merge
 from estimator.errors import UserError
 from estimator.plan import Request
 from tests.decorators.backends.plans import planned

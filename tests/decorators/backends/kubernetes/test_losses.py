@@ -21,7 +21,8 @@ def pod(name: str, phase: str = "Running", *, deleted: str = "", finished: str =
     if finished:
         ended = {"exitCode": 1, "reason": "Error", "finishedAt": f"2026-01-01T00:00:{finished}Z"}
         status["containerStatuses"] = [{"state": {"terminated": ended}}]
-    return {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"phase": phase, **status}}
+    spec = {"nodeName": "n", "hostname": f"js-{name}"}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, **status}}
 
 
 EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
@@ -65,19 +66,19 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
         ),
         pytest.param(
             [[pod("c-0", "Failed", finished="20"), pod("w-0", deleted="21")]],
-            LastWords(kind="node", host="w-0"),
+            LastWords(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
             ["pod w-0 on n: lost"],
             id="a silent node, of which the API server knows nothing yet",
         ),
         pytest.param(
             [[pod("c-0", deleted="21"), pod("w-0", "Failed", finished="20")]],
-            LastWords(kind="node", host="w-0"),
+            LastWords(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
             None,
             id="a node's task that has crashed is a failure, whatever the others say",
         ),
         pytest.param(
             [BOTH_RUN, []],
-            LastWords(kind="rank", host="w-0"),
+            LastWords(kind="rank", host="js-w-0"),
             None,
             id="a rank has failed, and no pod is left to tell",
         ),

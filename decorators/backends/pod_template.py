@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from decorators.backends import tables
-from decorators.backends.kubernetes.strategic_merge import DIRECTIVE
+from decorators.backends.strategic_merge import DIRECTIVE
 from estimator.errors import UserError
 
 NAME = "resources.pod_template"

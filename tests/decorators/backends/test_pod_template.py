@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.kubernetes.pod_template import read
 from decorators.backends.options import Options
+from decorators.backends.pod_template import read
 from estimator.errors import UserError
 
 GOOD = """

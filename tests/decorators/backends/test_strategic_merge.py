@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decorators.backends.kubernetes.strategic_merge import merge
+from decorators.backends.strategic_merge import merge
 
 POD = {
     "metadata": {"annotations": {"a": "1"}},
