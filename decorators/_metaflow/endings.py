@@ -114,7 +114,7 @@ def main(flow: type[Any]) -> None:
         outlive_shell()
         end_with_jobs()
         if sys.stdout.isatty():
-            close_line = renew_steps(flow)
+            close_line = renew_steps()
     try:
         limit_datastore()
     except UserError as error:
