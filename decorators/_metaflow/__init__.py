@@ -36,7 +36,7 @@ What is used, and why no public interface serves:
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user's mistake is not worth a retry. The
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
   ``MetaflowInternalError.headline`` is put into words that fit.
-* ``cli.logger``, which the runtime is given: on a terminal, lines of training steps are renewed in place.
+* ``NativeRuntime._logger``: on a terminal, the lines of training steps are renewed in place.
 * ``metaflow_config``: the namespace and the queue that steps run in where the user names none.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.

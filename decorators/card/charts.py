@@ -16,7 +16,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar;
 _CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
 _MEASURED_COLOURS = ("#54a24b", "#a7d9a0")
 _LINE, _LINE_2, _BAND, _UPPER, _CAPACITY = "#4c78a8", "#f58518", "#c9d8ea", "#e45756", "#333333"
-_LEGEND_ABOVE = {"orient": "top", "direction": "horizontal", "offset": 2, "title": None}
+_LEGEND_ABOVE = {"orient": "top", "direction": "horizontal", "offset": 2, "title": None, "symbolOpacity": 1}
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""Liger-Kernel's kernels beside the model's own, on a CPU in Triton's interpreter; nothing ran on a GPU."""
+"""Liger-Kernel's kernels beside the model's own, on a CPU, in Triton's interpreter; no GPU has run them."""
 
 from __future__ import annotations
 
