@@ -37,7 +37,7 @@ QUICK = [
     "--set=evaluation.max_new_tokens=8",
     "--set=evaluation.fraction=0.1",
 ]
-# Of runs that something more is looked at of; their data is sums.jsonl
+# Of runs that something more is looked at of: a task beside them has its rows in sums.jsonl
 MORE = {("fsdp2", "lora", 2): ["--adapter-only", "--eval-harness=sums.yaml", "--set=harness.limit=6"]}
 READ_ARTIFACTS = """
 import sys, pickle
@@ -169,8 +169,10 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
                 chosen = [f"--engine={engine}", f"--method={method}", f"--nodes={nodes}"]
                 chosen.append(f"--eval-every={EVALUATED}")
                 data = write_sums(home / f"my sums{FORMS[engine]}")
-                chosen += MORE.get((engine, method, nodes), [])
-                write_task(home)
+                if more := MORE.get((engine, method, nodes)):
+                    chosen += more
+                    write_task(home)
+                    write_sums(home / "sums.jsonl")
                 trained = run_flow(home, "run", *chosen, f"--dataset={data}", *QUICK)
                 ended.write_text(json.dumps({**dataclasses.asdict(trained), "home": str(home)}))
         values = json.loads(ended.read_text())
