@@ -20,7 +20,7 @@ from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import obstacles, planner
-from estimator.planning.goals import Goals
+from estimator.planning.goals import DISRUPTIONS, Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
@@ -77,6 +77,8 @@ FLAGS = {
     "queue": "resources.queue",
     "zone": "resources.zone",
     "pending_timeout": "resources.pending_timeout",
+    "max_disruptions": "resources.max_disruptions",
+    "fabric": "resources.fabric",
 }
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
@@ -261,6 +263,7 @@ def _plan_for_place(
         spot=spot,
         interruption_rate=resources.interruption_rate,
         max_nodes=1 if spot and backend == "batch" else None,
+        max_disruptions=resources.max_disruptions if backend == "kubernetes" else DISRUPTIONS,
     )
     if cluster is None:
         return planner.plan(job, target, goals, calibration=corrections), goals

@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from estimator.models import ModelRef
 from launchers import engines, gguf
 from launchers.dataset import render
 from launchers.dataset.prepared import Prepared
@@ -37,7 +36,7 @@ def collect(job: TrainJob, destination: Path) -> None:
     if settings.task != "reward" and (job.model_dir / "config.json").is_file():
         _write_generation_config(folder, job.model_dir, tokenizer, chats=chats)
     page = _page(job, tokenizer, chats=chats)
-    if command := gguf.command(folder, job.model_dir, _base_name(job.model)):
+    if command := gguf.command(folder, job.model_dir, job.base_model):
         page += f"\n{_GGUF_HEADING}\n\n    {command}\n"
     (folder / PAGE).write_text(page)
 
@@ -47,11 +46,6 @@ def gguf_command(folder: Path) -> str | None:
     page = folder / PAGE
     _, _, command = (page.read_text() if page.is_file() else "").partition(f"{_GGUF_HEADING}\n\n    ")
     return command.split("\n")[0].replace("this/folder", str(folder)) or None
-
-
-def _base_name(model: ModelRef) -> str:
-    """How the base is found by whoever has the result: by a folder, or a Hugging Face id."""
-    return model.name if model.kind == "stored" else model.location or model.name
 
 
 def _write_template(folder: Path, template: Any) -> None:
@@ -84,7 +78,7 @@ def _write_generation_config(folder: Path, model_dir: Path, tokenizer: Any, *, c
 
 def _page(job: TrainJob, tokenizer: Any, *, chats: bool) -> str:
     """How to ask the model, with a snippet that works from the folder."""
-    loading = _loading(job.settings, job.plan.method, job.model)
+    loading = _loading(job.settings, job.plan.method, job.base_model)
     if job.settings.task == "reward":
         chat = [_ASKED.as_template(), _ANSWERED.as_template()]
         asking = [
@@ -119,11 +113,10 @@ def _page(job: TrainJob, tokenizer: Any, *, chats: bool) -> str:
     return page
 
 
-def _loading(settings: Settings, method: str, model: ModelRef) -> list[str]:
+def _loading(settings: Settings, method: str, base: str) -> list[str]:
     """Lines of Python that load model and tokenizer; an adapter that isn't merged comes onto its base."""
     kind = "AutoModelForSequenceClassification" if settings.task == "reward" else "AutoModelForCausalLM"
     tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("this/folder")'
-    base = _base_name(model)
     if settings.merges(method):
         return [
             f"from transformers import {kind}, AutoTokenizer",

@@ -193,6 +193,6 @@ def _explained(repo: str) -> Iterator[None]:
             what = f"answers HTTP {status}" if status else f"can't be reached ({type(error).__name__})"
             raise UnreachedError(
                 f"{repo}: the Hugging Face Hub {what}.",
-                "Check the network (HF_ENDPOINT, proxies); the same command sends only what is missing.",
+                "Check the network (HF_ENDPOINT, proxies). What the Hub has already is not sent again.",
             ) from None
         raise UserError(f"{repo}: the Hugging Face Hub answers HTTP {status}: {error}") from None

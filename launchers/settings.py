@@ -431,7 +431,8 @@ def _explain(error: ValidationError) -> tuple[str, str]:
     for item in error.errors():
         path = list(map(str, item["loc"]))
         # Between the names are pydantic's own words for the type that it has tried.
-        name = ".".join(part for part in path if part.isalnum() or part.isidentifier())
+        named = (part for part in path if part.isalnum() or part.isidentifier())
+        name = ".".join(part for part in named if part not in ("bool", "float", "int", "str"))
         if item["type"] == "extra_forbidden":
             name = ".".join(path)
             meant = meant_by(name)

@@ -100,7 +100,7 @@ def memory_bars(
                         "type": "nominal",
                         "title": None,
                         "scale": {"domain": names, "range": colours},
-                        "legend": {"orient": "bottom", "columns": 3, "symbolType": "square"},
+                        "legend": {"orient": "bottom", "columns": 2, "symbolType": "square"},
                     },
                     "order": {"field": "order", "type": "quantitative"},
                 },

@@ -39,11 +39,12 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     hidden = ", ".join(f"{kind} {milliseconds(seconds)}" for kind, seconds in window.split.hidden)
     blocks: list[Block] = [
         Text(markdown=f"### Profiled: {safe(window.steps)}, rank {window.rank}"),
-        _of_step(rows),
+        *_of_step(rows),
     ]
     if hidden:
         blocks.append(Text(markdown=f"Collectives behind other work, which cost nothing: {safe(hidden)}"))
-    blocks.append(Grid(headers=("dearest operators", "a step", "share", "calls"), rows=operators))
+    blocks.append(Text(markdown="**The dearest operators**"))
+    blocks.append(Grid(headers=("operator", "a step", "share", "calls"), rows=operators))
     if window.memory:
         measured = [MeasuredPart(name=name, size_bytes=size) for name, size in window.memory]
         unit = "GPU" if window.split.device == "cuda" else "process"
@@ -58,13 +59,14 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     return blocks
 
 
-def _of_step(rows: tuple[tuple[str, str, str, str], ...]) -> Grid:
+def _of_step(rows: tuple[tuple[str, str, str, str], ...]) -> list[Block]:
     """The table by kind; without a column where nothing was predicted, as on a CPU."""
     headers = ("a step", "predicted", "measured", "share")
     if any(row[1] != NOT_PREDICTED for row in rows):
-        return Grid(headers=headers, rows=rows)
-    named = (f"a step ({NOT_PREDICTED} for this device)", *headers[2:])
-    return Grid(headers=named, rows=tuple((row[0], *row[2:]) for row in rows))
+        return [Grid(headers=headers, rows=rows)]
+    measured = tuple((kind, *figures) for kind, _, *figures in rows)
+    alone = Grid(headers=(headers[0], *headers[2:]), rows=measured)
+    return [Text(markdown="The plan predicts no times for this device."), alone]
 
 
 def _calls(calls: float) -> str:

@@ -53,8 +53,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     before the scale, and the product whose sum is the scale's own are alive.
     recomputed (launchers/dataset/batches.py): logits, 12 B for each logit of one piece and the
     gradients of the others; or logits, their gradient in pieces and joined. liger: one piece of the logits,
-    which their gradient replaces, the hidden states' gradient, and the head's with one piece's part of it
-    (Liger-Kernel 0.8.5, ops/fused_linear_cross_entropy.py). fused: pieces of the logits, and
+    which their gradient replaces, the hidden states' gradient and the head's (Liger-Kernel 0.8.5,
+    ops/fused_linear_cross_entropy.py). fused: pieces of the logits, and
     the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
     """
     model, size = setup.model, computing(setup)
@@ -68,7 +68,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     if setup.loss == "fused" and setup.engine_version == "liger":
         pieces = -(-model.vocab // model.hidden)
         piece = min(tokens, 1 << (-(-tokens // pieces) - 1).bit_length())  # the next power of two
-        return Logits(size * (piece * model.vocab + tokens * model.hidden + 2 * head))
+        added = head if size == 4 else 0  # a piece's part of the head's gradient; in 16 bits added in place
+        return Logits(size * (piece * model.vocab + tokens * model.hidden + head + added))
     if setup.loss == "fused":
         piece = max(1, tokens * model.hidden // model.vocab)
         return Logits((size + 8) * piece * model.vocab // setup.tensor + 4 * head)

@@ -94,6 +94,8 @@ class TrainJob:
         """What adapters are told that they belong to, as PEFT can find it: a Hugging Face id, or a folder."""
         if self.model.kind == "folder":
             return self.model.location
+        if self.model.kind == "stored":  # a folder of the launching machine, which its name is
+            return self.model.name
         return self.model.hub_id or str(self.model_dir)
 
     @property

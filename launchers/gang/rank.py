@@ -121,8 +121,8 @@ class RankReporter:
         if loss is not None and not math.isfinite(loss):
             raise UserError(
                 f"The loss of step {step} is {loss}: the weights have become useless.",
-                "Give a lower optimizer.lr or a longer warm-up (schedule.warmup_steps). In a first step "
-                "the model's own weights hold none.",
+                "Give a lower optimizer.lr or a longer warm-up (schedule.warmup_steps). Where it is "
+                "the first step, the model's own weights hold such values.",
             )
 
     def memory(self, step: int) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import Change, UserError
+from estimator.memory.generation import kv_cache_bytes
+from estimator.models import ModelSpec, hf_files
 from launchers.dataset import render
 from launchers.dataset.prompts import Prompt
 from launchers.rejection import answers as rows
@@ -21,6 +23,7 @@ from launchers.settings import Settings
 
 # Before vLLM is imported: the engine in this process draws the same again, and ends with it; nobody is told
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+CPU_BLOCK = 128  # tokens whose keys and values are kept together (vLLM 0.32, platforms/cpu.py)
 _WITHOUT = ("Leave ", Change("rejection.generator"), " out: transformers draws the answers then.")
 
 
@@ -62,6 +65,7 @@ class VllmSampler:
         self._sampling_params = vllm.SamplingParams
         self._penalties = penalties_of(generation)
         options = engine_options(
+            hf_files.read_directory(model_dir, settings.model),
             settings,
             limit,
             device=device,
@@ -96,19 +100,30 @@ class VllmSampler:
 
 
 def engine_options(
-    settings: Settings, limit: BatchLimit, *, device: str, gpus: int, share: float | None, longest: int
+    spec: ModelSpec,
+    settings: Settings,
+    limit: BatchLimit,
+    *,
+    device: str,
+    gpus: int,
+    share: float | None,
+    longest: int,
 ) -> dict[str, Any]:
     """What ``vllm.LLM`` is made with; ``share``: of a GPU's memory, ``longest``: tokens of a prompt."""
+    row = longest + settings.rejection.max_new_tokens
     options: dict[str, Any] = {
         "dtype": "bfloat16" if device == "cuda" else "float32",
         "seed": settings.seed,
-        "max_model_len": longest + settings.rejection.max_new_tokens,
+        "max_model_len": row,
         "max_num_seqs": max(limit.sequences, settings.rejection.answers),
         "generation_config": "vllm",  # what is drawn is said with each prompt
         "skip_tokenizer_init": True,  # it gets tokens and gives tokens
         "enable_prefix_caching": True,  # the answers to one prompt share its keys and values
     }
     if device == "cpu":
+        # Else it takes 92 % of the machine's memory: what the plan's batch needs, in whole blocks
+        tokens = max(limit.tokens, row) + limit.sequences * CPU_BLOCK
+        options["kv_cache_memory_bytes"] = tokens * kv_cache_bytes(spec, 1, 1, bytes_each=4)
         options["enforce_eager"] = True  # else a compiler is needed at run time
         return options
     options["tensor_parallel_size"] = max(gpus, 1)

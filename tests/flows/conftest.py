@@ -20,6 +20,7 @@ import pytest
 from filelock import FileLock
 
 from tests.conftest import write_sums
+from tests.launchers.harness.files import write_task
 
 FLOW = Path(__file__).parents[2] / "flows" / "finetune_flow.py"
 STEPS = 24
@@ -36,6 +37,8 @@ QUICK = [
     "--set=evaluation.max_new_tokens=8",
     "--set=evaluation.fraction=0.1",
 ]
+# Of runs that something more is looked at of: a task beside them has its rows in sums.jsonl
+MORE = {("fsdp2", "lora", 2): ["--adapter-only", "--eval-harness=sums.yaml", "--set=harness.limit=6"]}
 READ_ARTIFACTS = """
 import sys, pickle
 from metaflow import Run, namespace
@@ -166,6 +169,10 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
                 chosen = [f"--engine={engine}", f"--method={method}", f"--nodes={nodes}"]
                 chosen.append(f"--eval-every={EVALUATED}")
                 data = write_sums(home / f"my sums{FORMS[engine]}")
+                if more := MORE.get((engine, method, nodes)):
+                    chosen += more
+                    write_task(home)
+                    write_sums(home / "sums.jsonl")
                 trained = run_flow(home, "run", *chosen, f"--dataset={data}", *QUICK)
                 ended.write_text(json.dumps({**dataclasses.asdict(trained), "home": str(home)}))
         values = json.loads(ended.read_text())

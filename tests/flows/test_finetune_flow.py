@@ -33,9 +33,8 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
         ("torchtune", "lora", 2),
         ("deepspeed", "full", 1),
         # Each engine meets each method and both numbers of nodes: DeepSpeed's full run on two nodes is in
-        # test_finetune_flow_faults.py, its LoRA run in tests/batch/test_on_batch.py.
+        # test_finetune_flow_faults.py, its LoRA run in tests/batch/test_on_batch.py; FSDP2's is below.
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "lora", 2, marks=pytest.mark.slow),
         pytest.param("torchtune", "qlora", 1, marks=pytest.mark.slow),
     ],
 )
@@ -59,6 +58,11 @@ def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
     adapter = method != "full"
     assert (model.parent / "adapter" / "adapter_model.safetensors").exists() == adapter
     assert not list(model.glob("adapter*"))
+    assert_generates(run, model)
+
+
+def assert_generates(run: FlowRun, model: Path) -> None:
+    """transformers, for an adapter with PEFT, answers with what lies in the folder."""
     generated = subprocess.run(
         [sys.executable, "-c", GENERATE, str(model)],
         env=run.environment,
@@ -69,6 +73,25 @@ def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
     )
     assert generated.stdout.startswith("generated ")
     assert int(generated.stdout.split()[1]) > 0
+
+
+@pytest.mark.slow
+def test_an_adapter_alone_is_scored_by_tasks_and_answers(
+    finished_run: Callable[[str, str, int], FlowRun],
+) -> None:
+    run = finished_run("fsdp2", "lora", 2)
+    found = run.artifacts()
+    adapter = Path(found["model_path"])
+    assert [path.name for path in adapter.parent.iterdir() if path.is_dir()] == ["adapter"]
+    assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss
+    (row,) = found["task_metrics"].rows
+    assert (row.task, row.metric, row.rows) == ("sums", "acc", 6)
+    fact = ("sums, acc", found["task_metrics"].facts()[0][1])
+    assert fact in found["facts"]
+    assert f"| {fact[0]} | {fact[1]} |" in (adapter / "README.md").read_text()
+    assert f"{fact[0]}: {fact[1]}" in run.output
+    assert "GGUF: python llama.cpp/convert_lora_to_gguf.py" in run.output
+    assert_generates(run, adapter)
 
 
 @pytest.mark.slow

@@ -139,10 +139,10 @@ def test_roles_allow_what_they_should_and_no_more(
     objects = everything(tmp_path_factory.mktemp("everything"))
     based.apply(*objects)
     assert _wrong(based, 7) == []
-    for item in objects:  # they are there, under their names
-        place = item["metadata"].get("namespace")
-        where = ["-n", place] if place else []
-        assert based.kubectl("get", item["kind"], item["metadata"]["name"], *where, "-o", "name").strip()
+    # They are there, under their names
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+    there = based.kubectl("get", "-f", "-", "-o", "name", stdin=listed).split()
+    assert len(there) == len(objects)
 
 
 def test_the_example_is_taken_as_it_is(based: ControlPlane) -> None:

@@ -115,6 +115,12 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({"optimizer": {"betas": [0.9]}}, [], "optimizer.betas = [0.9] has too few values", ""),
         ({"optimizer": {"betas": [0.9, 1.5]}}, [], "optimizer.betas.1 = 1.5: should be less than 1", ""),
         ({"optimizer": {"weight_decay": float("nan")}}, [], "optimizer.weight_decay = nan", ""),
+        (
+            {"activation_checkpointing": "sometimes"},
+            [],
+            "activation_checkpointing = 'sometimes': should be a valid boolean or 'auto'",
+            "",
+        ),
         ({"fsdp": "full_shard"}, [], "fsdp = 'full_shard': should be a section, with fsdp.sharding", ""),
         ({"optimizer": {"eps": 0}}, [], "optimizer.eps = 0: should be greater than 0", ""),
         ({"optimizer": "adamw"}, [], "optimizer = 'adamw': should be a section, with optimizer.name", ""),

@@ -22,6 +22,8 @@ def put_in(network: Any) -> None:
 
 def summed_loss(network: Any, labels: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """The sum of the cross entropies of ``labels``, shifted already, that count."""
-    outcome = network(**inputs, shift_labels=labels, num_items_in_batch=1, use_cache=False)
+    # a sum is a mean over one; without logits in an evaluation, too
+    options = {"num_items_in_batch": 1, "skip_logits": True, "use_cache": False}
+    outcome = network(**inputs, shift_labels=labels, **options)
     loss: torch.Tensor = outcome.loss
     return loss

@@ -32,6 +32,6 @@ def test_without_a_plan_what_was_measured_is_shown() -> None:
     window = dataclasses.replace(example(), snapshot="m.pickle")
     blocks = window_blocks(window, None)
     kinds = next(block for block in blocks if isinstance(block, Grid))
-    assert kinds.headers == ("a step (not predicted for this device)", "measured", "share")
+    assert kinds.headers == ("a step", "measured", "share")
     assert ("of it products", "200.0 ms", "50.0%") in kinds.rows
     assert any("m.pickle" in block.markdown for block in blocks if isinstance(block, Text))

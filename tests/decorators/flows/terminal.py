@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from metaflow import FlowSpec, step
+from metaflow import Config, FlowSpec, step
 
 from decorators._metaflow import main
 
 
 class TerminalFlow(FlowSpec):
+    settings = Config("settings", default_value="{}")  # which Metaflow reads before all else
+
     @step
     def start(self):
         for number in range(1, 31):

@@ -1,10 +1,11 @@
-"""A signal that ends a task finds no lock half taken."""
+"""A signal that ends a task finds no lock half taken, and processes end with what they have started."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,20 @@ import pytest
 from launchers.cluster import processes
 
 
+def look(signals: processes.WaitingSignals) -> None:
+    if (number := signals.take()) is not None:
+        signals.act(number)
+
+
 def interrupted(done: list[str], *, look_at: int | None = None, times: int = 1) -> None:
     """Does a few things, and is told to stop before each of the first of them."""
-    with processes.signals_wait() as look:
+    with processes.signals_wait() as signals:
         for number in range(3):
             if number < times:
                 os.kill(os.getpid(), signal.SIGINT)
             done.append(f"thing {number}")
             if look_at == number:
-                look()
+                look(signals)
 
 
 def test_a_signal_waits_until_it_is_looked_for() -> None:
@@ -47,9 +53,9 @@ def test_a_second_signal_does_not_wait() -> None:
 
 
 def terminated() -> None:
-    with processes.sigterm_raises(), processes.signals_wait() as look:
+    with processes.sigterm_raises(), processes.signals_wait() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        look()
+        look(signals)
 
 
 def test_sigterm_unwinds_where_it_is_looked_for() -> None:
@@ -64,8 +70,8 @@ def test_another_thread_leaves_the_handlers_alone() -> None:
     seen = []
 
     def block() -> None:
-        with processes.signals_wait() as look:
-            look()
+        with processes.signals_wait() as signals:
+            look(signals)
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=block)
@@ -91,3 +97,18 @@ def test_the_end_of_a_log_is_without_what_says_nothing(tmp_path: Path) -> None:
     ]
     assert processes.telling_tail(log, lines=1) == "RuntimeError: the cause"
     assert processes.telling_tail(tmp_path / "none") == ""
+
+
+def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starts_another.py").write_text(
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log, deadline = tmp_path / "log", time.monotonic() + 60
+    with processes.started("starts_another", tmp_path / "request", log, on_cpu=True):
+        while not (told := log.read_text().strip()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert processes.is_running(int(told))
+    assert not processes.is_running(int(told))

@@ -57,7 +57,6 @@ ENGINES = tuple(engine for engine in engines.ENGINES if engine != "trl")  # it l
 NODES = (1, 2)
 TASKS = ("pretrain", "dpo", "orpo", "simpo", "kto", "reward")  # beside sft and grpo
 TASK_METHODS = ("full", "lora", "qlora nf4-double")
-GRPO_METHODS = (*TASK_METHODS, "dora")
 DATA = {"sft": "documents", "pretrain": "texts", "kto": "judged"}  # pairs for all others
 DRAWN_STEPS, DRAWN_CHECKPOINT = 30, 28  # of GRPO, in which its reward rises
 ROUNDED_REFERENCE = 0.02  # in the loss of DPO and KTO: qlora compares with the rounded base, the export not
@@ -102,7 +101,7 @@ TASK_CELLS = tuple(
     for method in TASK_METHODS
     for nodes in NODES
 ) + tuple(
-    Cell(engine="trl", method=method, nodes=nodes, task="grpo") for method in GRPO_METHODS for nodes in NODES
+    Cell(engine="trl", method=method, nodes=nodes, task="grpo") for method in TASK_METHODS for nodes in NODES
 )
 
 

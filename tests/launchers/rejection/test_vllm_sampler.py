@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from estimator.errors import UserError
+from estimator.memory.generation import kv_cache_bytes
+from estimator.models import find
 from launchers.dataset.prompts import Prompt
 from launchers.rejection import answers as rows
 from launchers.rejection import vllm_sampler
@@ -33,14 +36,17 @@ without_vllm = pytest.mark.skipif(
 
 
 def test_the_engine_gets_the_plans_share_of_memory_its_batch_and_the_longest_row() -> None:
-    options = vllm_sampler.engine_options(SETTINGS, LIMIT, device="cuda", gpus=4, share=0.925, longest=100)
+    ask = partial(vllm_sampler.engine_options, find("tiny-llama"), SETTINGS, LIMIT, longest=100)
+    options = ask(device="cuda", gpus=4, share=0.925)
     assert options["tensor_parallel_size"] == 4
     assert options["gpu_memory_utilization"] == 0.925
     assert options["max_num_seqs"] == 96
     assert options["max_model_len"] == 132
     assert (options["dtype"], options["seed"]) == ("bfloat16", 7)
-    on_cpu = vllm_sampler.engine_options(SETTINGS, LIMIT, device="cpu", gpus=0, share=None, longest=100)
+    on_cpu = ask(device="cpu", gpus=0, share=None)
     assert on_cpu["dtype"] == "float32", "as transformers draws on CPUs"
+    each = kv_cache_bytes(find("tiny-llama"), 1, 1, bytes_each=4)
+    assert on_cpu["kv_cache_memory_bytes"] == (9600 + 96 * 128) * each, "not a share of the machine's memory"
     assert not {"tensor_parallel_size", "gpu_memory_utilization"} & on_cpu.keys()
 
 

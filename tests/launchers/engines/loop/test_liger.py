@@ -1,4 +1,4 @@
-"""Liger-Kernel's kernels beside the model's own, on a CPU in Triton's interpreter; on a GPU nothing was run."""
+"""Liger-Kernel's kernels beside the model's own, on a CPU, in Triton's interpreter; no GPU has run them."""
 
 from __future__ import annotations
 
@@ -71,8 +71,12 @@ def test_a_run_of_two_processes_learns_as_it_does_without_them(
         )
         for rank in (0, 1)
     ]
-    for process in started:
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors[-4000:]
+    try:
+        for process in started:
+            _, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors[-4000:]
+    finally:
+        for process in started:
+            process.kill()
     plain = runs.losses(runs.run(jobs[False]))
     assert runs.losses(runs.steps(jobs[True])) == pytest.approx(plain, rel=1e-5)

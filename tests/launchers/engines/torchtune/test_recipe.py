@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 import yaml
 
 from launchers.dataset.prepared import IGNORE, Prepared
+from launchers.engines.torchtune.config import recipe_config, recipe_name
 from launchers.engines.torchtune.engine import Torchtune
 from launchers.gang.job import TrainJob
 from launchers.report.telemetry import DistInfo, Memory, Phase, Step
@@ -20,6 +25,7 @@ from tests.launchers.engines.torchtune import runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+ROOT = Path(__file__).parents[4]
 BATCH, STEPS = 4, 6
 WORLDS: dict[int, dict[str, Any]] = {
     1: {"micro_batch_size": 2, "accumulation": 2},
@@ -99,6 +105,32 @@ def test_the_loss_falls(trained: Any, method: str, world: int) -> None:
     losses = runs.losses(runs.steps(trained(method, world)))
     assert len(losses) == STEPS
     assert sum(losses[-2:]) / 2 < losses[0] - 0.1
+
+
+def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
+    trained: Any, tmp_path: Path
+) -> None:
+    job = trained("full", 1)
+    logger = {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": str(tmp_path)}
+    values = recipe_config(job) | {"output_dir": str(tmp_path), "metric_logger": logger}
+    values["checkpointer"]["output_dir"] = str(tmp_path / "model")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    command = ["run", recipe_name(job), "--config", str(tmp_path / "config.yaml")]
+    subprocess.run(
+        [sys.executable, "-m", "torchtune._cli.tune", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=600,
+    )
+    [log] = tmp_path.glob("log_*.txt")
+    logged = [dict(re.findall(r"(\w+):(\S+)", line)) for line in log.read_text().splitlines() if line]
+    assert [float(step["loss"]) for step in logged] == runs.losses(runs.steps(job))
+    assert [_number(step["grad_norm"]) for step in logged] == [step.grad_norm for step in runs.steps(job)]
+
+
+def _number(text: str) -> float:
+    """Of a logged number or tensor."""
+    return float(re.sub(r"tensor\(([^,)]+).*", r"\1", text))
 
 
 def test_one_process_and_two_train_alike(trained: Any) -> None:

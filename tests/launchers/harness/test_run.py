@@ -1,0 +1,113 @@
+"""Base and result are scored by lm-evaluation-harness itself, on a task of one's own, without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from decorators.card.blocks import Grid
+from decorators.card.evaluation import task_blocks
+from estimator.errors import UserError
+from launchers.cluster import processes
+from launchers.engines.loop.model import made_trainable
+from launchers.harness import run, tasks
+from launchers.models import causal, tiny_llama
+from launchers.settings import build
+from tests.conftest import write_sums
+from tests.launchers.engines.loop import runs
+from tests.launchers.harness.files import SUMS, write_task
+
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A base that likes capitals, scored beside one that likes none; the second of them is an adapter."""
+    folder = tmp_path_factory.mktemp("harness")
+    base = tiny_llama.make(folder / "base")
+    write_sums(folder / "sums.jsonl")
+    settings = build(
+        {
+            "engine": "fsdp2",
+            "method": "lora",
+            "harness": {"tasks": [str(write_task(folder))], "limit": ROWS, "num_fewshot": 0},
+        }
+    )
+    job = runs.make_job(folder, base, folder, steps=1, settings=settings.model_dump())
+    network = made_trainable(causal.load(base, dtype=torch.float32), job)
+    for name, parameter in network.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=1.0)
+    network.save_pretrained(folder / "adapter")
+    for path in base.glob("tokenizer*"):
+        (folder / "adapter" / path.name).write_bytes(path.read_bytes())
+    request = run.HarnessRequest(
+        settings=settings, work_dir=folder / "work", models={"base": base, "finetuned": folder / "adapter"}
+    )
+    kept: list[str] = []
+    result = run.run_tasks(request, lambda file: kept.append(file.name))
+    return SimpleNamespace(request=request, result=result, kept=kept, network=network, base=base)
+
+
+@pytest.mark.slow
+def test_both_models_are_scored_as_the_models_themselves_say(scored: SimpleNamespace) -> None:
+    (row,) = scored.result.rows
+    assert (row.task, row.metric, row.rows, row.higher_is_better) == ("sums", "acc", ROWS, True)
+    before = _share_right(causal.load(scored.base, dtype=torch.float32), scored)
+    assert (row.before, row.after) == (before, _share_right(scored.network, scored))
+    assert row.before_stderr is not None
+    assert scored.kept == ["base.json", "finetuned.json"]
+    assert scored.result.facts()[0][0] == "sums, acc"
+    grid = next(block for block in task_blocks(scored.result) if isinstance(block, Grid))
+    assert grid.rows[0][0] == "sums"
+    assert grid.rows[0][-1] == str(ROWS)
+
+
+def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
+    """How often the right answer is likelier than the one in capitals, by the sum of log-probabilities."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(scored.base)
+    rows = (scored.base.parent / "sums.jsonl").read_text().splitlines()[:ROWS]
+    right = 0
+    for row in map(json.loads, rows):
+        likely = []
+        for answer in (row["output"], row["output"].upper()):
+            prompt = f"{row['instruction']}\n{row['input']}\n"
+            whole = tokenizer(prompt + " " + answer)["input_ids"]
+            begin = len(tokenizer(prompt.rstrip())["input_ids"])
+            ids = torch.tensor([whole])
+            with torch.no_grad():
+                logs = network.eval()(input_ids=ids).logits.log_softmax(-1)[0, :-1]
+            likely.append(logs[range(begin - 1, len(whole) - 1), whole[begin:]].sum().item())
+        right += likely[0] > likely[1]
+    return right / ROWS
+
+
+@pytest.mark.slow
+def test_a_model_that_is_scored_is_not_scored_again(
+    scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "started", None)
+    assert run.run_tasks(scored.request) == scored.result
+
+
+@pytest.mark.slow
+def test_a_task_whose_rows_lack_what_it_asks_for_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sums(tmp_path / "sums.jsonl")
+    file = write_task(tmp_path, SUMS.replace("{{input}}", "{{question}}"))
+    with pytest.raises(UserError, match="'question' is undefined") as error:
+        run.try_tasks(build({"harness": {"tasks": [str(file)]}}), tmp_path / "work")
+    assert str(file) in error.value.problem
+    assert processes.marked_pids("none") == []
+
+
+def test_nothing_is_tried_where_no_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "check", None)
+    run.try_tasks(build({}), tmp_path)

@@ -1,0 +1,76 @@
+"""What can't be scored is said before a run, in two lines; what can travels with all that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from estimator.errors import UserError
+from launchers.harness import tasks
+from launchers.settings import build
+from tests.conftest import write_sums
+from tests.launchers.harness.files import SUMS, write_task
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("task: [", "can't be used"),
+        ("- a\n- b\n", "no `key: value` lines"),
+        ("group: all\ntask: [a, b]\n", "no `task: NAME`"),
+        ("task: sums\n", "no `dataset_path`"),
+        (SUMS.replace("sums.jsonl", "none.jsonl"), "there is no none.jsonl"),
+        ("include: none.yaml\ntask: sums\n", "there is no none.yaml"),
+        ("include: sums.yaml\ntask: sums\n", "which includes it"),
+    ],
+)
+def test_a_file_that_is_no_task_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    write_sums(tmp_path / "sums.jsonl")
+    file = write_task(tmp_path, text)
+    with pytest.raises(UserError, match=said) as error:
+        tasks.check(build({"harness": {"tasks": [str(file)]}}))
+    assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["none.yaml", "some/folder"])
+def test_a_file_that_is_not_there_is_no_name_of_the_harness(name: str) -> None:
+    with pytest.raises(UserError, match=f"no file or folder {name}"):
+        tasks.check(build({"harness": {"tasks": name}}))
+
+
+def test_a_folder_without_tasks_and_a_reward_model_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "part.yaml").write_text("dataset_path: json\n")
+    with pytest.raises(UserError, match="has a `task: NAME`"):
+        tasks.check(build({"harness": {"tasks": [str(tmp_path)]}}))
+    with pytest.raises(UserError, match="gives numbers"):
+        tasks.check(build({"task": "reward", "harness": {"tasks": [str(tmp_path)]}}))
+
+
+def test_a_task_travels_with_what_it_includes_its_data_and_its_functions(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_sums(tmp_path / "data" / "sums.jsonl")
+    (tmp_path / "_common.yaml").write_text("dataset_path: json\nprocess_docs: !function code.utils.keep\n")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "utils.py").write_text("def keep(docs):\n    return docs\n")
+    (tmp_path / "unused.txt").write_text("x")
+    text = "include: _common.yaml\ntask: sums\ndataset_kwargs: {data_files: {test: data/*.jsonl}}\n"
+    file = write_task(tmp_path, text)
+    expected = {"sums.yaml", "_common.yaml", "code/utils.py", "data/sums.jsonl"}
+    assert set(tasks.portable(str(file))) == expected
+    assert set(tasks.portable(str(tmp_path))) == expected
+
+
+def test_what_lies_elsewhere_does_not_travel(tmp_path: Path) -> None:
+    data = write_sums(tmp_path / "sums.jsonl")
+    file = write_task(tmp_path / "tasks", SUMS.replace("sums.jsonl", str(data)))
+    tasks.check(build({"harness": {"tasks": [str(file)]}}))
+    with pytest.raises(UserError, match="can't travel"):
+        tasks.portable(str(file))
+
+
+def test_without_the_extra_a_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "PACKAGE", "no_such_package")
+    with pytest.raises(UserError, match=r"pip install -e '.\[eval\]'"):
+        tasks.check_installed(build({"harness": {"tasks": ["hellaswag"]}}))
+    tasks.check_installed(build({}))
