@@ -248,7 +248,7 @@ class Rejection(Section):
     installed by the extra `vllm`, or in an environment of its own (`generator_python`)."""
     generator_python: str | None = None
     """The Python of an environment that has vLLM, as a path on the machines that draw, such as
-    `/opt/vllm/bin/python`. Empty: the run's own Python."""
+    `/srv/vllm/bin/python`. Empty: the run's own Python."""
     nodes: Positive | None = None
     """Nodes that draw answers at the same time, each with its share of the prompts. Empty: as planned."""
     min_score: float | None = None

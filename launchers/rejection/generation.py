@@ -96,7 +96,7 @@ def check_vllm(python: str | None) -> str:
     if found is None:
         raise UserError(
             f"rejection.generator_python {shown}: there is no such program here.",
-            "Give the Python of an environment that has vLLM, such as /opt/vllm/bin/python.",
+            "Give the Python of an environment that has vLLM, such as /srv/vllm/bin/python.",
         )
     look = "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"
     try:
@@ -108,7 +108,7 @@ def check_vllm(python: str | None) -> str:
             (Change("rejection.generator", "vllm"), f": there is no vLLM in {shown}."),
             (
                 "Install it (docs/rejection.md#vllm), or name the Python of an environment that has it: ",
-                Change("rejection.generator_python", "/opt/vllm/bin/python"),
+                Change("rejection.generator_python", "/srv/vllm/bin/python"),
                 ".",
             ),
         )
