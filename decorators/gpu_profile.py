@@ -21,17 +21,18 @@ import signal
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 from metaflow import StepMutator, UserStepDecorator, current
 
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFailed
-from decorators.backends import cluster_name
+from decorators.backends import cluster_name, resubmitting
 from decorators.backends.destination import going_to
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.job_labels import note_team
-from decorators.backends.kubernetes.affinity import affinity_of
+from decorators.backends.kubernetes import pod_shape
 from decorators.backends.options import Options
 from decorators.backends.overrides import Role, request_for, with_given
 from decorators.backends.placing import note_room, place
@@ -130,7 +131,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
         if self.resolver is not None and self.launch_or_carry(step) and step.backend() == "kubernetes":
-            _metaflow.shape_pods(None, affinity_of)
+            pod_shape.install()
 
     def is_launched(self) -> bool:
         """Whether this run has a plan."""
@@ -153,6 +154,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
             largest = build_step_request(lead, plan.request, options, _minimum(plan))
             plan = note_room(plan, largest)
             os.environ[PLAN_VARIABLE] = pack(plan)
+            os.environ[resubmitting.MOST_VARIABLE] = str(options.max_disruptions)
             if self.role != "none":
                 self._request(step, plan, largest)
 
@@ -160,6 +162,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         request = request_for(plan, self.role)
         minimum = largest.minimum if self.role == "train" else _minimum_beside(request)
         step_request = build_step_request(step, request, largest.options, minimum)
+        step_request = replace(step_request, on_fabric=self.role == "train")
         place(step, step_request, largest)
         if self.role == "train" and step_request.backend != "local" and _metaflow.command() != "deploy":
             Retrying(

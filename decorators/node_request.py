@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from metaflow import StepMutator
@@ -18,7 +18,9 @@ from metaflow import StepMutator
 from decorators import _metaflow
 from decorators._metaflow import Backend, FinetuneError, Given, StepView
 from decorators.backends import cluster_name
-from decorators.backends.kubernetes.affinity import affinity_of
+from decorators.backends.interface import ClusterFacts, StepRequest
+from decorators.backends.kubernetes import pod_shape
+from decorators.backends.kubernetes.offered import offered
 from decorators.backends.options import Options
 from decorators.backends.placing import fill_in
 from decorators.backends.registry import BACKENDS
@@ -82,7 +84,7 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
         step = StepView(mutable_step)
         launched = self.launch_or_carry(step)
         if launched and self.role == "node" and step.backend() == "kubernetes":
-            _metaflow.shape_pods(os.environ.get(PRIORITY_VARIABLE) or None, affinity_of)
+            pod_shape.install(os.environ.get(PRIORITY_VARIABLE) or None)
 
     def at_launch(self, step: StepView) -> None:
         """Ask the flow, once for all steps, what its nodes are to be, and ask its backend for them."""
@@ -98,12 +100,20 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
             if asked.priority_class:
                 os.environ[PRIORITY_VARIABLE] = asked.priority_class
             if self.role == "node" and backend != "local":
-                fill_in(step, build_step_request(step, asked.request, options))
+                step_request = build_step_request(step, asked.request, options)
+                fill_in(step, replace(step_request, on_fabric=True, facts=_offered(step_request)))
 
     def keep_endings(self, lines: list[str]) -> None:
         """How the pods of a step have failed, for the flow's later steps."""
         if lines:
             keep_endings(_metaflow.waited_attempt()[0], lines)
+
+
+def _offered(step_request: StepRequest) -> ClusterFacts:
+    """What the cluster's nodes offer, where it is Kubernetes and can be asked; nothing is refused for it."""
+    if step_request.backend != "kubernetes" or _metaflow.compiles_only():
+        return ClusterFacts()
+    return offered(str(step_request.configured.get("namespace") or "default"), step_request.request)
 
 
 def keep_endings(run: str, lines: list[str]) -> None:

@@ -133,6 +133,10 @@ class Profile:
             self._history.total_steps = total_steps
             self._history.tokens_of_steps = tokens_of_steps
 
+    def note(self, text: str) -> None:
+        """A line for the card."""
+        self._sampler.note(text)
+
     def describe(self, settings: Sequence[Setting], log: Callable[[], str]) -> None:
         """Name the step's hyper-parameters, and what gives the end of its log, for the card."""
         self._settings, self._log = tuple(settings), log

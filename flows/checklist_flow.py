@@ -75,6 +75,8 @@ class ChecklistFlow(FlowSpec):
     instance_type = option("instance_type")
     queue = option("queue")
     pending_timeout = option("pending_timeout")
+    fabric = option("fabric")
+    pod_template = option("pod_template")
     priority_class = option("priority_class")
     webhook = option("webhook")
     prometheus = option("prometheus")

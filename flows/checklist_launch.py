@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -35,7 +35,7 @@ from checklist.outputs import publish
 from checklist.outputs.publish import outputs_of
 from checklist.run import local
 from decorators._metaflow import Backend
-from decorators.backends import cluster_name
+from decorators.backends import cluster_name, pod_template
 from decorators.backends.options import Options as Placement
 from decorators.node_request import LAUNCH_VARIABLE, PRIORITY_VARIABLE, Asked
 from estimator import hardware
@@ -99,6 +99,10 @@ class FlowOptions(OutputOptions, CheckOptions):
     """Minutes that a step may wait for its nodes."""
     priority_class: Text = None
     """On Kubernetes; else the lowest that the cluster has."""
+    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
+    """On Kubernetes, the network between nodes: auto is what the nodes offer, none is TCP."""
+    pod_template: Text = None
+    """On Kubernetes, a YAML file that is merged into the pods' template, as for training."""
 
     @model_validator(mode="after")
     def _check_waits(self) -> FlowOptions:
@@ -160,7 +164,13 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
         request=_request(options, gpus_per_node),
         launch=launch,
         priority_class=_priority_class(options, backend),  # Kueue takes a job's priority from its pods
-        options=Placement(queue=options.queue, pending_timeout=options.pending_timeout),
+        options=Placement(
+            queue=options.queue,
+            pending_timeout=options.pending_timeout,
+            fabric=options.fabric,
+            pod_template=pod_template.read(options.pod_template) if options.pod_template else None,
+            termination_grace_s=0,
+        ),
     )
 
 

@@ -77,6 +77,8 @@ FLAGS = {
     "queue": "resources.queue",
     "zone": "resources.zone",
     "pending_timeout": "resources.pending_timeout",
+    "max_disruptions": "resources.max_disruptions",
+    "fabric": "resources.fabric",
 }
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}

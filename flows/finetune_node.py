@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from metaflow import current
 
 from decorators._metaflow import in_container
+from decorators.backends import disruptions
+from decorators.backends.kubernetes.pod_shape import PID_FILE
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.profile.calibration import keep_trial
 from decorators.profile.history import Setting
@@ -23,10 +30,13 @@ from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import rank_log_tail
 from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
+from launchers.gang.departure import NO_GRACE, Grace
+from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.metrics import Metrics, tokens_of_steps
+from launchers.report.telemetry import Event
 from launchers.report.window import Window
 from launchers.settings import Settings, flat
 from launchers.store.bundles import put_bundle
@@ -90,6 +100,7 @@ def train_on_node(
     weights: str,
     data: str,
     address: NodeAddress,
+    launch: int,
     store: MetaflowStorage,
     work: Path,
     reward: str | None = None,
@@ -102,6 +113,8 @@ def train_on_node(
         A folder on this machine, or the key of a bundle.
     data:
         The key of the bundle of tokenised data.
+    launch:
+        The number of this launch of the step.
     store:
         Of the run: gives the data, takes checkpoints, logs and the finished model.
     reward:
@@ -122,7 +135,10 @@ def train_on_node(
     )
     profile.expect(total_steps=job.total_steps, tokens_of_steps=tokens_of_steps(prepared))
     profile.describe(_settings_in_words(settings), lambda: rank_log_tail(job.logs_dir))
-    attempt = _this_attempt(store, node=address.node)
+    attempt = _this_attempt(store, node=address.node, number=launch)
+    disrupted = disruptions.Disruptions(storage=store, run=attempt.run)
+    for each in disrupted.of_step(current.step_name):
+        profile.note(f"Disrupted: {each.text}")
     tried: list[TrialResult] = []
 
     def note_trial(result: TrialResult) -> None:
@@ -132,16 +148,30 @@ def train_on_node(
         if problem := keep_trial(result, run=run_name, in_container=in_container()):
             print(problem, file=sys.stderr, flush=True)
 
-    trained = train(
-        job,
-        attempt,
-        address,
-        store,
-        work,
-        on_event=profile.add,
-        on_plan=profile.replan,
-        on_trial=note_trial,
-    )
+    joined = False
+
+    def add(event: Event) -> None:
+        nonlocal joined
+        joined = True
+        profile.add(event)
+
+    try:
+        with _told_to_go(settings) as grace:
+            trained = train(
+                job,
+                attempt,
+                address,
+                store,
+                work,
+                on_event=add,
+                on_plan=profile.replan,
+                on_trial=note_trial,
+                grace=grace,
+            )
+    except GangFailed as error:
+        if joined and in_container():  # nodes that never met were not taken away
+            disrupted.leave_words(current.step_name, launch, error.failure)
+        raise
     profile.hand_over(trained.exported)
     output = None
     if address.node == 0:
@@ -162,14 +192,29 @@ def train_on_node(
     )
 
 
+@contextmanager
+def _told_to_go(settings: Settings) -> Iterator[Grace]:
+    """What this task has when its pod has to go; it is found meanwhile (decorators.backends.kubernetes)."""
+    seconds = settings.resources.termination_grace_s
+    if not seconds or not in_container():
+        yield NO_GRACE
+        return
+    pid = Path(tempfile.gettempdir()) / PID_FILE
+    pid.write_text(str(os.getpid()))
+    try:
+        yield Grace(seconds=seconds, signals=(signal.SIGTERM,))
+    finally:
+        pid.unlink(missing_ok=True)
+
+
 def _settings_in_words(settings: Settings) -> list[Setting]:
     default = flat(Settings())
     return [Setting(name=name, value=value, default=default[name]) for name, value in flat(settings).items()]
 
 
-def _this_attempt(store: MetaflowStorage, *, node: int) -> Attempt:
-    """The attempt that this task is, by Metaflow's run, step and retry."""
-    run, number = current.run_id, current.retry_count
+def _this_attempt(store: MetaflowStorage, *, node: int, number: int) -> Attempt:
+    """The attempt that this task is, by Metaflow's run and step, and the number of the launch."""
+    run = current.run_id
     plans = Replanning(storage=store, prefix=plans_key(run))
     return Attempt(
         run=run,

@@ -14,6 +14,7 @@ from typing import Any
 from metaflow import Config, FlowSpec, Parameter, config_expr, current, retry, step
 
 from decorators._metaflow import user_errors
+from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.storage import datastore
 from estimator.errors import spelled_as
@@ -119,6 +120,8 @@ class FinetuneSteps(FlowSpec):
     queue = knob("queue")
     zone = knob("zone")
     pending_timeout = knob("pending_timeout", float)
+    max_disruptions = knob("max_disruptions", int)
+    fabric = knob("fabric")
     overrides = Parameter(
         "set",
         default="",
@@ -304,6 +307,7 @@ class FinetuneSteps(FlowSpec):
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
     ) -> None:
         self.node = node
+        launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
         with task_folder("train") as work:
             self.outcome = train_on_node(
                 plan=self.plan,
@@ -317,9 +321,10 @@ class FinetuneSteps(FlowSpec):
                     main_host=main_host,
                     ports=ports,
                     secret=secret,
-                    run=f"{current.run_id}/{current.step_name}/{current.retry_count}",
+                    run=f"{current.run_id}/{current.step_name}/{launch}",
                     patience_s=patience_s(self.used_settings),
                 ),
+                launch=launch,
                 store=datastore(),
                 work=work,
                 reward=self._reward(work),

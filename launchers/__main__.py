@@ -23,7 +23,7 @@ from launchers import settings
 from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
 from launchers.cluster.processes import outlive_parent
-from launchers.gang.failures import GangFailed
+from launchers.gang.failures import GangFailed, NodeLeft
 from launchers.scheduler.meeting import ElsewhereError
 from launchers.scheduler.run import SchedulerRun, run
 from launchers.spelling import SET
@@ -100,6 +100,9 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
     except ElsewhereError as error:
         print(f"node {place.node}: ended, as another node says: {error.problem}", file=sys.stderr)
         return MISTAKE
+    except NodeLeft as error:
+        print(f"Stopped: {error}", file=sys.stderr, flush=True)
+        return STOPPED
     except GangFailed as error:
         text = str(error) if place.node == 0 else str(error).partition("\n")[0]
         print(f"Training failed:\n{text}", file=sys.stderr, flush=True)

@@ -456,6 +456,17 @@ class Resources(Section):
     """Availability zone of all nodes. Empty: on Kubernetes one that has enough of them, where one is seen."""
     pending_timeout: PositiveFloat = 30.0
     """Minutes that a step waits for one more of its nodes, or for its image, before the run gives up."""
+    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
+    """The network between nodes that GPUs use on Kubernetes. auto: what the nodes offer; none: TCP."""
+    pod_template: dict[str, Any] | str | None = None
+    """What is merged into the training pods' template on Kubernetes, itself or the path of a YAML file: a
+    strategic merge patch, in which the container `main` is the training's."""
+    max_disruptions: NonNegative = 20
+    """How often a run on Kubernetes may lose pods (deleted, evicted, preempted, spot taken back, node lost)
+    and go on; none of it counts as an attempt of a step."""
+    termination_grace_s: NonNegative = 60
+    """Seconds that a training pod has once it has to go. In them all nodes store a checkpoint after the same
+    step. On Slurm as many count from SIGUSR1 on. 0: none."""
     hang_timeout_s: Positive = 900
     """Seconds without a step, a checkpoint or any other sign of life before a run counts as hung; four
     times as long while a model is loaded or saved."""

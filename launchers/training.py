@@ -13,6 +13,7 @@ from launchers import reference
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.export_best import export_best, has_ended, last_step
+from launchers.gang.departure import NO_GRACE, Grace
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
@@ -80,6 +81,7 @@ def train(
     on_event: Callable[[Event], None] = lambda _: None,
     on_plan: Callable[[Plan], None] = lambda _: None,
     on_trial: Callable[[TrialResult], None] = lambda _: None,
+    grace: Grace = NO_GRACE,
 ) -> Trained:
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
 
@@ -100,6 +102,8 @@ def train(
         Is told the plan of this attempt before it begins.
     on_trial:
         Is told each trial's result, on the first node (``job.settings.trial``).
+    grace:
+        Signals after which a checkpoint is stored before this node ends.
 
     Raises
     ------
@@ -153,7 +157,7 @@ def train(
             _say_what_is_past(job)
     try:
         if not has_ended(job):
-            run_node(job, address, on_event=listener, checkpoints=checkpoints)
+            run_node(job, address, on_event=listener, checkpoints=checkpoints, grace=grace)
         exported = export_best(job, listener.evaluations, address, checkpoints, work / "best", listener)
     except GangFailed as error:
         if plans is not None and error.failure.out_of_memory:

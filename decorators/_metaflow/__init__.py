@@ -29,6 +29,7 @@ What is used, and why no public interface serves:
 * The command lines of what waits for remote jobs, ``kubernetes step`` and ``batch step``: a signal
   that ends the launching process alone would leave their jobs behind.
 * ``Kubernetes.launch_job``, ``Kubernetes.wait``: what the API server refuses is shown as a traceback.
+* The same two: what a cluster has taken away is submitted again, without an attempt's being spent on it.
 * ``CatchDecorator`` under another name: Kubernetes refuses ``@catch`` beside ``@parallel``, by its name.
 * A compute decorator's ``runtime_step_cli``: an attempt after one that ran out of memory may need another
   machine, and Metaflow asks no one before it starts a retry.
@@ -86,6 +87,7 @@ from decorators._metaflow.jobs import (
 )
 from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.pods import shape_pods
+from decorators._metaflow.resubmitting import submit_again
 from decorators._metaflow.signals import end_with_jobs
 from decorators._metaflow.steps import Given, StepView, resumed_artifact
 from decorators._metaflow.users import ensure_python, ensure_user, flow_name, origin_run_id, run_id
@@ -134,6 +136,7 @@ __all__ = [
     "shape_pods",
     "standalone_page",
     "storage",
+    "submit_again",
     "tidy_workflows",
     "user_errors",
     "waited_attempt",

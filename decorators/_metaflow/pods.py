@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from decorators._metaflow.commands import deployer
 
+Json = dict[str, Any]
 
-def shape_pods(priority_class: str | None, affinity_of: Callable[[str], dict[str, Any]]) -> None:
-    """From now on, give the pods that this process asks Kubernetes for what Metaflow has no argument for.
 
-    That is a priority class, if one is named, in their environment the name of their node, NODE_NAME, and for
-    those of a JobSet the affinity that ``affinity_of`` makes of its name. Holds for Jobs, JobSets and, where
-    the flow is being deployed there, the templates of an Argo workflow.
+def shape_pods(
+    patches_of: Callable[[str, str | None], list[Json]], merge: Callable[[Json, Json], Json], *, main: str
+) -> None:
+    """From now on, patch the templates of the pods that this process asks Kubernetes for.
+
+    Holds for Jobs, JobSets and, where the flow is being deployed there, the templates of an Argo workflow.
+
+    Parameters
+    ----------
+    patches_of:
+        ``patches_of(step, jobset)``: what is merged into a step's pod template; no ``jobset`` where it is
+        none's.
+    merge:
+        ``merge(template, patch)``: Kubernetes' strategic merge. Argo does it itself.
+    main:
+        The name of the step's container in the patches.
     """
     from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJob
     from metaflow.plugins.kubernetes.kubernetes_jobsets import JobSetSpec
@@ -22,34 +37,44 @@ def shape_pods(priority_class: str | None, affinity_of: Callable[[str], dict[str
     _pod_makers = _pod_makers or (KubernetesJob.create_job_spec, JobSetSpec.dump)
     own_job, own_jobset = _pod_makers
 
+    def patched(template: Json, step: str, jobset: str | None) -> Json:
+        name = template["spec"]["containers"][0]["name"]
+        return functools.reduce(
+            merge, (_renamed(patch, main, name) for patch in patches_of(step, jobset)), template
+        )
+
     def create_job_spec(self: Any) -> Any:
         from kubernetes import client
 
         spec = own_job(self)
-        field = client.V1ObjectFieldSelector(field_path="spec.nodeName")
-        source = client.V1EnvVarSource(field_ref=field)
-        pod = spec.template.spec
-        pod.containers[0].env.append(client.V1EnvVar(name="NODE_NAME", value_from=source))
-        if priority_class:
-            pod.priority_class_name = priority_class
+        template = client.ApiClient().sanitize_for_serialization(spec.template)
+        spec.template = patched(template, self._kwargs["step_name"], None)
         return spec
 
     def dump(self: Any) -> Any:
         jobset = own_jobset(self)
-        pod = jobset["template"]["spec"]["template"]["spec"]
-        pod["containers"][0]["env"].append({"name": "NODE_NAME", **_NODE_NAME})
-        pod["affinity"] = affinity_of(pod["subdomain"])  # which Metaflow names after the JobSet
-        if priority_class:
-            pod["priorityClassName"] = priority_class
+        job = jobset["template"]["spec"]
+        subdomain = job["template"]["spec"]["subdomain"]  # which Metaflow names after the JobSet
+        job["template"] = patched(job["template"], self._kwargs["step_name"], subdomain)
         return jobset
 
     KubernetesJob.create_job_spec = create_job_spec
     JobSetSpec.dump = dump
     if deployer() == "argo-workflows":
-        _shape_argo_pods(priority_class)
+        _shape_argo_pods(patches_of, merge)
 
 
-def _shape_argo_pods(priority_class: str | None) -> None:
+def _renamed(patch: Json, main: str, name: str) -> Json:
+    patch = copy.deepcopy(patch)
+    for container in (patch.get("spec") or {}).get("containers") or []:
+        if container.get("name") == main:
+            container["name"] = name
+    return patch
+
+
+def _shape_argo_pods(
+    patches_of: Callable[[str, str | None], list[Json]], merge: Callable[[Json, Json], Json]
+) -> None:
     from metaflow.plugins.argo.argo_workflows import ArgoWorkflows
 
     global _argo_templates
@@ -57,18 +82,21 @@ def _shape_argo_pods(priority_class: str | None) -> None:
     own = _argo_templates
 
     def container_templates(self: Any) -> Iterator[Any]:
+        steps = {self._sanitize(node.name): node.name for node in self.graph}
         for template in own(self):
-            container = template.payload.get("container")
-            if container is not None:  # others are a JobSet's, which has them already
-                container["env"].append({"name": "NODE_NAME", **_NODE_NAME})
-                if priority_class:
-                    template.payload["priorityClassName"] = priority_class
+            payload = template.payload
+            if payload.get("container") is not None:  # others are a JobSet's, which has them already
+                patches = patches_of(steps.get(payload["name"], ""), None)
+                own_patch = json.loads(payload.get("podSpecPatch") or "{}")
+                whole = functools.reduce(merge, patches, {"spec": own_patch})
+                payload["podSpecPatch"] = json.dumps(whole["spec"])
+                for kind, values in (whole.get("metadata") or {}).items():
+                    payload.setdefault("metadata", {}).setdefault(kind, {}).update(values)
             yield template
 
     ArgoWorkflows._container_templates = container_templates
 
 
-_NODE_NAME = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
 # Metaflow's own, once shape_pods has put others in their place
 _pod_makers: tuple[Any, Any] | None = None
 _argo_templates: Callable[[Any], Iterator[Any]] | None = None

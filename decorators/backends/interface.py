@@ -38,6 +38,8 @@ class ClusterFacts:
     hugepages_bytes: int | None = None
     zone: str | None = None  # one that has all the nodes
     spot: SpotLabel | None = None  # how its spot nodes are marked, where the request is for such
+    devices: tuple[tuple[str, int], ...] | None = None  # extended resources that each of the nodes offers
+    networks: tuple[tuple[str, str], ...] = ()  # Multus' of the namespace: (name, the extended resource)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +71,8 @@ class StepRequest:
     facts: ClusterFacts = field(default_factory=ClusterFacts)
     step: str = ""
     """The step's name, for messages."""
+    on_fabric: bool = False
+    """Whether its pods are those that train, or that measure for those."""
 
     def with_given_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes by the names of ``@resources``, with the user's own laid over. Raises UserError."""
@@ -98,6 +102,8 @@ class StepValues:
     compute: dict[str, Any] = field(default_factory=dict)
     """Of ``@kubernetes`` or ``@batch``."""
     environment: dict[str, str] = field(default_factory=dict)
+    pod_patches: tuple[dict[str, Any], ...] = ()
+    """What is merged into its pods' template, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,12 +130,40 @@ class WaitState:
 STARTED = WaitState(pending=False)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastWords:
+    """How a step's gang has ended, by a node that could still tell (launchers.gang.failures)."""
+
+    kind: str
+    host: str  # of the node that the end began with
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it began with a node that was lost or had to go."""
+        return self.kind in ("node", "left")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """What a cluster has taken away of a job."""
+
+    lines: tuple[str, ...]  # one for each pod or machine
+
+
 def _nothing_to_refuse(request: Request) -> None:
     """A backend that takes a step on any number of nodes."""
 
 
 def _nothing_lowered(step_request: StepRequest) -> tuple[Override, ...]:  # noqa: ARG001
     return ()
+
+
+def _ends_as_a_whole(job: WaitedJob, words: LastWords | None) -> bool:  # noqa: ARG001
+    return True
+
+
+def _not_observed(job: WaitedJob) -> None:
+    """A backend that tells of a job's end all that there was."""
 
 
 def _all_alike(step_request: StepRequest) -> None:
@@ -158,6 +192,12 @@ class ComputeBackend:
     """What the room on its nodes takes off the plan's sizes."""
     preflight_beside: Callable[[StepRequest], None] = _all_alike
     """The preflight of another step of a run whose largest has passed."""
+    observe: Callable[[WaitedJob], None] = _not_observed
+    """Is called often while a job is waited for."""
+    lost: Callable[[WaitedJob, LastWords | None], Loss | None] | None = None
+    """What was taken away of a job that has failed; None: nothing, it has failed by itself."""
+    has_ended: Callable[[WaitedJob, LastWords | None], bool] = _ends_as_a_whole
+    """Whether nothing of such a job runs any more."""
     machine_follows_queue: bool = False
     """Whether another machine is had by another queue only."""
 

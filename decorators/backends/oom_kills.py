@@ -10,6 +10,7 @@ from typing import Any
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
+from decorators.backends.disruptions import Disruptions
 from decorators.storage import datastore
 from launchers.replanning import Replanning, plans_key
 
@@ -55,6 +56,7 @@ def note(what: str | None) -> None:
         return
     run, step, attempt = _metaflow.waited_attempt()
     try:
-        Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, attempt, what)
+        launch = Disruptions(storage=datastore(), run=run).launch(step, attempt)
+        Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, launch, what)
     except Exception as error:  # noqa: BLE001  # how the step has ended is to be told all the same
         _metaflow.say(f"{what} ran out of memory, which could not be noted for the next attempt: {error}")

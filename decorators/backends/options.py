@@ -8,20 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from decorators.backends import pod_template
 from estimator import hardware
 from estimator.errors import UserError
 from launchers import settings
 from launchers.sections import Resources
 
 QUEUES_VARIABLE = "FINETUNE_QUEUES"  # "H100=queue-a,A10G=queue-b"
+# Of a flow, and by the same names in its settings; then those of the settings alone
 _FLAGS = (
     "queue",
     "zone",
     "priority",
     "pending_timeout",
     "team",
-)  # of a flow; by the same name in its settings
-_OURS = re.compile(rf"resources\.({'|'.join(_FLAGS)}|queues)\b")  # of what is given with --set
+    "max_disruptions",
+    "fabric",
+)
+_SETTINGS = (*_FLAGS, "queues", "termination_grace_s", "pod_template")
+_OURS = re.compile(rf"resources\.({'|'.join(_SETTINGS)})\b")  # of what is given with --set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,10 @@ class Options:
     priority: str | None = None  # a Kueue WorkloadPriorityClass
     pending_timeout: float = 30.0  # minutes
     team: str | None = None  # that the run is for
+    fabric: str = "auto"
+    pod_template: Mapping[str, Any] | None = None  # a patch of the training pods' template
+    max_disruptions: int = 20
+    termination_grace_s: int = 60
     preflight: bool = True
 
     def __post_init__(self) -> None:
@@ -62,7 +71,7 @@ class Options:
         wishes = {
             name: value
             for name, value in (written.items() if isinstance(written, Mapping) else ())
-            if name in (*_FLAGS, "queues")
+            if name in _SETTINGS
         }
         flags = {f"resources.{name}": values[name] for name in _FLAGS if values.get(name) not in (None, "")}
         overrides = [item for item in values.get("set") or () if _OURS.match(item)]
@@ -79,6 +88,10 @@ class Options:
             priority=asked.priority,
             pending_timeout=asked.pending_timeout,
             team=asked.team,
+            fabric=asked.fabric,
+            pod_template=None if asked.pod_template is None else pod_template.read(asked.pod_template),
+            max_disruptions=asked.max_disruptions,
+            termination_grace_s=asked.termination_grace_s,
             preflight=preflight,
         )
 

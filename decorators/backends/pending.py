@@ -125,17 +125,17 @@ def install() -> None:
     watches: dict[str, list[Callable[[WaitedJob], None]]] = {}
 
     def seen(job: WaitedJob) -> None:
-        if job.backend not in watches:
+        if job.name not in watches:  # one that was submitted again is waited for anew
             backend = BACKENDS[job.backend]
-            watches[job.backend] = []
+            watches[job.name] = [backend.observe]
             if text:
                 start = Watch(
                     timeout_s=float(text) * 60, wait_state=backend.wait_state, remove=backend.remove
                 )
-                watches[job.backend].append(start)
+                watches[job.name].append(start)
             if (datastore := waiting_datastore.watch(backend.remove)) is not None:
-                watches[job.backend].append(datastore)
-        for watch in watches[job.backend]:
+                watches[job.name].append(datastore)
+        for watch in watches[job.name]:
             watch(job)
 
     _metaflow.watch_waiting(seen)

@@ -14,8 +14,9 @@ from typing import Any
 
 from decorators import _metaflow
 from decorators._metaflow import StepView, compiles_only
-from decorators.backends import pending
+from decorators.backends import pending, resubmitting
 from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
+from decorators.backends.kubernetes import pod_shape
 from decorators.backends.registry import BACKENDS
 from estimator.plan import Override, Plan
 
@@ -50,6 +51,7 @@ def fill_in(step: StepView, step_request: StepRequest) -> None:
     os.environ[pending.TIMEOUT_VARIABLE] = f"{step_request.options.pending_timeout:g}"
     if step.has(step_request.backend):
         step.set_values(step_request.backend, values.compute)
+    os.environ |= pod_shape.remembered_with(step.name, values.pod_patches)
     os.environ |= remembered_with(step, values.environment)
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
 
@@ -81,6 +83,7 @@ def carry_on(step: StepView, ended: Callable[[list[str]], None] = lambda _: None
     """
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
     pending.install()
+    resubmitting.install()
     for backend in BACKENDS.values():
         backend.install(ended)
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decorators._metaflow import StepView, before_retry, say
+from decorators.backends.disruptions import Disruptions
 from decorators.backends.interface import MinimumRequest, StepRequest
+from decorators.backends.kubernetes import pod_shape
 from decorators.backends.placing import remembered_with
 from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
@@ -38,7 +40,8 @@ class Retrying:
 
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
         """Change the step's request where the failed attempt calls for it; variables for the next one."""
-        left = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(attempt - 1)
+        launch = Disruptions(storage=datastore(), run=run_id).launch(self.step.name, attempt)
+        left = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(launch - 1)
         following = next(left, None)
         if following is None or not following.needs_other_machine:
             return {}
@@ -66,7 +69,8 @@ class Retrying:
         sizes = {name: value for name, value in sizes.items() if name in present}
         self.step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
         say(f"The next attempt asks for {request.gpus_per_node}x {request.gpu} on each node.")
-        return self.carry(plan) | remembered_with(self.step, values.environment)
+        patches = pod_shape.remembered_with(self.step.name, values.pod_patches)
+        return self.carry(plan) | patches | remembered_with(self.step, values.environment)
 
 
 def _texts(sizes: Mapping[str, Any]) -> dict[str, str]:

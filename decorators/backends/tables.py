@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 from estimator.hardware import Instance
 
@@ -43,6 +46,20 @@ class Level:
     label: str
     weight: int  # beside the others', 1 to 100
     source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodFabric:
+    """What pods need for one fabric on Kubernetes (pod_fabrics.yaml says what the fields mean)."""
+
+    fabric: Literal["efa", "infiniband", "roce", "tcpx"]
+    resource: str
+    count: Literal["all", "shared", "none"]
+    network: Literal["host", "multus", "gke"]
+    patch: dict[str, Any]
+    source: str
+    first_interface: int = 1
+    machine: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +133,25 @@ def topology() -> tuple[Level, ...]:
         Level(label=row["label"], weight=int(row["weight"]), source=row["source"])
         for row in _rows("topology.csv")
     )
+
+
+@lru_cache(maxsize=1)
+def pod_fabrics() -> tuple[PodFabric, ...]:
+    """In the order in which ``auto`` looks for them."""
+    rows = yaml.safe_load((DATA / "pod_fabrics.yaml").read_text(encoding="utf-8"))
+    return tuple(PodFabric(**{name: value for name, value in row.items() if name != "date"}) for row in rows)
+
+
+@lru_cache(maxsize=1)
+def merge_keys() -> dict[str, str]:
+    """Lists of a pod's template that a patch is merged into item by item: the key that tells items apart."""
+    return {row["list"]: row["key"] for row in _rows("merge_keys.csv")}
+
+
+@lru_cache(maxsize=1)
+def disruptions() -> dict[str, str]:
+    """Reasons that a pod's status gives where its node has taken it away, each in words."""
+    return {row["reason"]: row["words"] for row in _rows("disruptions.csv")}
 
 
 def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:

@@ -255,40 +255,52 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+class WaitingSignals:
+    """Signals that have come and have not been acted on."""
+
+    def __init__(self, handlers: Mapping[int, Callable[[int, FrameType | None], object]]) -> None:
+        self._handlers = handlers
+        self.numbers: list[int] = []
+
+    def take(self) -> int | None:
+        """The first of them, which is the caller's from now on; None: there is none."""
+        return self.numbers.pop(0) if self.numbers else None
+
+    def act(self, number: int) -> None:
+        """Do what a signal does here by itself."""
+        self._handlers[number](number, None)
+
+
 @contextlib.contextmanager
-def signals_wait() -> Iterator[Callable[[], None]]:
-    """Signals that would raise here wait until the caller calls what this yields; a second one does not.
+def signals_wait() -> Iterator[WaitingSignals]:
+    """Signals that would raise here wait until the caller takes them; a second one does not.
 
     What a handler raises can come up between the taking of a lock and the block that gives it back, and then
     whoever needs that lock waits for ever. In other threads than the main one nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield WaitingSignals({})
         return
     handlers = {int(number): signal.getsignal(number) for number in _RAISING}
     own = {number: handler for number, handler in handlers.items() if callable(handler)}
-    waiting: list[int] = []
+    waiting = WaitingSignals(own)
 
     def remember(number: int, frame: FrameType | None) -> None:
-        if number in waiting:
+        if number in waiting.numbers:
             own[number](number, frame)
         else:
-            waiting.append(number)
-
-    def look() -> None:
-        if waiting:
-            number = waiting.pop(0)
-            own[number](number, None)
+            waiting.numbers.append(number)
 
     for number in own:
         signal.signal(number, remember)
     try:
-        yield look
+        yield waiting
     finally:
         for number, handler in own.items():
             if signal.getsignal(number) is remember:  # a handler may have put another in its place
                 signal.signal(number, handler)
-    look()
+    if (left := waiting.take()) is not None:
+        waiting.act(left)
 
 
 def tail(path: Path, lines: int = 20) -> str:

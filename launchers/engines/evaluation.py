@@ -22,6 +22,7 @@ from launchers.engines.loop import generators
 from launchers.engines.loop.sharding import Answering
 from launchers.engines.loop.tasks import StepCounts, Task, task_of
 from launchers.gang.job import TrainJob
+from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
 from launchers.held_out import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
 from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, is_over
@@ -39,10 +40,20 @@ class Evaluator:
     ----------
     network:
         The model that is trained, as this rank holds it.
+    cadence:
+        When checkpoints are due beside those of evaluations.
     """
 
-    def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, network: torch.nn.Module) -> None:
+    def __init__(
+        self,
+        job: TrainJob,
+        env: RankEnv,
+        reporter: RankReporter,
+        network: torch.nn.Module,
+        cadence: Cadence,
+    ) -> None:
         self._job, self._env, self._reporter, self._network = job, env, reporter, network
+        self._cadence = cadence
         self._settings = job.settings.evaluation
         self._losses = list(job.evaluations)
         self._rows = _HeldOut(job, env) if job.evaluates else None
@@ -74,9 +85,9 @@ class Evaluator:
         job = self._job
         if self.stops or step == job.total_steps:
             return not self.is_exported(step) and job.keeps_result
-        periodic = bool(job.checkpoint_every) and step % job.checkpoint_every == 0
+        is_due = self._cadence.is_due(step)
         best = best_of(self._losses) if self._rows is not None and self._settings.keeps_best else None
-        return periodic or (best is not None and best.step == step)
+        return is_due or (best is not None and best.step == step)
 
     def is_exported(self, last_step: int) -> bool:
         """Whether this model is the result of a run that has trained to ``last_step``."""

@@ -6,6 +6,8 @@ listens, the others (:class:`Member`) connect and claim to be a node::
     hub -> member   go {port}                             all nodes are there; torch's port
     both            beat                                  each second
     member -> hub   failed {failure} | part {step} | done | bye
+    member -> hub   leave {failure} | stopped {step, all}  it has to go; ranks of it that wait after a step
+    hub -> member   leave {failure} | last {step}         a node has to go; the step after which all do
     hub -> member   verdict {failure or null}             the end, the same on every node
 
 A member that is cut off is lost, and the run ends on all nodes: its collectives could not go on without it.
@@ -70,6 +72,28 @@ class Done(Message):
     kind: Literal["done"] = "done"
 
 
+class Leave(Message):
+    """A node has to go: to node 0, and from there to all. The failure is how the gang is then to end."""
+
+    kind: Literal["leave"] = "leave"
+    failure: Failure
+
+
+class Stopped(Message):
+    """A node to node 0: ranks of it have stopped after a step, until it is known which is the last."""
+
+    kind: Literal["stopped"] = "stopped"
+    step: int = Field(ge=0)  # of the farthest
+    all: bool  # of the node's ranks
+
+
+class Last(Message):
+    """Node 0 to all: the step after which every rank writes a checkpoint and stops."""
+
+    kind: Literal["last"] = "last"
+    step: int = Field(ge=0)
+
+
 class Bye(Message):
     """A node leaves on purpose, so that its closed connection does not count as its loss."""
 
@@ -83,7 +107,7 @@ class End(Message):
     failure: Failure | None
 
 
-GangMessage = Beat | Go | Failed | PartStored | Done | Bye | End
+GangMessage = Beat | Go | Failed | PartStored | Done | Leave | Stopped | Last | Bye | End
 MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[GangMessage, Field(discriminator="kind")])
 
 
@@ -122,6 +146,18 @@ class Control(Protocol):
 
     def done(self) -> None:
         """Tell that this node's ranks have finished and its checkpoints are stored."""
+
+    def leave(self, failure: Failure) -> None:
+        """Tell that this node has to go, and how the gang is to end once a checkpoint is stored."""
+
+    def leaving(self) -> Failure | None:
+        """How the gang is to end, as a node has to go; None: none has."""
+
+    def stopped(self, step: int, *, all_ranks: bool) -> None:
+        """Tell that ranks of this node have stopped after a step, for the choice of the last."""
+
+    def last_step(self) -> int | None:
+        """The step after which all ranks write a checkpoint and stop; None while it isn't chosen."""
 
     def verdict(self) -> Verdict | None:
         """How the gang has ended; None while it has not."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from estimator.errors import UserError
 
-Kind = Literal["rank", "agent", "node", "hang", "task", "user"]
+Kind = Literal["rank", "agent", "node", "left", "hang", "task", "user"]
 
 # What a healthy rank says when its peer has gone: the consequence of a failure, not its cause.
 _SECONDARY = re.compile(
@@ -88,7 +88,13 @@ class Failure:
         """The exception that every node raises for this failure."""
         if self.kind == "user":
             return UserError(self.message, self.advice)
-        kinds = {"node": NodeLost, "hang": RankHung, "rank": RankFailed, "agent": RankFailed}
+        kinds = {
+            "node": NodeLost,
+            "left": NodeLeft,
+            "hang": RankHung,
+            "rank": RankFailed,
+            "agent": RankFailed,
+        }
         return kinds.get(self.kind, GangFailed)(self)
 
 
@@ -127,3 +133,7 @@ class RankHung(GangFailed):
 
 class NodeLost(GangFailed):
     """A node went away, or was stopped, without its processes having failed."""
+
+
+class NodeLeft(NodeLost):
+    """A node had to go, and all have stored a checkpoint before."""

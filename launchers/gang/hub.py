@@ -24,7 +24,10 @@ from launchers.gang.control import (
     Failed,
     GangMessage,
     Go,
+    Last,
+    Leave,
     PartStored,
+    Stopped,
     Timeouts,
     Verdict,
     lost,
@@ -81,6 +84,10 @@ class Hub:
         self._first_failure: float | None = None  # monotonic
         self._done: set[int] = set()
         self._parts: dict[int, set[int]] = defaultdict(set)
+        self._leaving: Failure | None = None
+        self._stopped: dict[int, Stopped] = {}
+        self._first_stopped = 0.0  # monotonic
+        self._last: int | None = None
         self._verdict: Verdict | None = None
         self._closed = False
         self._listener: Listener[Claim] | None = None
@@ -123,6 +130,34 @@ class Hub:
     def done(self) -> None:
         with self._lock:
             self._done.add(0)
+
+    def leave(self, failure: Failure) -> None:
+        with self._lock:
+            self._leaving = leaving = self._leaving or failure
+        self._tell(Leave(failure=leaving))
+
+    def leaving(self) -> Failure | None:
+        with self._lock:
+            return self._leaving
+
+    def stopped(self, step: int, *, all_ranks: bool) -> None:
+        with self._lock:
+            self._note_stopped(0, Stopped(step=step, all=all_ranks))
+
+    def last_step(self) -> int | None:
+        with self._lock:
+            if self._last is not None or not self._stopped:
+                return self._last
+            farthest = max(each.step for each in self._stopped.values())
+            everyone = len(self._stopped) == self._address.nodes
+            if everyone and all(each.all for each in self._stopped.values()):
+                self._last = farthest
+            elif time.monotonic() - self._first_stopped > self._timeouts.settle:
+                self._last = farthest + 1  # the others can't have ended that one (launchers.gang.leaving)
+            last = self._last
+        if last is not None:
+            self._tell(Last(step=last))
+        return last
 
     def verdict(self) -> Verdict | None:
         with self._lock:
@@ -225,6 +260,10 @@ class Hub:
                 self._parts[message.step].add(node)
             elif isinstance(message, Done):
                 self._done.add(node)
+            elif isinstance(message, Stopped):
+                self._note_stopped(node, message)
+        if isinstance(message, Leave):
+            self.leave(message.failure)
 
     # -- shared ----------------------------------------------------------------------------------------
 
@@ -233,6 +272,11 @@ class Hub:
         self._failures.append(failure)
         self._first_failure = self._first_failure or time.monotonic()
         self._joined.notify_all()
+
+    def _note_stopped(self, node: int, message: Stopped) -> None:
+        """Note how far a node's ranks have come; the caller holds the lock."""
+        self._stopped[node] = message
+        self._first_stopped = self._first_stopped or time.monotonic()
 
     def _tell(self, message: GangMessage) -> None:
         with self._lock:

@@ -20,7 +20,10 @@ from launchers.gang.control import (
     Failed,
     GangMessage,
     Go,
+    Last,
+    Leave,
     PartStored,
+    Stopped,
     Timeouts,
     Verdict,
     lost,
@@ -44,6 +47,8 @@ class Member:
         self._port = 0
         self._own: list[Failure] = []
         self._failed_at: float | None = None  # monotonic
+        self._leaving: Failure | None = None
+        self._last: int | None = None
         self._told: Verdict | None = None
         self._hub_gone = False
         self._closed = False
@@ -74,6 +79,20 @@ class Member:
 
     def done(self) -> None:
         self._tell(Done())
+
+    def leave(self, failure: Failure) -> None:
+        self._tell(Leave(failure=failure))
+
+    def leaving(self) -> Failure | None:
+        with self._lock:
+            return self._leaving
+
+    def stopped(self, step: int, *, all_ranks: bool) -> None:
+        self._tell(Stopped(step=step, all=all_ranks))
+
+    def last_step(self) -> int | None:
+        with self._lock:
+            return self._last
 
     def verdict(self) -> Verdict | None:
         with self._lock:
@@ -141,6 +160,12 @@ class Member:
         elif isinstance(message, End):
             with self._lock:
                 self._told = self._told or Verdict(message.failure)
+        elif isinstance(message, Leave):
+            with self._lock:
+                self._leaving = message.failure
+        elif isinstance(message, Last):
+            with self._lock:
+                self._last = message.step
 
     def _note(self, failure: Failure) -> None:
         """Add a failure of this node; the caller holds the lock."""

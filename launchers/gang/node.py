@@ -30,18 +30,20 @@ from launchers.cluster import processes
 from launchers.cluster.endpoint import NodeAddress
 from launchers.gang.allocator import allocator_environment
 from launchers.gang.control import Control, Timeouts, Verdict
-from launchers.gang.failures import Failure, GangFailed, NodeLost, RankFailed, RankHung
+from launchers.gang.departure import NO_GRACE, Departure, Grace
+from launchers.gang.failures import Failure, GangFailed, NodeLeft, NodeLost, RankFailed, RankHung
 from launchers.gang.hub import Hub
 from launchers.gang.job import TrainJob
 from launchers.gang.member import Member
 from launchers.gang.uploads import Uploads
 from launchers.gang.watch import LocalRanks
-from launchers.report.telemetry import Event, Follower
+from launchers.report.telemetry import Event, Follower, Step
 from launchers.store.checkpoints import CheckpointStore
 from launchers.workdir import NO_SPACE
 
 __all__ = [
     "GangFailed",
+    "NodeLeft",
     "NodeLost",
     "NodeResult",
     "RankFailed",
@@ -73,6 +75,7 @@ def run_node(
     checkpoints: CheckpointStore | None = None,
     engine: str | None = None,
     timeouts: Timeouts | None = None,
+    grace: Grace = NO_GRACE,
 ) -> NodeResult:
     """Run this node's ranks to the end of training; the same call is made on every node.
 
@@ -86,6 +89,8 @@ def run_node(
         Where finished checkpoints go, beside the training. None: they stay in the work folder.
     engine:
         MODULE:CLASS to use instead of the job's engine.
+    grace:
+        Signals after which all nodes store a checkpoint before they end. Without ``checkpoints`` none is.
 
     Raises
     ------
@@ -93,6 +98,8 @@ def run_node(
         A mistake of the user's found by a rank, or a full disk; on every node.
     RankFailed, RankHung, NodeLost, GangFailed
         The root cause, the same on every node; ``.failure`` tells where.
+    NodeLeft
+        A node had to go, and a checkpoint was stored before; on every node.
     SystemExit
         After SIGTERM, or when the process that started this one (Metaflow's scheduler) has ended.
     """
@@ -102,7 +109,7 @@ def run_node(
     timeouts = timeouts or Timeouts()
     control: Control = (Hub if address.node == 0 else Member)(address, timeouts, job.start_step)
     with processes.sigterm_raises(), contextlib.closing(control):
-        return _Node(job, address, on_event, checkpoints, engine, timeouts, control).run()
+        return _Node(job, address, on_event, checkpoints, engine, timeouts, control, grace).run()
 
 
 class _Node:
@@ -115,6 +122,7 @@ class _Node:
         engine: str | None,
         timeouts: Timeouts,
         control: Control,
+        grace: Grace,
     ) -> None:
         self._job = job
         self._address = address
@@ -123,6 +131,7 @@ class _Node:
         self._engine = engine
         self._timeouts = timeouts
         self._control = control
+        self._grace = grace if store is not None else NO_GRACE
         self._host = socket.gethostname()
         self._marker = uuid.uuid4().hex
         self._started = time.monotonic()
@@ -174,12 +183,14 @@ class _Node:
         ranks = LocalRanks(self._job, self._address.node, self._marker, self._agent, self._timeouts)
         trained_at: float | None = None
         done_sent = upload_failure_sent = False
-        with processes.signals_wait() as look_for_signals:
+        departure = Departure(self._job, self._address.node, ranks.ranks, self._control, uploads, self._grace)
+        with processes.signals_wait() as signals:
             while True:
-                look_for_signals()
+                departure.look(signals)
                 for event in self._follower.poll():
                     ranks.heard(event)
                     self._on_event(event)
+                    departure.possible = departure.possible or isinstance(event, Step)
                 for failure in ranks.failures():
                     self._control.fail(failure)
                 uploads.look()
@@ -292,7 +303,7 @@ class _Node:
 
 def _clear(job: TrainJob) -> None:
     """Remove what an earlier attempt has left in the work folder; its logs stay."""
-    for name in ("errors", "ranks", *(() if job.exports_only else ("profile",))):
+    for name in ("errors", "ranks", "leave", *(() if job.exports_only else ("profile",))):
         shutil.rmtree(job.work_dir / name, ignore_errors=True)
     for path in job.telemetry_dir.glob("rank-*.jsonl"):
         path.unlink()

@@ -30,6 +30,7 @@ class Uploads:
         self._queue: queue.Queue[tuple[int, Path | None]] = queue.Queue()
         self.error: Exception | None = None
         self.stored: list[int] = []  # steps: this node's parts in the store
+        self.committed: list[int] = []  # steps: whole checkpoints, on node 0
         threading.Thread(target=self._work, name="gang-uploads", daemon=True).start()
 
     def look(self) -> None:
@@ -94,6 +95,7 @@ class Uploads:
             world_size=plan.layout.world_size,
             extra={"engine": plan.engine, "method": plan.method, "total_steps": self._job.total_steps},
         )
+        self.committed.append(step)
 
     def _keep_here(self) -> None:
         for _, folder in self._finished()[: -self._job.settings.keep_checkpoints]:

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -28,6 +29,7 @@ from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
 from launchers.evaluate import EvaluationResult
+from launchers.gang.departure import Grace
 from launchers.gang.job import TrainJob
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest, run_tasks
@@ -161,9 +163,10 @@ def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -
         logs=f"logs/attempt-{start.attempt}/node-{place.node}",
         profile=f"profile/attempt-{start.attempt}/node-{place.node}",
     )
-    return train(
-        job, attempt, place.address(Secret(start.secret), "gang"), LocalStorage(request.folder), work
-    )
+    # SIGTERM is sent to all processes of a job; of SIGUSR1 launchers.gang.agent keeps the ranks
+    grace = Grace(seconds=start.settings.resources.termination_grace_s, signals=(signal.SIGUSR1,))
+    address, store = place.address(Secret(start.secret), "gang"), LocalStorage(request.folder)
+    return train(job, attempt, address, store, work, grace=grace)
 
 
 def _hand_over(request: SchedulerRun, place: Allocation, start: Start, trained: Trained, work: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home
         assert "our own measurement" in str(launch.thresholds)
 
     verdict = templates(workflow)["verdict"]
-    assert verdict["priorityClassName"] == "idle"
+    assert json.loads(verdict["podSpecPatch"])["priorityClassName"] == "idle"
     small = verdict["container"]
     assert "nvidia.com/gpu" not in small["resources"]["requests"]
     assert {"FINETUNE_CLUSTER", LAUNCH_VARIABLE} <= {variable["name"] for variable in small["env"]}
@@ -84,8 +84,10 @@ def test_a_nightly_checklist_of_one_node_gives_way_to_others_and_knows_its_node(
     found = templates(workflow)
     assert not [name for name, made in found.items() if "retryStrategy" in made], "what was lost stays lost"
     steps = [found[name] for name in ("start", "check", "verdict", "end")]
-    assert [step.get("priorityClassName") for step in steps] == ["idle"] * 4
-    variables = {variable["name"]: variable for variable in found["check"]["container"]["env"]}
+    patches = [json.loads(step["podSpecPatch"]) for step in steps]
+    assert [patch.get("priorityClassName") for patch in patches] == ["idle"] * 4
+    (main,) = patches[1]["containers"]
+    variables = {variable["name"]: variable for variable in main["env"]}
     assert variables["NODE_NAME"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 

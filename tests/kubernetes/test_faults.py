@@ -50,10 +50,10 @@ SHORT = [
 # -- faults while nodes train ------------------------------------------------------------------------------
 
 
-def test_a_run_outlives_its_login_two_of_its_nodes_and_the_api_server(
+def test_a_run_outlives_its_login_three_of_its_pods_and_the_api_server(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """One run meets all of it: it costs the steps since the last checkpoint, twice, and nothing else."""
+    """One run meets all of it: no attempt is spent, and what it reports is what an undisturbed one would."""
     login = _robots_login(cluster)
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(login))
     with _paused_first_pod(cluster, run):
@@ -61,15 +61,24 @@ def test_a_run_outlives_its_login_two_of_its_nodes_and_the_api_server(
         _says(run, "doesn't take this login any more")
         _renew(cluster, login)
 
-    first = _training(cluster, run, attempt=0)
+    first = _training(cluster, run)
     cluster.kubelet_of(first["worker"]).evict(first["worker"]["metadata"]["name"])
+    _says(run, f"Disruption 1 of at most 20, .* pod {_where(first)}: Evicted: The node was low on resource")
     _attempt_ends(cluster, first)
 
-    second = _training(cluster, run, attempt=1)
+    second = _training(cluster, run)
     _lose_a_node(cluster, second)
+    _says(run, f"Disruption 2 of at most 20, .* pod {_where(second)}: lost")
     _attempt_ends(cluster, second)
 
-    _training(cluster, run, attempt=2)
+    third = _training(cluster, run)
+    cluster.api.delete(
+        f"/api/v1/namespaces/{NAMESPACE}/pods/{third['worker']['metadata']['name']}",
+        gracePeriodSeconds=third["worker"]["spec"]["terminationGracePeriodSeconds"],
+    )
+    _says(run, f"Disruption 3 of at most 20, .* pod {_where(third)}: deleted")
+
+    _training(cluster, run)
     cluster.control_plane.stop_api_server()
     time.sleep(GONE_S)
     cluster.control_plane.start_api_server()
@@ -79,14 +88,23 @@ def test_a_run_outlives_its_login_two_of_its_nodes_and_the_api_server(
     outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
     assert [row["step"] for row in outcome["metrics"]] == list(range(1, STEPS + 1))
     gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
-    assert len(gone_on) == 2, run.story()
-    assert 0 < gone_on[0] <= gone_on[1] < STEPS
+    assert len(gone_on) == 3, run.story()
+    assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < STEPS
+    # The worker that was told to go has made all store one more
+    assert f"all have stopped, and the checkpoint of step {gone_on[2]} is stored" in run.log
+    assert [row["loss"] for row in outcome["metrics"]] == [1.0 / step for step in range(1, STEPS + 1)]
+    assert "(retry)" not in run.log
     assert "Traceback" not in run.log, run.log
 
     run.process.terminate()  # it alone, as a cancelled CI job does
     run.wait(END_S)
     assert "To go on where it stood" in run.log, run.log
     run.nothing_left()
+
+
+def _where(pods: dict[str, Json]) -> str:
+    """The worker of a launch, as the terminal names it."""
+    return f"{pods['worker']['metadata']['name']} on {pods['worker']['spec']['nodeName']}"
 
 
 def _lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
@@ -101,8 +119,8 @@ def _lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
     cluster.kubelets.remove(lost)
 
 
-def _training(cluster: Cluster, run: Launched, *, attempt: int) -> dict[str, Json]:
-    """The two pods of an attempt, by kind, once it has saved a checkpoint of its own."""
+def _training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, Json]:
+    """The two pods of an attempt, by kind, once they have saved a checkpoint of their own."""
 
     def pods() -> dict[str, Json]:
         assert run.process.poll() is None, run.story()
@@ -115,6 +133,7 @@ def _training(cluster: Cluster, run: Launched, *, attempt: int) -> dict[str, Jso
             and "jobset.sigs.k8s.io/jobset-name" in pod["metadata"]["labels"]
             and pod["metadata"]["annotations"].get("metaflow/attempt") == str(attempt)
             and pod["status"].get("phase") == "Running"
+            and not pod["metadata"].get("deletionTimestamp")
         }
 
     wait_for(lambda: len(pods()) == 2, LIMIT_S, f"attempt {attempt} trains", every=0.5)

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import re
 import signal
 import sys
 import tarfile
@@ -28,7 +29,7 @@ from tests.conftest import write_sums
 from tests.flows.conftest import QUICK
 from tests.kubernetes.cluster import NAMESPACE, Cluster, Launched
 from tests.lab.api import Json
-from tests.lab.control_plane import wait_for
+from tests.lab.control_plane import permissive_definition, wait_for
 from tests.lab.kubelet import Node
 from tests.lab.pod_spec import quantity
 
@@ -179,14 +180,16 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
             instance_type="p5.48xlarge",
             cpu="192",
             memory="2048Gi",
-            extended={"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"},
+            extended={"nvidia.com/gpu": "8", "nvidia.com/sriov_rdma": "8"},
             taints=({"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"},),
         )
         for number in range(8)
     ]
     for machine in machines:
         cluster.add_machine(machine)
-    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path))
+    _add_network(cluster, tmp_path)
+    own = "--set=resources.pod_template={metadata: {annotations: {team: a}}}"
+    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), own)
     try:
         jobset = wait_for(lambda: _jobset(cluster, launched), LIMIT_S, "there is a JobSet", every=0.5)
         name = jobset["metadata"]["name"]
@@ -263,6 +266,17 @@ def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
     return ["--with", "kubernetes", "--model=llama-70b", "--gpu=H100", f"--dataset={data}"]
 
 
+def _add_network(cluster: Cluster, folder: Path) -> None:
+    """As Multus and NVIDIA's network operator leave it where the fabric is RoCE."""
+    group, plural = "k8s.cni.cncf.io", "network-attachment-definitions"
+    kind = "NetworkAttachmentDefinition"
+    definition = permissive_definition(plural, group, "v1", kind, "Namespaced", folder / "definition.json")
+    cluster.control_plane.install(f"{plural}.{group}", definition)
+    device = {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/sriov_rdma"}
+    network = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "rail", "annotations": device}}
+    cluster.api.create(f"/apis/{group}/v1/namespaces/{NAMESPACE}/{plural}", network)
+
+
 def _jobset(cluster: Cluster, launched: Launched) -> Json | None:
     assert launched.process.poll() is None, launched.story()
     found = cluster.api.items(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets")
@@ -287,7 +301,14 @@ def check_jobset(jobset: Json, plan: Plan) -> None:
         pod = job["template"]["spec"]["template"]["spec"]
         container = pod["containers"][0]
         assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == asked.gpus_per_node == 8
-        assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
+        assert container["resources"]["limits"]["nvidia.com/sriov_rdma"] == "8"
+        assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+        assert {"name": "NCCL_NET", "value": "IB"} in container["env"]
+        assert pod["terminationGracePeriodSeconds"] == 60
+        assert "preStop" in container["lifecycle"]
+        annotations = job["template"]["spec"]["template"]["metadata"]["annotations"]
+        assert annotations["k8s.v1.cni.cncf.io/networks"] == ",".join(["rail"] * 8)
+        assert annotations["team"] == "a"
         assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == asked.instance_type
         assert pod["affinity"] == affinity_of(jobset["metadata"]["name"])
         shared = next(v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory")
@@ -309,7 +330,8 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
     disk = quantity(resources["requests"]["ephemeral-storage"])
     assert 2 * plan.parameters < disk < plan.request.disk_mib * 2**20
     assert disk >= plan.prepare.disk_mib * 2**20
-    assert "nvidia.com/gpu" not in str(resources)
+    assert "nvidia.com/" not in str(resources)
+    assert not {"NCCL_NET", "IPC_LOCK", "preStop", "rail", "team"} & set(re.findall(r"\w+", str(pod)))
 
 
 @pytest.fixture(scope="module")

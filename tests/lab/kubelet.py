@@ -75,6 +75,7 @@ class _Running:
     started_at: str = ""
     looked_at: float = 0.0  # when it was last tried to start it
     reported: Json = field(default_factory=dict)
+    told_at: float = 0.0  # that it has to go
 
 
 class Kubelet(Agent):
@@ -112,8 +113,7 @@ class Kubelet(Agent):
             self._kill(self._taken.pop(uid))  # deleted without grace: it has simply vanished
         for uid, pod in found.items():
             if pod["metadata"].get("deletionTimestamp"):
-                self._kill(self._taken.setdefault(uid, _Running()))
-                self._api.delete(_path(pod), gracePeriodSeconds=0)
+                self._terminate(pod, self._taken.setdefault(uid, _Running()))
             elif pod["status"].get("phase") in _ENDED:
                 self._kill(self._taken.setdefault(uid, _Running()))
             else:
@@ -229,6 +229,21 @@ class Kubelet(Agent):
                 "lastTimestamp": _now(),
             },
         )
+
+    def _terminate(self, pod: Json, taken: _Running) -> None:
+        """A deleted pod: its hook, its grace, its end. SIGTERM means nothing to a shell as process 1."""
+        if taken.pod is not None and taken.pod.poll() is None:
+            grace_s = pod["metadata"].get("deletionGracePeriodSeconds") or 0
+            if grace_s and not taken.told_at:
+                taken.told_at = time.monotonic()
+                hook = pod["spec"]["containers"][0].get("lifecycle", {}).get("preStop", {})
+                taken.pod.run(hook.get("exec", {}).get("command", ()))
+            if time.monotonic() - taken.told_at < grace_s:
+                return
+            self._kill(taken)
+        if taken.pod is not None:
+            self._report(pod, taken, self._status(pod, taken))
+        self._api.delete(_path(pod), gracePeriodSeconds=0)
 
     def _kill(self, taken: _Running) -> None:
         if taken.pod is not None and taken.pod.poll() is None:

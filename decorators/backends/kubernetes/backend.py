@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decorators.backends.interface import ComputeBackend
-from decorators.backends.kubernetes import errors, inventory, preflight, request, waiting
+from decorators.backends.kubernetes import errors, inventory, losses, preflight, request, waiting
 
 KUBERNETES = ComputeBackend(
     values_for=request.values_for,
@@ -14,4 +14,7 @@ KUBERNETES = ComputeBackend(
     wait_state=waiting.wait_state,
     remove=waiting.remove_job,
     install=errors.install,
+    observe=losses.look,
+    lost=losses.lost,
+    has_ended=losses.has_ended,
 )

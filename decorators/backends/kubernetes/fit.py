@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from decorators.backends.interface import ClusterFacts, MinimumRequest
+from decorators.backends.kubernetes.offered import devices_of
 from decorators.backends.kubernetes.request import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from decorators.backends.options import Options
 from estimator import hardware
@@ -226,4 +227,5 @@ def _facts(
         efa=min(int(node.allocatable.get("vpc.amazonaws.com/efa", 0)) for node in nodes),
         hugepages_bytes=min(int(node.allocatable.get("hugepages-2Mi", 0)) for node in nodes),
         zone=zone,
+        devices=devices_of(nodes),
     )

@@ -9,7 +9,9 @@ from decorators._metaflow import deployer
 from decorators.backends import tables
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
+from decorators.backends.kubernetes.fabric import GKE_INTERFACES, fabric_of
 from decorators.backends.kubernetes.fit import Fit, fit
+from decorators.backends.kubernetes.offered import networks_of
 from decorators.backends.kubernetes.request import machine_of
 from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
@@ -140,12 +142,12 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         growth = Growth(possible=False)
     else:
         growth = _too_few(preflight, fitting)
-    _fabric(preflight, fitting)
-    known = fitting.facts.tolerations
+    facts = replace(fitting.facts, networks=_networks(preflight))
+    _fabric(preflight, fitting, facts)
     return replace(
-        fitting.facts,
-        tolerations=tuple(dict.fromkeys((*known, *growth.tolerations))),
-        spot=fitting.facts.spot or _mark_of(growth, preflight.request),
+        facts,
+        tolerations=tuple(dict.fromkeys((*facts.tolerations, *growth.tolerations))),
+        spot=facts.spot or _mark_of(growth, preflight.request),
     )
 
 
@@ -244,8 +246,18 @@ def _zones(preflight: Preflight, fitting: Fit) -> None:
     )
 
 
-def _fabric(preflight: Preflight, fitting: Fit) -> None:
-    if preflight.request.nodes < 2:
+def _networks(preflight: Preflight) -> tuple[tuple[str, str], ...]:
+    """The namespace's networks for pods that ask for a device; none where Multus isn't there."""
+    return networks_of(preflight.get, preflight.pods.namespace) if preflight.request.nodes > 1 else ()
+
+
+def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:
+    if preflight.request.nodes < 2 or preflight.options.fabric == "none":
+        return
+    used = fabric_of(preflight.request, preflight.options, facts)
+    if used is not None and used.name != "efa":
+        devices = ", ".join(f"{count} {name}" for name, count in used.resources)
+        preflight.findings.ok("fabric", f"{used.name}: {devices or dict(used.annotations)[GKE_INTERFACES]}")
         return
     fabric = tables.fabric_of(machine_of(preflight.request))
     if fabric is None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
+from decorators.backends.kubernetes import pod_shape
+from decorators.backends.kubernetes.fabric import fabric_of
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.errors import UserError
@@ -48,8 +50,14 @@ def values_for(step_request: StepRequest) -> StepValues:
         step_request.facts,
     )
     resources = step_request.with_given_sizes(sizes(request, facts))
-    interfaces = efa_interfaces(request, facts) if "extended_resources" not in given else 0
+    own = "extended_resources" in given
+    used = fabric_of(request, step_request.options, facts)
+    other = used is not None and used.name != "efa"
+    without_efa = own or other or step_request.options.fabric == "none"
+    interfaces = 0 if without_efa else efa_interfaces(request, facts)
     extended = {EFA: str(interfaces)} if interfaces else {}
+    if used is not None and other and not own:
+        extended = {name: str(count) for name, count in used.resources}
     if interfaces and (facts.hugepages_bytes or 0) >= 5120 * MIB:
         extended[HUGEPAGES] = HUGEPAGES_WITH_EFA
     compute: dict[str, Any] = {name: resources[name] for name in ("cpu", "memory", "disk")}
@@ -61,14 +69,26 @@ def values_for(step_request: StepRequest) -> StepValues:
     if extended:
         compute["extended_resources"] = {**(configured.get("extended_resources") or {}), **extended}
     if labels := queue_labels(request, step_request.options):
-        own = given["labels"].value if "labels" in given else {}
-        own = own if isinstance(own, dict) else {}
-        compute["labels"] = {**(configured.get("labels") or {}), **labels, **own}
+        theirs = given["labels"].value if "labels" in given else {}
+        theirs = theirs if isinstance(theirs, dict) else {}
+        compute["labels"] = {**(configured.get("labels") or {}), **labels, **theirs}
     return StepValues(
         resources=resources,
         compute={name: value for name, value in compute.items() if value},
         environment=environment(request, "kubernetes", interfaces),
+        pod_patches=pod_patches(step_request),
     )
+
+
+def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
+    """What is merged into the pods that train: their fabric's, their grace, and the user's own last."""
+    if not step_request.on_fabric:
+        return ()
+    options = step_request.options
+    used = fabric_of(step_request.request, options, step_request.facts)
+    grace = pod_shape.graceful(options.termination_grace_s) if options.termination_grace_s else None
+    own = dict(options.pod_template) if options.pod_template else None
+    return tuple(filter(None, (used.patch if used else None, grace, own)))
 
 
 def machine_of(request: Request) -> Instance | None:

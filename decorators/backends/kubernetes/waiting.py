@@ -10,7 +10,7 @@ from typing import Any
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import STARTED, Hopeless, WaitState
 from estimator.errors import UserError
-from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError
+from estimator.hardware.cluster_api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 
 CALL_S = 5.0
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
@@ -91,6 +91,11 @@ def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> W
 def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
     """The pods of a Job or JobSet. Raises ApiRefusedError, UnreachableError."""
     return _listed(api, job, "pods", labelSelector=_selector(job))
+
+
+def exists(api: ClusterApi, job: WaitedJob) -> bool:
+    """Whether the Job or JobSet is still there. Raises ApiRefusedError, UnreachableError."""
+    return found_at(lambda path: api.get(path, CALL_S), _path(job)) is not None
 
 
 def _path(job: WaitedJob) -> str:

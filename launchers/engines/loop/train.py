@@ -19,6 +19,7 @@ from launchers.engines.loop.tasks import Task, task_of
 from launchers.engines.neftune import EmbeddingNoise
 from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
+from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
 
 
@@ -40,7 +41,8 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     task.check(model, data)
     reference = None if job.reference is None else np.load(job.reference)
     profiler = Profiler(job, env, reporter, model.module)
-    evaluator = Evaluator(job, env, reporter, model.module)
+    cadence = Cadence(job, env)
+    evaluator = Evaluator(job, env, reporter, model.module, cadence)
     noise = EmbeddingNoise(model.module.get_input_embeddings(), job, env, data)
     reporter.phase("train", job.start_step)
     step = job.start_step
@@ -53,6 +55,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
         if evaluator.is_kept(step):
             reporter.phase("checkpoint", step)
             model.save_checkpoint(job, env, step)
+            cadence.wrote(step)
             reporter.phase("train", step)
     if evaluator.is_exported(step):
         reporter.phase("save", step)

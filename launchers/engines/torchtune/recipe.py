@@ -48,6 +48,7 @@ from launchers.engines.torchtune.clock import StepClock
 from launchers.engines.torchtune.deferred import deferred_datasets
 from launchers.engines.torchtune.measured_model import MeasuredModel
 from launchers.gang.job import TrainJob
+from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 
 with deferred_datasets():
@@ -118,6 +119,7 @@ class Steps(_Recipe):
     def __init__(self, cfg: Any, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
         self._job, self._env, self._reporter = job, env, reporter
         self._latest = _Latest(None)
+        self._cadence = Cadence(job, env)
         super().__init__(cfg)
 
     def setup(self, cfg: Any) -> None:
@@ -131,7 +133,7 @@ class Steps(_Recipe):
             torchtune_checkpoint.load(self._job.resume_dir, self._model, self._optimizers)
             self._restore_generators_at_first_forward(self._job.resume_dir)
         self._window = Profiler(self._job, self._env, self._reporter, self._model)
-        self._evaluator = Evaluator(self._job, self._env, self._reporter, self._model)
+        self._evaluator = Evaluator(self._job, self._env, self._reporter, self._model, self._cadence)
         self._answering = MeasuredModel(self._model, self._device)
         embedding, data = self._model.tok_embeddings, Prepared(self._job.data_dir)
         self._noise = EmbeddingNoise(embedding, self._job, self._env, data)
@@ -237,6 +239,7 @@ class Steps(_Recipe):
         folder = self._job.checkpoint_dir(step)
         torchtune_checkpoint.save(folder, self._model, self._optimizers)
         checkpoint_part_done(folder, self._env, step)
+        self._cadence.wrote(step)
         self._reporter.phase("train", step)
 
     def _restore_generators_at_first_forward(self, folder: Path) -> None:

@@ -27,6 +27,7 @@ from launchers.engines.loop import export, generators, optimizer
 from launchers.engines.loop.model import low_rank_config
 from launchers.engines.profiling import Profiler
 from launchers.gang.job import TrainJob
+from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, checkpoint_part_done
 from launchers.models import causal
 from launchers.report.window import GENERATION
@@ -238,6 +239,7 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
         self._job, self._env, self._reporter = job, env, reporter
+        self._cadence = Cadence(job, env)
         self._began = self._took = self._lr = 0.0
         self._tokens = 0  # of all steps so far
 
@@ -249,8 +251,7 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         self._took = time.perf_counter() - self._began
-        every, step = self._job.checkpoint_every, state.global_step
-        control.should_save = bool(every) and step % every == 0 and step < self._job.total_steps
+        control.should_save = self._cadence.is_due(state.global_step)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "reward" not in logs:  # of the whole run, at its end
@@ -285,4 +286,5 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
             (_saved(self._job) / f"checkpoint-{step}").rename(folder)
         dist.barrier()
         checkpoint_part_done(folder, self._env, step)
+        self._cadence.wrote(step)
         self._reporter.phase("train", step)

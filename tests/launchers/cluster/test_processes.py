@@ -13,15 +13,20 @@ import pytest
 from launchers.cluster import processes
 
 
+def look(signals: processes.WaitingSignals) -> None:
+    if (number := signals.take()) is not None:
+        signals.act(number)
+
+
 def interrupted(done: list[str], *, look_at: int | None = None, times: int = 1) -> None:
     """Does a few things, and is told to stop before each of the first of them."""
-    with processes.signals_wait() as look:
+    with processes.signals_wait() as signals:
         for number in range(3):
             if number < times:
                 os.kill(os.getpid(), signal.SIGINT)
             done.append(f"thing {number}")
             if look_at == number:
-                look()
+                look(signals)
 
 
 def test_a_signal_waits_until_it_is_looked_for() -> None:
@@ -48,9 +53,9 @@ def test_a_second_signal_does_not_wait() -> None:
 
 
 def terminated() -> None:
-    with processes.sigterm_raises(), processes.signals_wait() as look:
+    with processes.sigterm_raises(), processes.signals_wait() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        look()
+        look(signals)
 
 
 def test_sigterm_unwinds_where_it_is_looked_for() -> None:
@@ -65,8 +70,8 @@ def test_another_thread_leaves_the_handlers_alone() -> None:
     seen = []
 
     def block() -> None:
-        with processes.signals_wait() as look:
-            look()
+        with processes.signals_wait() as signals:
+            look(signals)
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=block)

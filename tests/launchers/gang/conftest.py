@@ -114,6 +114,7 @@ class Gang:
     engine: str = "Stepper"
     store: bool = False
     patience_s: float = 60.0
+    grace_s: float = 0.0
     start_steps: dict[int, int] = field(default_factory=dict)
     main_host: str = "127.0.0.1"
     ports: list[int] = field(default_factory=free_ports)
@@ -143,6 +144,7 @@ class Gang:
                     "engine": f"{ENGINES}:{self.engine}",
                     "timeouts": {"rendezvous": 60.0, **self.timeouts},
                     "store": str(self.folder / "store") if self.store else None,
+                    "grace_s": self.grace_s,
                 }
             )
         )

@@ -19,6 +19,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from launchers.gang.job import TrainJob
+from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, checkpoint_part_done, scheduler_name
 from launchers.report.telemetry import DistInfo, Phase, Step, Writer
 
@@ -34,7 +35,7 @@ class Stepper:
 
     def train(self, job: TrainJob) -> None:
         orders, env = job.settings.engine_options, RankEnv.read()
-        writer = Writer(job.telemetry_dir, env.rank)
+        writer, cadence = Writer(job.telemetry_dir, env.rank), Cadence(job, env)
         writer.write(
             DistInfo(
                 rank=env.rank,
@@ -69,7 +70,7 @@ class Stepper:
                     dtb=None,
                 )
             )
-            if job.checkpoint_every and step % job.checkpoint_every == 0:
+            if cadence.is_due(step) or (job.checkpoint_every and step % job.checkpoint_every == 0):
                 writer.write(Phase(rank=env.rank, name="checkpoint", step=step))
                 folder = job.checkpoint_dir(step)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -78,6 +79,7 @@ class Stepper:
                     (folder / f"more-{env.rank}.bin").write_bytes(os.urandom(orders["more_bytes"]))
                 time.sleep(orders.get("checkpoint_s", 0.0))
                 checkpoint_part_done(folder, env, step)
+                cadence.wrote(step)
 
 
 def misbehave(do: str, job: TrainJob) -> None:

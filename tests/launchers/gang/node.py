@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
 
 from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.gang.departure import NO_GRACE, Grace
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import Timeouts, run_node
@@ -23,6 +25,7 @@ def main() -> None:
     store = order.get("store") and CheckpointStore(LocalStorage(Path(order["store"])), "run/train")
     events = path.with_suffix(".events").open("a", buffering=1)
     end: dict[str, object] = {}
+    grace_s = order["grace_s"]
     try:
         result = run_node(
             TrainJob.load(Path(order["job"])),
@@ -33,6 +36,7 @@ def main() -> None:
             checkpoints=store or None,
             engine=order["engine"],
             timeouts=Timeouts(**order["timeouts"]),
+            grace=Grace(seconds=grace_s, signals=(signal.SIGTERM,)) if grace_s else NO_GRACE,
         )
         end = {"stored": result.stored_steps}
     except BaseException as error:

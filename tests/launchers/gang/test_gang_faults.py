@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
@@ -103,6 +104,33 @@ def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: N
     os.kill(two.tasks[1].pid, signal.SIGCONT)
     (end,) = ends(two, 1)
     assert end["error"] in ("NodeLost", "RankFailed")
+
+
+def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_more_of_all_nodes(
+    gang: NewGang,
+) -> None:
+    orders = {"steps": 500, "every": 4, "step_s": 0.3, "checkpoint_s": 0.5}
+    two = gang(nodes=2, processes=2, store=True, grace_s=60, orders=orders).start_all()
+    two.wait_for(lambda: "checkpoint 2 4" in two.events(1))
+    two.tasks[1].send_signal(signal.SIGTERM)
+    for end in ends(two, 0, 1):
+        assert end["error"] == "NodeLeft", two.logs()
+        assert re.search(r"node 1 \(\S+\) has to go \(SIGTERM\); all have stopped", end["message"])
+    store = CheckpointStore(LocalStorage(two.folder / "store"), "run/train")
+    last, before = store.candidates()
+    assert before.step == 4
+    assert last.step in (5, 6)
+    assert f"the checkpoint of step {last.step} is stored" in end["message"]
+
+
+@pytest.mark.slow
+def test_a_node_that_has_to_go_within_a_long_step_goes_without_a_checkpoint(gang: NewGang) -> None:
+    orders = {**LONG, "do": "hang", "at": 3}
+    one = gang(store=True, grace_s=3, orders=orders).start_all()
+    one.wait_for_step(2)
+    one.tasks[0].send_signal(signal.SIGTERM)
+    (end,) = ends(one, 0)
+    assert end["error"] == "SystemExit"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

@@ -1,0 +1,51 @@
+"""A remote step whose job has failed through no fault of its own, submitted again as the same attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from metaflow.exception import MetaflowException
+
+from decorators._metaflow.commands import command_words
+from decorators._metaflow.jobs import WaitedJob, kubernetes_job
+
+_installed = False
+
+
+def submit_again(decide: Callable[[WaitedJob], bool]) -> None:
+    """Ask ``decide`` whenever a step's Job or JobSet has failed; on True it is submitted again.
+
+    For the process that waits for it. The task's log begins anew: its reader here knows only one that grows.
+    """
+    global _installed
+    if (command_words() or [""])[0] != "kubernetes" or _installed:
+        return
+    _installed = True
+    from metaflow.plugins.kubernetes.kubernetes import Kubernetes
+
+    launch, own_wait = Kubernetes.launch_job, Kubernetes.wait
+
+    def launch_job(self: Any, **asked: Any) -> None:
+        self._asked = asked
+        launch(self, **asked)
+
+    def wait(self: Any, *locations: str, echo: Any = None) -> None:
+        while True:
+            try:
+                own_wait(self, *locations, echo=echo)
+            except MetaflowException:
+                if not decide(kubernetes_job(self._job)):
+                    raise
+            else:
+                return
+            _empty(self._datastore._storage_impl, locations)
+            self.launch_job(**self._asked)
+
+    Kubernetes.launch_job, Kubernetes.wait = launch_job, wait
+
+
+def _empty(storage: Any, locations: tuple[str, ...]) -> None:
+    paths = [location.removeprefix(storage.datastore_root).lstrip("/") for location in locations]
+    storage.save_bytes(((path, BytesIO()) for path in paths), overwrite=True, len_hint=len(paths))

@@ -1,0 +1,108 @@
+"""Which fabric a step's pods use for the GPUs' traffic between nodes, and what they need for it.
+
+The table is ``data/pod_fabrics.yaml``. What the nodes offer and which networks the namespace has is told by
+the preflight (``ClusterFacts.devices`` and ``networks``); without it only EFA is known, by the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from decorators.backends import tables
+from decorators.backends.interface import ClusterFacts
+from decorators.backends.options import Options
+from decorators.backends.tables import PodFabric
+from estimator.errors import Change, UserError
+from estimator.plan import Request
+
+MULTUS = "k8s.v1.cni.cncf.io/networks"
+GKE_INTERFACES = "networking.gke.io/interfaces"
+GKE_DEFAULT = "networking.gke.io/default-interface"
+SHARED = "rdma/"  # of k8s-rdma-shared-dev-plugin: one of it opens all that it stands for
+# Nodes offer these, too, and none is a network
+_NO_FABRIC = ("nvidia.com/gpu*", "nvidia.com/mig-*", "nvidia.com/vgpu*", "hugepages-*", "*.IP")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsedFabric:
+    """A fabric with all that pods need of it."""
+
+    row: PodFabric
+    resources: tuple[tuple[str, int], ...]  # extended resources, and how many of each
+    annotations: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.row.fabric
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """What is merged into the pod template."""
+        patch = dict(self.row.patch)
+        if self.annotations:
+            metadata = dict(patch.get("metadata") or {})
+            metadata["annotations"] = {**(metadata.get("annotations") or {}), **dict(self.annotations)}
+            patch["metadata"] = metadata
+        return patch
+
+
+def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFabric | None:
+    """The fabric of a step on several nodes; None: there is none, or ``resources.fabric`` is ``none``.
+
+    Raises UserError where a fabric is asked for that the nodes don't offer.
+    """
+    if request.nodes < 2 or options.fabric == "none" or not request.gpus_per_node:
+        return None
+    offered = dict(facts.devices or ())
+    machines = {request.instance_type, *(value for _, value in facts.labels or ())}
+    for row in tables.pod_fabrics():
+        if options.fabric == "auto" and row.machine not in {None, *machines}:
+            continue
+        if options.fabric in ("auto", row.fabric) and (used := _used(row, offered, facts)) is not None:
+            return used
+    if options.fabric not in ("auto", "efa") and facts.devices is not None:
+        has = ", ".join(name for name in offered if _is_fabric(name)) or "none"
+        rows = [row for row in tables.pod_fabrics() if row.fabric == options.fabric]
+        wanted = " and no ".join(
+            "device of a network of Multus'" if row.network == "multus" else row.resource for row in rows
+        )
+        raise UserError(
+            f"resources.fabric {options.fabric}: the nodes offer no {wanted} (what they offer: {has}).",
+            ("Have its device plugin installed, or take ", Change("resources.fabric", "auto"), "."),
+        )
+    return None
+
+
+def _used(row: PodFabric, offered: dict[str, int], facts: ClusterFacts) -> UsedFabric | None:
+    names = [name for name in sorted(offered) if fnmatchcase(name, row.resource) and _is_fabric(name)]
+    networks: list[tuple[str, str]] = []
+    if row.network == "multus":
+        networks = [(network, name) for network, name in facts.networks if name in names]
+        names = [name for _, name in networks]
+    names = [name for name in dict.fromkeys(names) if offered[name]]
+    if not names:
+        return None
+    counts = {name: _count(row, name, offered[name]) for name in names}
+    annotations: dict[str, str] = {}
+    if row.network == "multus":  # a network as often as there are devices of it
+        annotations[MULTUS] = ",".join(network for network, name in networks for _ in range(counts[name]))
+    elif row.network == "gke":
+        interfaces = [{"interfaceName": "eth0", "network": "default"}]
+        for number, name in enumerate(names, row.first_interface):
+            interfaces.append({"interfaceName": f"eth{number}", "network": name.partition("/")[2]})
+        annotations |= {GKE_DEFAULT: "eth0", GKE_INTERFACES: json.dumps(interfaces)}
+    asked = tuple((name, count) for name, count in counts.items() if count)
+    return UsedFabric(row=row, resources=asked, annotations=tuple(annotations.items()))
+
+
+def _count(row: PodFabric, name: str, offered: int) -> int:
+    if row.count == "none":
+        return 0
+    return 1 if row.count == "shared" and name.startswith(SHARED) else offered
+
+
+def _is_fabric(name: str) -> bool:
+    return "/" in name and not any(fnmatchcase(name, pattern) for pattern in _NO_FABRIC)

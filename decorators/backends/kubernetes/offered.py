@@ -1,0 +1,69 @@
+"""What a cluster offers for GPUs' traffic between nodes: devices of its nodes, and networks of Multus'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from decorators.backends.interface import ClusterFacts
+from estimator.errors import UserError
+from estimator.hardware import cluster_pods
+from estimator.hardware.cluster_api import (
+    ApiRefusedError,
+    Clock,
+    ClusterApi,
+    Json,
+    UnreachableError,
+    found_at,
+)
+from estimator.hardware.cluster_nodes import Node, list_nodes, node_of
+from estimator.plan import Request
+
+MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"  # of a network: what its pods ask for
+_TIMEOUT_S = 10.0
+
+
+def devices_of(nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
+    """Extended resources that all of the nodes offer, by the node that has the fewest of each."""
+    names = {name for node in nodes for name in node.allocatable if "/" in name}
+    counts = {name: min(int(node.allocatable.get(name, 0)) for node in nodes) for name in names}
+    return tuple(sorted((name, count) for name, count in counts.items() if count))
+
+
+def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, str], ...]:
+    """(network, resource) of the namespace's networks for pods that ask for a device.
+
+    None where Multus isn't there, or this login may not list them.
+    """
+    path = f"/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
+    try:
+        found = found_at(get, path) or {}
+    except (ApiRefusedError, UnreachableError):
+        return ()
+    networks = []
+    for item in found.get("items") or []:
+        resource = (item["metadata"].get("annotations") or {}).get(MULTUS_RESOURCE)
+        networks += [(str(item["metadata"]["name"]), str(resource))] if resource else []
+    return tuple(sorted(networks))
+
+
+@lru_cache(maxsize=1)
+def offered(namespace: str, request: Request) -> ClusterFacts:
+    """What is told without a preflight, by the nodes that have the GPUs; nothing where nobody answers."""
+    clock = Clock(overall_s=_TIMEOUT_S)
+    try:
+        with ClusterApi() as api:
+
+            def get(path: str, **query: str) -> Json:
+                return api.get(path, clock.left(), **query)
+
+            nodes = [node_of(item) for item in list_nodes(get)]
+            nodes = [
+                node
+                for node in nodes
+                if node.ready and node.allocatable.get(cluster_pods.GPUS, 0) >= max(request.gpus_per_node, 1)
+            ]
+            networks = networks_of(get, namespace)
+    except (ApiRefusedError, UnreachableError, UserError):
+        return ClusterFacts()
+    return ClusterFacts(devices=devices_of(nodes), networks=networks) if nodes else ClusterFacts()

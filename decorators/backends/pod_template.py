@@ -1,0 +1,97 @@
+"""The user's own patch of the training pods (``resources.pod_template``): read and checked at the launch."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from decorators.backends import tables
+from decorators.backends.strategic_merge import DIRECTIVE
+from estimator.errors import UserError
+
+NAME = "resources.pod_template"
+_QUANTITIES = ("limits", "requests")  # may be numbers
+_PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
+_IN_WORDS = {"str": "text (in quotes)", "int": "a whole number", "bool": "true or false", "float": "a number"}
+_SHOWS = 'Write what is merged into a pod template: {"spec": {"hostNetwork": true}}, for example.'
+
+
+def read(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A patch, given itself or as a YAML file's path.
+
+    Raises UserError where it can't be read, or is no patch of what the client's models say of pod templates.
+    """
+    where = NAME
+    if isinstance(value, str):
+        where = f"{NAME} {value}"
+        try:
+            value = yaml.safe_load(Path(value).expanduser().read_text())
+        except OSError as error:
+            raise UserError(f"{where} can't be read: {error.strerror}.", "Name a YAML file.") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"{where} is not YAML: {' '.join(str(error).split())}.", "Mend it.") from None
+    if not isinstance(value, Mapping) or not value:
+        raise UserError(f"{where} holds no mapping.", _SHOWS)
+    patch = dict(value)
+    _check(patch, "V1PodTemplateSpec", "", where)
+    return patch
+
+
+def _check(value: Any, kind: str, path: str, where: str) -> None:
+    if value is None:  # removes what is there
+        return
+    if item := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
+        _check_list(value, item[1], path, where)
+    elif of := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
+        if not isinstance(value, Mapping):
+            raise _wrong(where, path, "a mapping", value)
+        for name, each in value.items():
+            if not (path.rpartition(".")[2] in _QUANTITIES and isinstance(each, int | float)):
+                _check(each, of[1], f"{path}.{name}", where)
+    elif kind in _PLAIN:
+        bool_for_number = isinstance(value, bool) and kind != "bool"
+        if not isinstance(value, _PLAIN[kind]) or bool_for_number:
+            raise _wrong(where, path, _IN_WORDS[kind], value)
+    elif re.match(r"V\d", kind):
+        _check_object(value, kind, path, where)
+
+
+def _check_object(value: Any, kind: str, path: str, where: str) -> None:
+    from kubernetes import client
+
+    if not isinstance(value, Mapping):
+        raise _wrong(where, path, "a mapping", value)
+    model = getattr(client, kind)
+    types = {model.attribute_map[name]: each for name, each in model.openapi_types.items()}
+    for name, each in value.items():
+        if str(name).startswith("$"):
+            continue
+        if name not in types:
+            near = difflib.get_close_matches(str(name), types, n=1)
+            advice = f"Did you mean {near[0]}?" if near else f"There are {', '.join(sorted(types))}."
+            raise UserError(
+                f"{where}: {path + '.' if path else ''}{name} is no field of a pod template.", advice
+            )
+        _check(each, types[name], f"{path}.{name}" if path else str(name), where)
+
+
+def _check_list(value: Any, kind: str, path: str, where: str) -> None:
+    if not isinstance(value, list):
+        raise _wrong(where, path, "a list", value)
+    key = tables.merge_keys().get(path.rpartition(".")[2])
+    for number, item in enumerate(value):
+        place = f"{path}[{number}]"
+        _check(item, kind, place, where)
+        if key and item != {DIRECTIVE: "replace"} and key not in (item or {}):
+            main = path == "spec.containers"
+            advice = "main is the training's container." if main else "Items are told apart by it."
+            raise UserError(f"{where}: {place} has no {key}.", advice)
+
+
+def _wrong(where: str, path: str, wanted: str, value: Any) -> UserError:
+    return UserError(f"{where}: {path or 'it'} is {value!r}, and must be {wanted}.", "Mend that value.")

@@ -1,0 +1,154 @@
+"""Which fabric pods use, by what nodes offer, and all that they carry for it; other steps carry nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from decorators.backends import tables
+from decorators.backends.interface import ClusterFacts, StepRequest
+from decorators.backends.kubernetes.fabric import GKE_INTERFACES, MULTUS, fabric_of
+from decorators.backends.kubernetes.request import values_for
+from decorators.backends.options import Options
+from decorators.backends.strategic_merge import merge
+from estimator.errors import UserError
+from estimator.plan import Request
+from tests.decorators.backends.plans import planned
+
+TWO = planned("llama-70b", "full", "H100", 2).request
+GPUS = ("nvidia.com/gpu", 8)
+INFINIBAND = ClusterFacts(
+    devices=(GPUS, ("rdma/hca_shared_devices_a", 63), ("rdma/hca_shared_devices_b", 63))
+)
+ROCE = ClusterFacts(
+    devices=(GPUS, ("nvidia.com/sriov_rdma", 8)), networks=(("rail", "nvidia.com/sriov_rdma"),)
+)
+EFA = ClusterFacts(devices=(GPUS, ("vpc.amazonaws.com/efa", 32)), efa=32)
+A3_HIGH = ClusterFacts(
+    labels=(("node.kubernetes.io/instance-type", "a3-highgpu-8g"),),
+    devices=(GPUS, *((f"networking.gke.io.networks/vpc{number}", 1) for number in range(1, 5))),
+)
+A3_ULTRA = ClusterFacts(
+    devices=(GPUS, *((f"networking.gke.io.networks/rdma-{number}", 1) for number in range(8)))
+)
+
+
+def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = True, **options: Any) -> Any:
+    """(extended resources, variables of the container, pod template with the patches) of a step's pods."""
+    asked = StepRequest(
+        backend="kubernetes",
+        request=request,
+        facts=facts,
+        options=Options(**options),
+        on_fabric=on_fabric,
+    )
+    values = values_for(asked)
+    template: dict[str, Any] = {"metadata": {}, "spec": {"containers": [{"name": "main", "image": "i"}]}}
+    for patch in values.pod_patches:
+        template = merge(template, patch)
+    template["metadata"]["name"] = "p"
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **template}, "1.32", strict=True)
+    container = template["spec"]["containers"][0]
+    variables = {each["name"]: each["value"] for each in container.get("env", ())} | values.environment
+    return values.compute.get("extended_resources", {}), variables, template
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "resources"),
+    [
+        (EFA, "efa", {"vpc.amazonaws.com/efa": "32"}),
+        (INFINIBAND, "infiniband", {"rdma/hca_shared_devices_a": "1", "rdma/hca_shared_devices_b": "1"}),
+        (ROCE, "roce", {"nvidia.com/sriov_rdma": "8"}),
+        (A3_HIGH, "tcpx", {}),
+        (A3_ULTRA, "roce", {}),
+        (ClusterFacts(efa=0, devices=(GPUS,)), None, {}),
+        (
+            ClusterFacts(efa=0, devices=(GPUS, ("nvidia.com/sriov_rdma", 8))),
+            None,
+            {},
+        ),  # of no network of the namespace
+    ],
+)
+def test_auto_takes_what_the_nodes_offer(
+    facts: ClusterFacts, name: str | None, resources: dict[str, str]
+) -> None:
+    used = fabric_of(TWO, Options(), facts)
+    assert (used.name if used else None) == name
+    found, variables, _ = pod_of(facts)
+    assert {key: value for key, value in found.items() if not key.startswith("hugepages")} == resources
+    assert ("FI_PROVIDER" in variables) == (name == "efa")
+    if used is not None and name != "efa":
+        assert pod_of(facts, fabric=name) == pod_of(facts), "asked for by its name it is the same"
+
+
+@pytest.mark.parametrize("facts", [INFINIBAND, ROCE])
+def test_verbs_pin_memory_and_are_an_error_where_they_cannot_be_used(facts: ClusterFacts) -> None:
+    _, variables, template = pod_of(facts)
+    assert template["spec"]["containers"][0]["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+    assert variables["NCCL_NET"] == "IB"
+
+
+def test_a_network_of_multus_comes_once_for_each_device() -> None:
+    assert pod_of(ROCE)[2]["metadata"]["annotations"] == {MULTUS: ",".join(["rail"] * 8)}
+    assert "annotations" not in pod_of(INFINIBAND)[2]["metadata"]
+
+
+def test_networks_of_gke_become_interfaces_and_tcpx_has_its_sidecar() -> None:
+    _, variables, template = pod_of(A3_HIGH)
+    interfaces = json.loads(template["metadata"]["annotations"][GKE_INTERFACES])
+    names = [each["interfaceName"] for each in interfaces]
+    assert names == ["eth0", *variables["NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"].split(",")]
+    assert [each["network"] for each in interfaces] == ["default", "vpc1", "vpc2", "vpc3", "vpc4"]
+    (daemon,) = template["spec"]["initContainers"]
+    assert daemon["restartPolicy"] == "Always"
+    sockets = {mount["mountPath"] for mount in daemon["volumeMounts"]}
+    assert variables["NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX"] in sockets
+    rdma = json.loads(pod_of(A3_ULTRA)[2]["metadata"]["annotations"][GKE_INTERFACES])
+    assert (rdma[1], len(rdma)) == ({"interfaceName": "eth2", "network": "rdma-0"}, 9)
+
+
+@pytest.mark.parametrize("facts", [EFA, INFINIBAND, ROCE, A3_HIGH])
+def test_other_steps_and_one_node_and_none_carry_nothing(facts: ClusterFacts) -> None:
+    one = planned("llama-8b", "lora", "H100", 1).request
+    nothing = ({}, {}, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main", "image": "i"}]}})
+    assert pod_of(facts, one, on_fabric=False) == nothing
+    assert pod_of(facts, one, termination_grace_s=0) == nothing
+    assert pod_of(facts, fabric="none", termination_grace_s=0) == nothing
+
+
+def test_a_fabric_that_the_nodes_do_not_offer_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        fabric_of(TWO, Options(fabric="infiniband"), EFA)
+    assert "the nodes offer no rdma/*" in str(refused.value)
+    assert "vpc.amazonaws.com/efa" in str(refused.value)
+
+
+def test_the_users_own_patch_comes_last() -> None:
+    own = {
+        "metadata": {"annotations": {"team": "a"}},
+        "spec": {
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": 300,
+            "containers": [{"name": "main", "env": [{"name": "NCCL_NET", "value": "Socket"}]}],
+        },
+    }
+    _, variables, template = pod_of(ROCE, pod_template=own)
+    assert variables["NCCL_NET"] == "Socket"
+    assert set(template["metadata"]["annotations"]) == {MULTUS, "team"}
+    assert template["spec"]["hostNetwork"] is True
+    assert template["spec"]["terminationGracePeriodSeconds"] == 300
+    assert "preStop" in template["spec"]["containers"][0]["lifecycle"]
+
+
+def test_rows_have_sources_and_shared_resources_are_last() -> None:
+    """A pattern that takes all would hide what comes after it."""
+    rows = tables.pod_fabrics()
+    assert all(row.source for row in rows)
+    assert {row.fabric for row in rows} == {"efa", "roce", "tcpx", "infiniband"}
+    rdma, tcpx = (
+        next(i for i, row in enumerate(rows) if row.resource.endswith(e)) for e in ("rdma-*", "networks/*")
+    )
+    assert rdma < tcpx

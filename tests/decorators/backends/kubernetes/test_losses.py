@@ -1,0 +1,101 @@
+"""What the cluster has taken away, and what has failed by itself, by all that is seen of a job's pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from decorators.backends.interface import LastWords
+from decorators.backends.kubernetes.losses import Pods, judge
+from tests.lab.api import Json
+
+
+def pod(name: str, phase: str = "Running", *, deleted: str = "", finished: str = "", **status: Any) -> Json:
+    """``deleted``: the second at which its deletion was asked for, with 60 s of grace."""
+    metadata: Json = {"name": name}
+    if deleted:
+        minute, second = divmod(60 + int(deleted), 60)
+        metadata |= {"deletionTimestamp": f"2026-01-01T00:0{minute}:{second:02}Z"}
+        metadata["deletionGracePeriodSeconds"] = 60
+    if finished:
+        ended = {"exitCode": 1, "reason": "Error", "finishedAt": f"2026-01-01T00:00:{finished}Z"}
+        status["containerStatuses"] = [{"state": {"terminated": ended}}]
+    spec = {"nodeName": "n", "hostname": f"js-{name}"}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, **status}}
+
+
+EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+OWN_DISK = {"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds the total limit of x."}
+PREEMPTED = {
+    "conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for p"}
+    ]
+}
+BOTH_RUN = [pod("c-0"), pod("w-0")]
+
+
+@pytest.mark.parametrize(
+    ("looks", "words", "lost"),
+    [
+        pytest.param(
+            [[pod("c-0", "Failed", finished="20"), pod("w-0", "Failed", **EVICTED)]],
+            None,
+            ["pod w-0 on n: Evicted: The node was low on resource: memory"],
+            id="evicted, and the other node's task has ended after it",
+        ),
+        pytest.param([[pod("w-0", "Failed", **OWN_DISK)]], None, None, id="evicted for its own disk"),
+        pytest.param(
+            [[pod("c-0", "Failed", finished="05"), pod("w-0", **PREEMPTED)]],
+            None,
+            ["pod w-0 on n: PreemptionByScheduler: for p"],
+            id="preempted",
+        ),
+        pytest.param([BOTH_RUN, [pod("c-0")], []], None, ["pod w-0", "pod c-0"], id="gone, one by one"),
+        pytest.param(
+            [[pod("c-0", "Failed", finished="30"), pod("w-0", "Failed", deleted="20", finished="25")]],
+            None,
+            ["pod w-0 on n: deleted"],
+            id="told to go before the other failed",
+        ),
+        pytest.param(
+            [[pod("c-0", deleted="21"), pod("w-0", "Failed", finished="20")]],
+            None,
+            None,
+            id="failed, and then the JobSet has deleted the other",
+        ),
+        pytest.param(
+            [[pod("c-0", "Failed", finished="20"), pod("w-0", deleted="21")]],
+            LastWords(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
+            ["pod w-0 on n: lost"],
+            id="a silent node, of which the API server knows nothing yet",
+        ),
+        pytest.param(
+            [[pod("c-0", deleted="21"), pod("w-0", "Failed", finished="20")]],
+            LastWords(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
+            None,
+            id="a node's task that has crashed is a failure, whatever the others say",
+        ),
+        pytest.param(
+            [BOTH_RUN, []],
+            LastWords(kind="rank", host="js-w-0"),
+            None,
+            id="a rank has failed, and no pod is left to tell",
+        ),
+        pytest.param([[pod("c-0", "Failed", finished="20")]], None, None, id="failed"),
+        pytest.param([BOTH_RUN], None, None, id="nothing has happened to the pods"),
+    ],
+)
+def test_what_was_taken_away_is_told_from_what_failed(
+    looks: list[list[Json]], words: LastWords | None, lost: list[str] | None
+) -> None:
+    pods = Pods()
+    for look in looks:
+        pods.note(look)
+    found = judge(pods.seen.values(), words)
+    if lost is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert len(found.lines) == len(lost)
+        assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in found.lines}

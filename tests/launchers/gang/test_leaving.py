@@ -1,0 +1,63 @@
+"""All ranks write a checkpoint after the same step, though they are told between any two of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.gang import leaving
+from launchers.gang.control import Timeouts
+from launchers.gang.hub import Hub
+from launchers.gang.leaving import Cadence, folder_of, write_whole
+from launchers.gang.rank import RankEnv
+from tests.launchers.gang.conftest import make_job
+
+ALONE = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="r")
+
+
+def rank(number: int) -> RankEnv:
+    return RankEnv(rank=number, local_rank=number, world_size=2, local_world_size=2, node=0)
+
+
+def test_a_rank_that_nobody_asks_writes_every_few_steps_but_not_at_the_end(tmp_path: Path) -> None:
+    cadence = Cadence(make_job(tmp_path, steps=12, every=4), rank(0))
+    assert [step for step in range(1, 13) if cadence.is_due(step)] == [4, 8]
+    cadence.wrote(4)
+
+
+def test_a_rank_stops_until_it_is_told_the_step_and_goes_on_to_it(tmp_path: Path) -> None:
+    job = make_job(tmp_path, steps=12, every=0)
+    cadence, due = Cadence(job, rank(1)), list[int]()
+    write_whole(folder_of(tmp_path) / "asked", "node 0 has to go")
+    steps = threading.Thread(target=lambda: due.extend(step for step in (5, 6, 7) if cadence.is_due(step)))
+    steps.start()
+    steps.join(0.2)
+    assert steps.is_alive(), "it waits for the choice"
+    assert (folder_of(tmp_path) / "rank-00001.json").read_text() == "5"
+    write_whole(folder_of(tmp_path) / "step", "7")
+    steps.join(10)
+    assert due == [7]
+
+
+def test_without_a_choice_a_rank_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "DECISION_S", 0.05)
+    cadence = Cadence(make_job(tmp_path, steps=12, every=6), rank(0))
+    write_whole(folder_of(tmp_path) / "asked", "node 0 has to go")
+    assert [step for step in (5, 6) if cadence.is_due(step)] == [6]
+
+
+@pytest.mark.parametrize(("all_ranks", "last"), [(True, 5), (False, 6)])
+def test_the_last_step_is_one_that_nobody_can_have_passed(all_ranks: bool, last: int) -> None:
+    hub = Hub(ALONE, Timeouts(settle=0.05))
+    assert hub.last_step() is None
+    hub.stopped(5, all_ranks=all_ranks)
+    if not all_ranks:
+        assert hub.last_step() is None, "others may say how far they are"
+        threading.Event().wait(0.1)
+    assert hub.last_step() == last
+    hub.stopped(9, all_ranks=True)
+    assert hub.last_step() == last, "it is chosen once"
+    hub.close()
