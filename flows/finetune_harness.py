@@ -17,8 +17,10 @@ from launchers.store.bundles import get_bundle
 
 def stage_tasks(settings: Settings) -> dict[str, str]:
     """Put the files of the user's own tasks into the datastore; their keys by what the user calls a task."""
-    store = datastore(shared=True)
     own = [task for task in settings.harness.tasks if tasks.is_file(task)]
+    if not own:
+        return {}
+    store = datastore(shared=True)
     return {task: finetune_artifacts.stage_files(store, tasks.portable(task)) for task in own}
 
 
