@@ -20,7 +20,7 @@ from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import obstacles, planner
-from estimator.planning.goals import DISRUPTIONS, Goals
+from estimator.planning.goals import ATTEMPTS, Goals
 from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
@@ -248,23 +248,10 @@ def _plan_for_place(
         earlier = resumed_artifact("start", "plan")
         if isinstance(earlier, Plan):
             return earlier, None
-    spot = resources.spot and backend != "local"
-    if spot and backend == "batch" and (resources.nodes or 1) > 1:
-        raise UserError(
-            (
-                Change("resources.nodes", resources.nodes),
-                ": AWS Batch starts no such job on spot machines.",
-            ),
-            ("Leave ", Change("resources.spot"), " out, or ask for one node."),
-        )
     cluster = _read_cluster(backend, resources)
-    goals = Goals(
-        cluster=cluster.open if cluster is not None else None,
-        spot=spot,
-        interruption_rate=resources.interruption_rate,
-        max_nodes=1 if spot and backend == "batch" else None,
-        max_disruptions=resources.max_disruptions if backend == "kubernetes" else DISRUPTIONS,
-    )
+    goals = Goals(cluster=cluster.open if cluster is not None else None)
+    if resources.spot and backend != "local":
+        goals = _on_spot(goals, backend, resources)
     if cluster is None:
         return planner.plan(job, target, goals, calibration=corrections), goals
     try:
@@ -277,6 +264,24 @@ def _plan_for_place(
     for line in waits:
         sys.stderr.write(f"{line}; it gives up after {resources.pending_timeout:g} minutes.\n")
     return plan, goals
+
+
+def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
+    """The same goals on machines that may be taken away. UserError where the backend can't have them."""
+    if backend == "batch" and (resources.nodes or 1) > 1:
+        raise UserError(
+            (Change("resources.nodes", resources.nodes), ": AWS Batch starts no such job on spot machines."),
+            ("Leave ", Change("resources.spot"), " out, or ask for one node."),
+        )
+    # Where no process waits for the step that could submit it again, a disruption costs a retry
+    waits = backend == "kubernetes" and command() != "deploy"
+    return replace(
+        goals,
+        spot=True,
+        interruption_rate=resources.interruption_rate,
+        max_nodes=1 if backend == "batch" else None,
+        max_disruptions=resources.max_disruptions if waits else ATTEMPTS,
+    )
 
 
 def _read_cluster(backend: Backend, resources: Resources) -> Cluster | None:

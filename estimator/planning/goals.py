@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
 
 PREFERENCES = ("price", "speed")
-DISRUPTIONS = 2  # each costs a training step one of its retries
+DISRUPTIONS = 20  # of a run's setting resources.max_disruptions
+ATTEMPTS = 2  # retries of a training step: what a run has where a disruption counts as a failure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from decorators.backends import destination
 from estimator import calibration
 from estimator.errors import Change, UserError
 from estimator.hardware.cluster import Cluster
+from estimator.models import find
 from flows import finetune_artifacts, finetune_launch
 from flows.finetune_launch import Backend
-from launchers import settings
+from launchers import pipeline, settings
 from tests.estimator.planning.test_clusters import nodes_of
 
 PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
@@ -191,3 +193,30 @@ def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_started_with(
     assert finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes") == first
     kept[0] = None  # its step start has not ended
     assert finetune_launch.plan_from_parameters(ON_CLUSTER, "kubernetes") != first
+
+
+def test_a_spot_run_goes_to_spot_nodes_alone_and_makes_checkpoints_as_often_as_its_plan_says(
+    cluster: list[Cluster],
+) -> None:
+    with pytest.raises(UserError) as caught:
+        finetune_launch.plan_from_parameters({**ON_CLUSTER, "spot": True}, "kubernetes")
+    assert "goes with --spot" in caught.value.problem  # no label marks its nodes
+    cluster[0] = Cluster(context="training", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
+    rate = {"set": ("resources.interruption_rate=0.05",)}
+    made = finetune_launch.plan_from_parameters({**ON_CLUSTER, "spot": True, **rate}, "kubernetes")
+    found = made.prediction.interruptions
+    assert made.request.spot
+    assert made.prediction.price_kind == "spot"
+    assert found is not None
+    assert found.steps is not None
+    for given, every in (({}, found.steps), ({"checkpoint_every": 7}, 7)):
+        decided = pipeline.resolve_auto(settings.build({**ON_CLUSTER, **given}), find("llama-8b"), 1000, made)
+        assert decided.checkpoint_every == every
+    assert not finetune_launch.plan_from_parameters({**PARAMETERS, "spot": True}, "local").request.spot
+
+
+def test_several_nodes_on_spot_are_refused_on_batch(cluster: list[Cluster]) -> None:
+    cluster[0] = Cluster(context="queue", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
+    with pytest.raises(UserError, match="--nodes 2: AWS Batch starts no such job on spot machines"):
+        finetune_launch.plan_from_parameters({**ON_CLUSTER, "spot": True, "nodes": 2}, "batch")
+    assert finetune_launch.plan_from_parameters({**ON_CLUSTER, "spot": True}, "batch").request.nodes == 1

@@ -133,13 +133,13 @@ def test_an_unknown_rate_is_said_and_adds_nothing() -> None:
 
 
 def test_a_gang_that_cant_end_well_on_spot_is_refused_with_the_arithmetic_in_two_lines() -> None:
-    goals = replace(GCP, interruption_rate=2.0, tokens=10**9)
+    goals = replace(GCP, interruption_rate=10.0, tokens=10**10)
     with pytest.raises(UserError) as caught:
         planned(goals)
     assert re.search(
         r"On spot this run would hardly end on .*: [\d,.]+ h on \d+ spot node", caught.value.problem
     )
-    assert "of the 2 that a run takes" in caught.value.problem
+    assert "of the 20 that a run takes" in caught.value.problem
     assert caught.value.advice.startswith("Leave --spot out")
     assert len(str(caught.value).splitlines()) == 2
 
