@@ -100,9 +100,8 @@ def usage_in(page: Path) -> str:
 
 def hub_page(folder: Path, plan: Plan, settings: Settings, facts: Facts, *, model: ModelRef) -> str:
     """The page for the repository that ``folder``'s result is pushed to, by whose name it is loaded."""
-    usage = usage_in(engines.result_of(folder) / handover.PAGE).replace(
-        "this/folder", str(settings.export.push)
-    )
+    usage = usage_in(engines.result_of(folder) / handover.PAGE)
+    usage = usage.replace('"this/folder"', f'"{settings.export.push}"')  # converters take folders alone
     license_name = hub_push.license_of(model.hub_id)
     return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 
