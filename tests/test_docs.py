@@ -59,6 +59,7 @@ HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests 
 HOSTS |= {"ui.perfetto.dev", "pytorch.org"}  # viewers of traces
 HOSTS |= {"ACCOUNT.blob.core.windows.net"}  # the reader's own
 FLAGS_WITHOUT_VALUE = {
+    "--adapter-only",
     "--plan-only",
     "--no-preflight",
     "--help",
@@ -513,6 +514,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if not (tmp_path / path.name).exists():
             (tmp_path / path.name).write_text(path.read_text() * 100)
     (tmp_path / "my.yaml").write_text(yaml_examples()[0])
+    task = next(block.text for block in blocks("text") if block.text.startswith("task: "))
+    (tmp_path / "arith.yaml").write_text(task)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
     weights.fetch(models.locate("tiny-llama"), tmp_path / "my-model")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
