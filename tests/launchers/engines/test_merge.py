@@ -166,7 +166,7 @@ else:
     adapters = export.Adapters(
         rank=8, alpha=16, config={"r": 8, "lora_alpha": 16, "target_modules": modules, "peft_type": "LORA"}
     )
-    merge = lambda: export.save(model, adapters, checkpointer, model_dir=folder, output_dir=out,
+    merge = lambda: export.save(model, adapters, checkpointer, model_dir=folder, output_dir=out, merged=True,
                                 dtype=torch.bfloat16, device=torch.device("cpu"))
 torch.ones(8, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)  # loads the kernels
 ctypes.CDLL(None).malloc_trim(0)  # so that no freed memory hides what the merge takes

@@ -118,6 +118,7 @@ def test_the_merged_model_and_the_adapter_are_those_of_torchtunes_own_functions(
         ours,
         model_dir=base,
         output_dir=tmp_path / "ours",
+        merged=True,
         dtype=FORMS[trained_in],
         device=torch.device("cpu"),
     )
@@ -187,6 +188,7 @@ def test_an_adapter_without_a_place_in_the_base_is_refused(tmp_path: Path) -> No
             checkpointer,
             model_dir=base,
             output_dir=tmp_path / "out",
+            merged=True,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
