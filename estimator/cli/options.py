@@ -64,6 +64,10 @@ class SetupOptions:
     lora_experts: Annotated[
         bool, Option("--lora-experts", help="Adapters on experts too.", rich_help_panel=_WHAT)
     ] = False
+    adapter_only: Annotated[
+        bool,
+        Option("--adapter-only", help="The adapter alone is handed over, not merged.", rich_help_panel=_WHAT),
+    ] = False
     adapter_prompt_length: Annotated[
         int, Option(help="Of a LLaMA-Adapter: prompt vectors of a block.", rich_help_panel=_WHAT)
     ] = 10

@@ -63,6 +63,10 @@ class JobOptions:
     lora_experts: Annotated[
         bool, Option("--lora-experts", help="Adapters on experts too.", rich_help_panel=_WHAT)
     ] = False
+    adapter_only: Annotated[
+        bool,
+        Option("--adapter-only", help="The adapter alone is handed over, not merged.", rich_help_panel=_WHAT),
+    ] = False
     quantization: Annotated[
         str | None,
         Option(help="Of qlora's base: nf4-double, nf4, int8.", rich_help_panel=_WHAT),
@@ -259,6 +263,7 @@ def _job(wanted: JobOptions) -> Job:
         lora_rank=wanted.lora_rank,
         lora_targets=_targets(wanted.lora_targets, model),
         lora_experts=wanted.lora_experts,
+        adapter_only=wanted.adapter_only,
         quantization=_quantization(wanted),  # type: ignore[arg-type]
         trained_modules=_names(wanted.trained_modules),
         adapter_prompt_length=wanted.adapter_prompt_length,

@@ -109,6 +109,8 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, str]]:
         yield "lora.targets", "all-linear" if everything else f"[{', '.join(job.lora_targets)}]"
     if low_rank and job.lora_experts:
         yield "lora.experts", "true"
+    if plan.method != "full" and job.adapter_only:
+        yield "export.adapter_only", "true"
     if low_rank and job.trained_modules:
         yield "lora.modules_to_save", f"[{', '.join(job.trained_modules)}]"
     if job.zero_stage is not None:

@@ -34,6 +34,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         lora_rank=_or(options.lora_rank, engine.lora_rank),
         lora_targets=_targets(options, engine, model),
         lora_experts=options.lora_experts,
+        adapter_only=options.adapter_only,
         adapter_prompt_length=options.adapter_prompt_length,
         adapter_start_layer=options.adapter_start_layer,
         trained_modules=_names(options.trained_modules or ""),

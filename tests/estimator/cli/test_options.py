@@ -26,6 +26,7 @@ CHANGES: dict[str, list[str]] = {
     "adapter_start_layer": ["--method", "adapter-v2", "--adapter-start-layer", "0"],
     "trained_modules": ["--method", "lora", "--trained-modules", "lm_head"],
     "lora_experts": ["--method", "lora", "--lora-experts"],
+    "adapter_only": ["--method", "lora", "--adapter-only"],
     "quantization": ["--method", "lora", "--quantization", "int8"],
     "upcast_frozen": ["--method", "qlora", "--upcast-frozen"],
     "undivided_base": ["--method", "qlora", "--undivided-base"],
