@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from decorators.backends import pod_template
@@ -40,7 +40,8 @@ class Options:
     pending_timeout: float = 30.0  # minutes
     team: str | None = None  # that the run is for
     fabric: str = "auto"
-    pod_template: Mapping[str, Any] | None = None  # a patch of the training pods' template
+    # A patch of the training pods' template; a mapping has no hash
+    pod_template: Mapping[str, Any] | None = field(default=None, hash=False)
     max_disruptions: int = 20
     termination_grace_s: int = 60
     preflight: bool = True

@@ -36,3 +36,9 @@ def test_flags_and_set_reach_the_options() -> None:
     assert Options.from_values(values) == Options(
         zone="z", pending_timeout=5.0, preflight=False, priority="high"
     )
+
+
+def test_options_with_a_pod_template_can_be_asked_about_once() -> None:
+    patched = Options(pod_template={"spec": {"priorityClassName": "training"}})
+    assert hash(patched) == hash(Options(pod_template={"spec": {"priorityClassName": "training"}}))
+    assert patched != Options()
