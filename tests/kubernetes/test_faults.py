@@ -178,7 +178,11 @@ def _robots_login(cluster: Cluster) -> Path:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
         "metadata": {"name": "robot", "namespace": NAMESPACE},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "finetune-launcher"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "finetune-launcher",
+        },
         "subjects": [{"kind": "ServiceAccount", "name": "robot", "namespace": NAMESPACE}],
     }
     plane = cluster.control_plane
