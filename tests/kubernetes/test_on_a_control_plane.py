@@ -203,7 +203,8 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
         check_preparing_job(cluster, launched, plan)
         os.killpg(launched.process.pid, signal.SIGINT)
         launched.wait(120)
-        wait_for(lambda: not _pods(cluster, name), 60, "no pod is left")
+        # Its node has no kubelet that would end it within its grace
+        wait_for(lambda: _all_told_to_go(cluster, name), 60, "every pod is told to go")
     finally:
         if launched.process.poll() is None:  # else its pods stay in the way of the next test
             os.killpg(launched.process.pid, signal.SIGINT)
@@ -287,6 +288,10 @@ def _jobset(cluster: Cluster, launched: Launched) -> Json | None:
 def _pods(cluster: Cluster, jobset: str) -> list[Json]:
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
     return cluster.api.items(path, labelSelector=f"jobset.sigs.k8s.io/jobset-name={jobset}")
+
+
+def _all_told_to_go(cluster: Cluster, jobset: str) -> bool:
+    return all("deletionTimestamp" in pod["metadata"] for pod in _pods(cluster, jobset))
 
 
 def _placed(cluster: Cluster, jobset: str) -> list[Json]:
