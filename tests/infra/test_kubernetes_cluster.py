@@ -136,7 +136,9 @@ def test_roles_allow_what_they_should_and_no_more(
     based: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert _wrong(based, 6) == []
-    objects = everything(tmp_path_factory.mktemp("everything"))
+    made = everything(tmp_path_factory.mktemp("everything"))
+    # Kubernetes 1.34 has those of the other kind, this server not
+    objects = [item for item in made if not item["kind"].startswith("MutatingAdmissionPolicy")]
     based.apply(*objects)
     assert _wrong(based, 7) == []
     # They are there, under their names
