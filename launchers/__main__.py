@@ -32,6 +32,7 @@ from launchers.workdir import work_folder
 FAILED = 1
 MISTAKE = 2  # as typer has it for wrong options
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
+GOES_ON = "The same command goes on from the newest checkpoint."
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -87,7 +88,7 @@ def launch(
         print(error, file=sys.stderr)
         status = MISTAKE
     except SystemExit as stopped:
-        print(f"stopped by {stopped.code}: the same command goes on from the newest checkpoint", flush=True)
+        print(f"stopped by {stopped.code}\n{GOES_ON}", file=sys.stderr, flush=True)
         status = STOPPED
     raise typer.Exit(status)
 
@@ -101,7 +102,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
         print(f"node {place.node}: ended, as another node says: {error.problem}", file=sys.stderr)
         return MISTAKE
     except NodeLeft as error:
-        print(f"Stopped: {error}", file=sys.stderr, flush=True)
+        print(f"stopped: {error}\n{GOES_ON}", file=sys.stderr, flush=True)
         return STOPPED
     except GangFailed as error:
         text = str(error) if place.node == 0 else str(error).partition("\n")[0]

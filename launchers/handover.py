@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from launchers import engines, gguf
-from launchers.dataset import render
-from launchers.dataset.prepared import Prepared
-from launchers.dataset.turns import Message
+from launchers.dataset.asking import ANSWER, QUESTION, Asking
 from launchers.gang.job import TrainJob
 from launchers.settings import Settings
 
@@ -21,21 +18,18 @@ HEADING = "## Asking it"
 _GGUF_HEADING = "## GGUF, for llama.cpp"
 _TEMPLATE_FILE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _GENERATION = "generation_config.json"
-_ASKED = Message(role="user", content="Name a prime number.")
-_ANSWERED = Message(role="assistant", content="Seven.")
 
 
 def collect(job: TrainJob, destination: Path) -> None:
     """The engine's result under ``destination``, with all that its user needs to ask it."""
     engines.get(job.plan.engine).collect(job, destination)
     folder, settings = engines.result_of(destination), job.settings
-    chats = Prepared(job.data_dir).info.chats
-    tokenizer = render.load_tokenizer(job.model_dir, settings)
-    if chats:
-        _write_template(folder, tokenizer.chat_template)
+    asking = Asking.read(job.data_dir)
+    if asking.chats:
+        _write_template(folder, asking.template)
     if settings.task != "reward" and (job.model_dir / "config.json").is_file():
-        _write_generation_config(folder, job.model_dir, tokenizer, chats=chats)
-    page = _page(job, tokenizer, chats=chats)
+        _write_generation_config(folder, job.model_dir, asking)
+    page = _page(job, asking)
     if command := gguf.command(folder, job.model_dir, job.base_model):
         page += f"\n{_GGUF_HEADING}\n\n    {command}\n"
     (folder / PAGE).write_text(page)
@@ -48,7 +42,7 @@ def gguf_command(folder: Path) -> str | None:
     return command.split("\n")[0].replace("this/folder", str(folder)) or None
 
 
-def _write_template(folder: Path, template: Any) -> None:
+def _write_template(folder: Path, template: str) -> None:
     """Where the folder's own tokenizer has it: transformers takes the file before the configuration."""
     path = folder / _TOKENIZER_CONFIG
     config = json.loads(path.read_text()) if path.is_file() else {}
@@ -60,7 +54,7 @@ def _write_template(folder: Path, template: Any) -> None:
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_generation_config(folder: Path, model_dir: Path, tokenizer: Any, *, chats: bool) -> None:
+def _write_generation_config(folder: Path, model_dir: Path, asking: Asking) -> None:
     """The base's own, with the tokens that ended what was learnt among those that end an answer."""
     path = folder / _GENERATION
     values = json.loads((model_dir / "config.json").read_text())
@@ -70,26 +64,24 @@ def _write_generation_config(folder: Path, model_dir: Path, tokenizer: Any, *, c
         config = {name: values[name] for name in ("bos_token_id", "eos_token_id") if name in values}
     found = config.get("eos_token_id", values.get("eos_token_id"))
     ends = found if isinstance(found, list) else [found]
-    learnt = render.end_of_answers(tokenizer, [_ASKED, _ANSWERED]) if chats else tokenizer.eos_token_id
-    config["eos_token_id"] = list(dict.fromkeys(end for end in (*ends, learnt) if end is not None))
-    config.setdefault("pad_token_id", render.pad_id_of(tokenizer))
+    config["eos_token_id"] = list(dict.fromkeys(end for end in (*ends, asking.end_id) if end is not None))
+    config.setdefault("pad_token_id", asking.pad_id)
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _page(job: TrainJob, tokenizer: Any, *, chats: bool) -> str:
+def _page(job: TrainJob, asking: Asking) -> str:
     """How to ask the model, with a snippet that works from the folder."""
     loading = _loading(job.settings, job.plan.method, job.base_model)
     if job.settings.task == "reward":
-        chat = [_ASKED.as_template(), _ANSWERED.as_template()]
-        asking = [
+        chat = [QUESTION.as_template(), ANSWER.as_template()]
+        lines = [
             f"chat = {chat!r}",
             'inputs = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)',
             "print(model(**inputs).logits[0, 0].item())  # higher is better",
         ]
-        shown = tokenizer.apply_chat_template(chat, tokenize=False)
-    elif chats:
-        chat = [_ASKED.as_template()]
-        asking = [
+    elif asking.chats:
+        chat = [QUESTION.as_template()]
+        lines = [
             f"chat = {chat!r}",
             "inputs = tokenizer.apply_chat_template(",
             '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True',
@@ -97,18 +89,16 @@ def _page(job: TrainJob, tokenizer: Any, *, chats: bool) -> str:
             'answer = model.generate(**inputs, max_new_tokens=64)[0, inputs["input_ids"].shape[1] :]',
             "print(tokenizer.decode(answer, skip_special_tokens=True))",
         ]
-        shown = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     else:
-        asking = [
+        lines = [
             'inputs = tokenizer("The beginning of a text", return_tensors="pt")',
             "text = model.generate(**inputs, max_new_tokens=64)[0]",
             "print(tokenizer.decode(text, skip_special_tokens=True))",
         ]
-        shown = ""
-    code = "\n".join(f"    {line}".rstrip() for line in (*loading, "", *asking))
+    code = "\n".join(f"    {line}".rstrip() for line in (*loading, "", *lines))
     page = f"{HEADING}\n\n{code}\n"
-    if shown:
-        quoted = "\n".join(f"    {line}" for line in shown.split("\n"))
+    if asking.shown:
+        quoted = "\n".join(f"    {line}" for line in asking.shown.split("\n"))
         page += f"\nSo the template writes it, in the form that was trained:\n\n{quoted}\n"
     return page
 

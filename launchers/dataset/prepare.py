@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from estimator.errors import Change, UserError
 from estimator.setup import PAIR_TASKS
 from launchers.dataset import prepared, prompts, render, texts
+from launchers.dataset.asking import Asking
 from launchers.dataset.documents import Documents, Packing, tokenise
 from launchers.dataset.order import grouped_by_length, longest_first
 from launchers.dataset.preferences import Sample, asked_of
@@ -126,7 +127,8 @@ def prepare(
         if settings.task == "grpo":
             _write_prompts(folder, train, model)
         chats = settings.task != "pretrain" and _are_chats(train)
-        return _write(documents, packing, order, model, seq_len, settings, folder, chats=chats)
+        asking = Asking.of(model.tokenizer, task=settings.task, chats=chats)
+        return _write(documents, packing, order, model, seq_len, settings, folder, asking)
 
 
 @contextlib.contextmanager
@@ -269,8 +271,7 @@ def _prepare_held_out(
         order = np.arange(len(packing), dtype=np.int32)
         if settings.task == "grpo":
             _write_prompts(folder / "heldout", held_out, model)
-        chats = settings.task != "pretrain" and _are_chats(held_out)
-        _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout", chats=chats)
+        _write(documents, packing, order, model, seq_len, one_by_one, folder / "heldout")
 
 
 def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> None:
@@ -364,10 +365,9 @@ def _write(
     seq_len: int,
     settings: Settings,
     folder: Path,
-    *,
-    chats: bool,
+    asking: Asking | None = None,
 ) -> PreparedInfo:
-    """Write a prepared folder of these rows."""
+    """Write a prepared folder of these rows; with ``asking`` it is said there how the model is asked."""
     if documents.largest >= model.vocab_size:
         raise UserError(
             f"{model.tokenizer_json.parent}: the tokenizer makes token {documents.largest}, but config.json "
@@ -385,6 +385,9 @@ def _write(
             digest.update(array.tobytes())
         progress.at(number)
     digest.update(order.tobytes())
+    if asking is not None:
+        digest.update(asking.to_json().encode())
+        asking.write(folder)
     lengths = _Lengths.of(documents, packing)
     info = PreparedInfo(
         rows=rows,
@@ -402,7 +405,6 @@ def _write(
         fingerprint=digest.hexdigest(),
         documents=len(documents),
         task=settings.task,
-        chats=chats,
         dropped_rows=documents.dropped,
         split_rows=documents.split,
         pieces=documents.pieces,

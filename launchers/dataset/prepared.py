@@ -12,6 +12,7 @@ A folder with::
     length_offsets.npy int64 [rows + 1], where each row's lengths begin (one a row unless packed; two of a
                       pair, the chosen conversation and the rejected one)
     desirable.npy     bool [rows], whether the answer is a good one; of judged answers alone
+    asking.json       how the model is asked (launchers.dataset.asking.Asking); not of held-out rows
     prompts.jsonl     each row's prompt as launchers.dataset.prompts.Prompt; of task grpo alone, whose rows
                       are prompts, of which nothing counts
     order.npy         int32 [total_steps * global_batch_size], the rows in training order, epochs included;
@@ -59,7 +60,6 @@ class PreparedInfo:
         0  # conversations, texts or their pieces, or pairs in all rows; equals rows unless packed
     )
     task: str = "sft"
-    chats: bool = False  # whether rows are chats, written by a template; else plain text
     dropped_rows: int = 0  # left out: nothing that counts in the loss was within seq_len
     split_rows: int = 0  # longer than seq_len and split (task pretrain), not cut
     pieces: int = 0  # that these became; each is one of `documents`

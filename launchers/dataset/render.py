@@ -152,6 +152,12 @@ def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
     return _Ending(tokenizer).of(ids.tolist())
 
 
+def written(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
+    """A chat as the template writes it; with ``prompt`` up to where the model is to answer."""
+    chat = Conversation(messages=tuple(messages))
+    return _apply(tokenizer, [message.as_template() for message in messages], chat, prompt)
+
+
 def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     if not texts:
         return []

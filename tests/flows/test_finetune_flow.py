@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import write_pairs
 from tests.flows.conftest import EVALUATED, QUICK, STEPS, FlowRun
+from tests.launchers.harness.files import HAS_HARNESS, NO_HARNESS
 
 GENERATE = """
 import sys
@@ -76,6 +77,7 @@ def assert_generates(run: FlowRun, model: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
 def test_an_adapter_alone_is_scored_by_tasks_and_answers(
     finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:

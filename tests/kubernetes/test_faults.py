@@ -50,7 +50,7 @@ SHORT = [
 # -- faults while nodes train ------------------------------------------------------------------------------
 
 
-def test_a_run_outlives_its_login_two_of_its_nodes_and_the_api_server(
+def test_a_run_outlives_its_login_three_of_its_pods_and_the_api_server(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """One run meets all of it: no attempt is spent, and what it reports is what an undisturbed one would."""
@@ -71,6 +71,13 @@ def test_a_run_outlives_its_login_two_of_its_nodes_and_the_api_server(
     _says(run, f"Disruption 2 of at most 20, .* pod {_where(second)}: lost")
     _attempt_ends(cluster, second)
 
+    third = _training(cluster, run)
+    cluster.api.delete(
+        f"/api/v1/namespaces/{NAMESPACE}/pods/{third['worker']['metadata']['name']}",
+        gracePeriodSeconds=third["worker"]["spec"]["terminationGracePeriodSeconds"],
+    )
+    _says(run, f"Disruption 3 of at most 20, .* pod {_where(third)}: deleted")
+
     _training(cluster, run)
     cluster.control_plane.stop_api_server()
     time.sleep(GONE_S)
@@ -81,8 +88,10 @@ def test_a_run_outlives_its_login_two_of_its_nodes_and_the_api_server(
     outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
     assert [row["step"] for row in outcome["metrics"]] == list(range(1, STEPS + 1))
     gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", run.log)]
-    assert len(gone_on) == 2, run.story()
-    assert 0 < gone_on[0] <= gone_on[1] < STEPS
+    assert len(gone_on) == 3, run.story()
+    assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < STEPS
+    # The worker that was told to go has made all store one more
+    assert f"all have stopped, and the checkpoint of step {gone_on[2]} is stored" in run.log
     assert [row["loss"] for row in outcome["metrics"]] == [1.0 / step for step in range(1, STEPS + 1)]
     assert "(retry)" not in run.log
     assert "Traceback" not in run.log, run.log

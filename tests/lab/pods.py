@@ -216,7 +216,8 @@ class Pod:
     def run(self, command: Sequence[str]) -> None:
         """Run a command in it, as kubelet runs a hook, and wait for that."""
         for first in psutil.Process(self._process.pid).children() if command else ():
-            inside = ["--pid", "--mount", "--net", "--uts", "--ipc"]
+            # Its root is its own: another mount lies on that of its namespace
+            inside = ["--pid", "--mount", "--net", "--uts", "--ipc", "--root", "--wd"]
             subprocess.run(["nsenter", "--target", str(first.pid), *inside, *command], check=False)
 
     def pids(self) -> list[int]:

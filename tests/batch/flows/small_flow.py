@@ -12,7 +12,7 @@ from decorators._metaflow import Backend
 from decorators.node_request import Asked, node_request
 from estimator.plan import Request
 
-MEMORY_MIB = 512
+MEMORY_MIB = 768
 
 
 def asks(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:

@@ -90,7 +90,9 @@ def test_several_processes_take_selected_rows_and_name_a_bad_one(
     alone = tokenise(list(rows), model, tokenizer, settings, 64, tmp_path / "b")
     assert content(found) == content(alone)
     template = "{% if '44' in messages[0]['content'] %}{{ raise_exception('no 44') }}{% endif %}"
-    refusing = build({"chat_template": template + "{{ messages[0]['content'] }}"})
+    refusing = build(
+        {"chat_template": template + "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"}
+    )
     with pytest.raises(UserError, match="line 45: the chat template refuses it: no 44"):
         tokenise(base, model, load_tokenizer(model, refusing), refusing, 64, tmp_path / "c")
     assert not (tmp_path / "c").exists()

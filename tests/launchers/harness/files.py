@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
+HAS_HARNESS = importlib.util.find_spec("lm_eval") is not None
+NO_HARNESS = "lm-eval is not installed here: extra `eval`"
 SUMS = """\
 task: sums
 dataset_path: json

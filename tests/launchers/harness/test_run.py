@@ -19,9 +19,11 @@ from launchers.models import causal, tiny_llama
 from launchers.settings import build
 from tests.conftest import write_sums
 from tests.launchers.engines.loop import runs
-from tests.launchers.harness.files import SUMS, write_task
+from tests.launchers.harness.files import HAS_HARNESS, NO_HARNESS, SUMS, write_task
+
 
 ROWS = 6
+needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @pytest.mark.slow
+@needs_harness
 def test_both_models_are_scored_as_the_models_themselves_say(scored: SimpleNamespace) -> None:
     (row,) = scored.result.rows
     assert (row.task, row.metric, row.rows, row.higher_is_better) == ("sums", "acc", ROWS, True)
@@ -89,6 +92,7 @@ def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
 
 
 @pytest.mark.slow
+@needs_harness
 def test_a_model_that_is_scored_is_not_scored_again(
     scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +101,7 @@ def test_a_model_that_is_scored_is_not_scored_again(
 
 
 @pytest.mark.slow
+@needs_harness
 def test_a_task_whose_rows_lack_what_it_asks_for_is_refused_before_a_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

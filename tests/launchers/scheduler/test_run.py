@@ -162,7 +162,9 @@ def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path
     finally:
         process.kill()
         process.wait()
-    assert "stopped by SIGUSR1: the same command goes on" in (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text()
+    assert "has to go (SIGUSR1); all have stopped, and the checkpoint of step" in said
+    assert "The same command goes on from the newest checkpoint" in said
     assert not list((tmp_path / "work").iterdir()), "nothing is left in the work folder"
 
     assert status(tmp_path, *words) == 0, (tmp_path / "log").read_text()

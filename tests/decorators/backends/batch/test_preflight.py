@@ -93,8 +93,8 @@ def test_spot_is_fine_for_one_node(queue: Callable[..., str]) -> None:
 
 def test_a_spot_run_needs_a_compute_environment_of_spot_machines(queue: Callable[..., str]) -> None:
     one = dataclasses.replace(FOUR, nodes=1, spot=True)
-    assert _look(queue(type="SPOT"), one).impossible == []
-    assert "EC2: not on spot" in _look(queue(), one).impossible[0].found
+    assert _look(queue("spot", type="SPOT"), one).impossible == []
+    assert "EC2: not on spot" in _look(queue("on-demand"), one).impossible[0].found
 
 
 def test_a_family_of_machines_is_looked_into(queue: Callable[..., str]) -> None:
