@@ -211,11 +211,9 @@ class Setup:
         computes what the untrained model gives once before training (launchers/reference.py), also for
         LLaMA-Adapters; other engines hold a frozen copy of it.
         """
-        if self.task == "kto":
-            return "adapters-off"
         if self.task == "grpo" and self.compares:
             return "adapters-off" if self.adapters else "copy"
-        if self.task != "dpo":
+        if self.task not in ("dpo", "kto"):
             return "none"
         if self.engine in FAMILY_CODE:
             return "computed-before" if self.method == "full" or self.prompts else "adapters-off"

@@ -1,4 +1,4 @@
-"""What the untrained model gives to every pair, computed once before DPO: its reference.
+"""What the untrained model gives to every answer, computed once before DPO or KTO: their reference.
 
 LoRA's reference is the model with its adapters switched off. Where all weights are trained, or the adapters
 can't be switched off, the log-probabilities of the untrained model are computed before training begins, by
@@ -22,7 +22,7 @@ from estimator.errors import UserError
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
-from launchers.dataset.prepared import Prepared
+from launchers.dataset.prepared import Prepared, Row
 from launchers.engines import _hf_layout
 from launchers.evaluate import load_model, precision_on
 from launchers.gang.job import TrainJob
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-PART = 256  # rows that are computed and stored at once
+JUDGED = "kto"  # the task whose rows are single answers
+PART = 256  # items that are computed and stored at once
 SWITCHED_OFF = ("lora", "qlora", "dora")  # methods whose adapters can be
-FILE = "reference.npy"  # float32 [rows, 2]: of the chosen answer, of the rejected one
+# float32: of pairs [rows, 2], the chosen and the rejected answer; of judged answers [rows + positions, 1],
+# each row's, then those to other prompts in the order of training (batches.mismatched_rows)
+FILE = "reference.npy"
 LOADING = 4  # times resources.hang_timeout_s for the first sign of a model that is being loaded
 _LOOK_S = 0.5
 _READ = 2**20  # of each weight file's beginning and end, to tell models apart
@@ -43,7 +46,7 @@ _READ = 2**20  # of each weight file's beginning and end, to tell models apart
 
 def is_needed(job: TrainJob) -> bool:
     """Whether a job compares with a model that it doesn't hold."""
-    return job.settings.task == "dpo" and job.plan.method not in SWITCHED_OFF
+    return job.settings.task in ("dpo", JUDGED) and job.plan.method not in SWITCHED_OFF
 
 
 def fetch(
@@ -51,13 +54,16 @@ def fetch(
 ) -> Path:
     """Have the reference of all rows computed, by all nodes together; returns its file in ``work``.
 
-    ``max_rows``: of the first so many rows.
+    ``max_rows``: of the first so many rows, to be measured on: nothing of answers to other prompts.
 
     Raises UserError where the computation fails, or where no part comes, of this node or another, for
     ``resources.hang_timeout_s``; for the first part four times as long, as the model has to be loaded.
     """
-    rows = min(len(Prepared(job.data_dir)), max_rows or sys.maxsize)
-    parts = range(-(-rows // PART))
+    data = Prepared(job.data_dir)
+    count = min(len(data), max_rows or sys.maxsize)
+    if max_rows is None:
+        count = len(_Compared(data, judged=job.settings.task == JUDGED))
+    parts = range(-(-count // PART))
     key = f"reference/{_fingerprint(job)}"
     mine = [part for part in parts if part % address.nodes == address.node]
     missing = [part for part in mine if store.size(_part_key(key, part)) is None]
@@ -66,7 +72,7 @@ def fetch(
         print(f"reference: {found} of {len(mine)} parts are there already", flush=True)
     work.mkdir(parents=True, exist_ok=True)
     if missing:
-        _compute(job, missing, rows, store, key, work)
+        _compute(job, missing, count, store, key, work)
     return _joined(job, parts, store, key, work)
 
 
@@ -89,7 +95,7 @@ def _fingerprint(job: TrainJob) -> str:
     return digest.hexdigest()[:32]
 
 
-def _compute(job: TrainJob, missing: list[int], rows: int, store: Storage, key: str, work: Path) -> None:
+def _compute(job: TrainJob, missing: list[int], count: int, store: Storage, key: str, work: Path) -> None:
     """Compute parts in a process of its own, and store each when it is there."""
     request = work / "request.json"
     request.write_text(
@@ -98,6 +104,8 @@ def _compute(job: TrainJob, missing: list[int], rows: int, store: Storage, key: 
                 "model_dir": str(job.model_dir),
                 "data_dir": str(job.data_dir),
                 "parts": missing,
+                "count": count,
+                "judged": job.settings.task == JUDGED,
                 "out": str(work),
                 "device": job.plan.layout.device,
             }
@@ -113,9 +121,7 @@ def _compute(job: TrainJob, missing: list[int], rows: int, store: Storage, key: 
                 store.put_file(_part_key(key, waiting.pop(0)), path)
                 heard = time.monotonic()
                 done = len(missing) - len(waiting)
-                print(
-                    f"reference: {done} of {len(missing)} parts of {PART} pairs ({rows:,} in all)", flush=True
-                )
+                print(f"reference: {done} of {len(missing)} parts of {PART} ({count:,} in all)", flush=True)
             elif ended:
                 why = tail(log, 1) or f"exit status {process.returncode}"
                 raise UserError(f"The reference could not be computed: {why}", f"Its log: {tail(log, 30)}")
@@ -163,6 +169,8 @@ class _Request:
     model_dir: Path
     data_dir: Path
     parts: list[int]
+    count: int
+    judged: bool
     out: Path
     device: str
 
@@ -174,32 +182,55 @@ def main() -> None:
     folders = {name: Path(values[name]) for name in ("model_dir", "data_dir", "out")}
     request = _Request(**(values | folders))
     model = load_model(request.model_dir, request.model_dir, request.device, precision_on(request.device))
-    data = Prepared(request.data_dir)
+    compared = _Compared(Prepared(request.data_dir), judged=request.judged)
     for part in request.parts:
-        _write_part(model, data, part, request.out)
+        items = range(part * PART, min((part + 1) * PART, request.count))
+        _write_part(model, compared, items, request.out / f"part-{part:05d}.npy")
 
 
-def _write_part(model: Any, data: Prepared, part: int, folder: Path) -> None:
-    """``part-NNNNN.npy``: float32 [pairs, 2], whole or not there."""
+class _Compared:
+    """What the reference is computed of, by number: the rows, of KTO then the answers to other prompts."""
+
+    def __init__(self, data: Prepared, *, judged: bool) -> None:
+        self.data, self.judged = data, judged
+        self._step, self._mismatched = -1, list[Row]()
+
+    def __len__(self) -> int:
+        return len(self.data) + (len(self.data.order) if self.judged else 0)
+
+    def row(self, number: int) -> Row:
+        if number < len(self.data):
+            return self.data.row(number)
+        step, place = divmod(number - len(self.data), self.data.info.global_batch_size)
+        if step != self._step:
+            from launchers.dataset.batches import mismatched_rows
+
+            self._step, self._mismatched = step, mismatched_rows(self.data, step)
+        return self._mismatched[place]
+
+
+def _write_part(model: Any, compared: _Compared, items: range, path: Path) -> None:
+    """The part's file (:data:`FILE`), whole or not there."""
     with collector_paused():
         import numpy as np
         import torch
 
-        from launchers.dataset.batches import collate_pairs
-        from launchers.engines.loop.tasks import answers_of
+        from launchers.dataset.batches import collate, collate_pairs, summed_log_probabilities
 
-    rows = range(part * PART, min((part + 1) * PART, len(data)))
-    found = np.empty((len(rows), 2), dtype=np.float32)
+    pad_id = compared.data.info.pad_id
+    put_together = collate if compared.judged else collate_pairs
+    found = np.empty((len(items), 1 if compared.judged else 2), dtype=np.float32)
     with torch.inference_mode():
-        for indices in batches_by_length(data, rows, MAX_BATCH_TOKENS[model.device.type]):
-            batch = collate_pairs([data.row(index) for index in indices], data.info.pad_id).to(model.device)
-            answers = answers_of(model(**batch.inputs, use_cache=False).logits, batch)
-            both = torch.stack([answers.chosen, answers.rejected], dim=1)
-            found[[index - rows.start for index in indices]] = both.float().cpu().numpy()
-    temporary = folder / f"part-{part:05d}.tmp"
+        for numbers in batches_by_length(compared, items, MAX_BATCH_TOKENS[model.device.type]):
+            batch = put_together([compared.row(number) for number in numbers], pad_id).to(model.device)
+            given = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch.labels)
+            # a batch of pairs has all chosen answers and then all rejected ones
+            by_item = given.reshape(-1, len(numbers)).T
+            found[[number - items.start for number in numbers]] = by_item.float().cpu().numpy()
+    temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         np.save(file, found)
-    temporary.rename(folder / f"part-{part:05d}.npy")
+    temporary.rename(path)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ _BESIDE_SFT = {  # what makes a step dearer than one of as many rows
     "orpo": "two answers a row",
     "simpo": "two answers a row",
     "reward": "two answers a row, no output layer",
-    "kto": "the reference's forward pass, and both models' on answers to other prompts",
+    "kto": "another forward pass, on answers to other prompts",
 }
 
 
@@ -67,9 +67,10 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
     if job.task not in _BESIDE_SFT:
         return []
     reason = _BESIDE_SFT[job.task]
-    if job.task == "dpo":
-        passes = {"adapters-off": ", and the reference's forward pass", "copy": ", and the reference's model"}
-        once = ", the reference's forward pass once before training"
+    if job.task in ("dpo", "kto"):
+        what = "forward pass" if job.task == "dpo" else "forward passes on both"
+        passes = {"adapters-off": f", and the reference's {what}", "copy": ", and the reference's model"}
+        once = f", the reference's {what} once before training"
         reason += passes.get(setup_of(job, layout).reference, once)
     plain = search.speed(layout, candidate.gpu, candidate.place, task="sft").tokens_per_second
     own = candidate.speed.tokens_per_second

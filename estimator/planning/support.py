@@ -338,11 +338,6 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
         return None
     if training.packing:
         return _pairs_apart(training)
-    if training.task == "kto" and training.method not in ("lora", "qlora", "dora"):
-        return (
-            f"task kto with method {training.method}: its reference is the model with LoRA's adapters "
-            "switched off"
-        )
     if training.task != "reward":
         return None
     if training.method in LLAMA_ADAPTERS:

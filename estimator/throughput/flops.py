@@ -131,7 +131,7 @@ def work(setup: Setup) -> Work:
     repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
     reference = 1.0 if setup.reference in ("adapters-off", "copy") else 0.0  # its forward pass
     if setup.task == "kto":
-        reference = 3.0  # and both models' on other answers to the same prompts
+        reference += 1 + reference  # and both models' on other answers to the same prompts
     reached = 1 - setup.idle_blocks / model.layers  # share of the layers that have a backward pass
     backward = reached * PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
     passes = 1 + backward + repeat_products + reference

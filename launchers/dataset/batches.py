@@ -28,7 +28,7 @@ class MicroBatch:
     lengths: torch.Tensor  # [sequences], without padding
     packed: bool = False  # whether a row holds several documents
     desirable: torch.Tensor | None = None  # [sequences] bool, of judged answers
-    reference: torch.Tensor | None = None  # [pairs, 2], of the chosen and the rejected answers: reference.py
+    reference: torch.Tensor | None = None  # [rows, answers]: launchers.reference's, of these rows
 
     @property
     def tokens(self) -> int:
@@ -75,7 +75,8 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """A rank's micro batches of a step: of each ``world_size`` rows in order it takes the rank-th.
 
-    ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: [rows, 2], what the batches carry.
+    ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: launchers.reference's of all rows; the
+    batches carry their own.
     """
     put_together = collate_pairs if pairs else collate
     mine = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
@@ -86,12 +87,19 @@ def micro_batches(
         yield batch if known is None else dataclasses.replace(batch, reference=known)
 
 
-def mismatched_batches(data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[MicroBatch]:
-    """Like :func:`micro_batches`, of each prompt with the answer to another one (:func:`mismatched`)."""
-    rows = [data.row(index) for index in step_rows(data, step, layout.global_batch_size)]
-    mine = mismatched(rows, data.info.seq_len)[rank :: layout.data_parallel]
+def mismatched_batches(
+    data: Prepared, layout: Layout, step: int, rank: int, reference: NDArray[np.float32] | None = None
+) -> Iterator[MicroBatch]:
+    """Like :func:`micro_batches`, of each prompt with the answer to another one (:func:`mismatched_rows`)."""
+    mine = mismatched_rows(data, step)[rank :: layout.data_parallel]
+    known = None
+    if reference is not None:
+        first = len(data) + step * layout.global_batch_size
+        known = reference[first : first + layout.global_batch_size][rank :: layout.data_parallel]
     for first in range(0, len(mine), layout.micro_batch_size):
-        yield collate(mine[first : first + layout.micro_batch_size], data.info.pad_id)
+        part = slice(first, first + layout.micro_batch_size)
+        batch = collate(mine[part], data.info.pad_id)
+        yield batch if known is None else dataclasses.replace(batch, reference=torch.from_numpy(known[part]))
 
 
 def collate(rows: list[Row], pad_id: int) -> MicroBatch:
@@ -122,12 +130,13 @@ def collate(rows: list[Row], pad_id: int) -> MicroBatch:
     )
 
 
-def mismatched(rows: list[Row], seq_len: int) -> list[Row]:
-    """Each row's prompt with the answer of the row before it (the first one's with the last row's).
+def mismatched_rows(data: Prepared, step: int) -> list[Row]:
+    """Each prompt of a step with the answer of the row before it (the first one's with the last row's).
 
-    What counts is the answer, cut at ``seq_len`` tokens: KTO's estimate of how far the model has moved.
+    What counts is the answer, cut at the data's ``seq_len``: KTO's estimate of how far the model has moved.
     """
-    found = []
+    rows = [data.row(index) for index in step_rows(data, step, data.info.global_batch_size)]
+    seq_len, found = data.info.seq_len, []
     for row, other in zip(rows, [rows[-1], *rows[:-1]], strict=True):
         prompt, answer = row.tokens[: _answer_start(row)], other.tokens[_answer_start(other) :]
         tokens = np.concatenate([prompt, answer])[:seq_len]

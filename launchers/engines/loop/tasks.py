@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from estimator.plan import Layout
 from launchers.dataset.batches import (
@@ -57,8 +59,20 @@ class Task(Protocol):
         """Raise ValueError where the model would read the data otherwise than they were prepared."""
         ...
 
-    def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
-        """What has to be known of all ranks before a step's first micro batch; every rank calls it."""
+    def begin(
+        self,
+        model: Answering,
+        data: Prepared,
+        layout: Layout,
+        step: int,
+        rank: int,
+        reference: NDArray[np.float32] | None,
+        /,
+    ) -> None:
+        """What has to be known of all ranks before a step's first micro batch; every rank calls it.
+
+        ``reference``: launchers.reference's, where the run has one.
+        """
         ...
 
     def counts(self, data: Prepared, step: int, global_batch_size: int, /) -> StepCounts:
@@ -199,16 +213,23 @@ class Kto:
     def check(self, _model: Answering, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
 
-    def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
+    def begin(
+        self,
+        model: Answering,
+        data: Prepared,
+        layout: Layout,
+        step: int,
+        rank: int,
+        reference: NDArray[np.float32] | None,
+        /,
+    ) -> None:
         """Estimate how far the model has moved, by answers to other prompts."""
         ahead = torch.zeros((), device=model.device)
-        for batch in mismatched_batches(data, layout, step, rank):
+        for batch in mismatched_batches(data, layout, step, rank, reference):
             batch = batch.to(model.device)
             with torch.no_grad():
                 policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
-                with without_adapters(model):
-                    reference = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
-            ahead += (policy - reference).sum()
+            ahead += (policy - _untrained(model, batch)).sum()
         dist.all_reduce(ahead)
         self._kl = (ahead / layout.global_batch_size).clamp(min=0)
 
@@ -217,8 +238,7 @@ class Kto:
         return StepCounts(divisor=global_batch_size, good=sum(data.row(index).desirable for index in rows))
 
     def outcome(self, model: Answering, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
-        with torch.no_grad(), without_adapters(model):
-            reference = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
+        reference = _untrained(model, batch)
         policy = summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
         if batch.desirable is None:
             raise ValueError("KTO learns from judged answers, and these are not")
@@ -238,6 +258,14 @@ class Kto:
                 "kl": self._kl * len(rewards),
             },
         )
+
+
+def _untrained(model: Answering, batch: MicroBatch) -> torch.Tensor:
+    """[rows]: what the untrained model gives to each answer."""
+    if batch.reference is not None:
+        return batch.reference[:, 0]
+    with torch.no_grad(), without_adapters(model):
+        return summed_log_probabilities(model.logits(**batch.inputs), batch.labels)
 
 
 def task_of(settings: Settings) -> Task:

@@ -109,7 +109,7 @@ def _step(
     begin, watch = time.perf_counter(), _Stopwatch(model.device, profiler)
     lr = model.lr()
     watch.mark("forward")
-    task.begin(model, data, layout, step - 1, env.rank)
+    task.begin(model, data, layout, step - 1, env.rank, reference)
     watch.mark("data")
     counts = task.counts(data, step - 1, layout.global_batch_size)
     summed = torch.zeros(1 + len(task.metrics), device=model.device)  # the loss, then the metrics

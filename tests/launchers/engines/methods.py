@@ -17,8 +17,8 @@ import torch
 from estimator.models import hf_files
 from launchers import engines, pipeline
 from launchers.dataset import render
-from launchers.dataset.batches import collate, collate_pairs, mismatched, summed_log_probabilities
-from launchers.dataset.prepared import Row
+from launchers.dataset.batches import collate, collate_pairs, mismatched_rows, summed_log_probabilities
+from launchers.dataset.prepared import Prepared, Row
 from launchers.engines.loop.preference_losses import kto_loss, sigmoid_loss
 from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy, rewards_of
 from launchers.engines.reward_head import as_trained
@@ -259,7 +259,7 @@ def _kto_loss(job: TrainJob, model: Any, base: Any) -> float:
         return ours - before
 
     rows = _judged()
-    kl = ahead(mismatched(rows, 128)).mean().clamp(min=0)
+    kl = ahead(mismatched_rows(Prepared(job.data_dir), 0)).mean().clamp(min=0)
     good = torch.tensor([row.desirable for row in rows])
     return kto_loss(ahead(rows), good, kl, job.settings.preference.beta_of("kto")).mean().item()
 

@@ -21,7 +21,6 @@ from tests.conftest import write_sums
 from tests.launchers.engines.loop import runs
 from tests.launchers.harness.files import HAS_HARNESS, NO_HARNESS, SUMS, write_task
 
-
 ROWS = 6
 needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
 

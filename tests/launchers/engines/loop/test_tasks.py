@@ -32,6 +32,7 @@ TASKS = [
     ("simpo", "lora"),
     ("simpo", "full"),
     ("kto", "lora"),
+    ("kto", "full"),
     ("reward", "lora"),
     ("reward", "full"),
 ]
@@ -167,7 +168,7 @@ def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("kto", "lora"), ("reward", "lora")]
+    ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("kto", "full"), ("reward", "lora")]
 )
 @pytest.mark.parametrize("sharding", ["deepspeed-3", "fsdp2"])
 def test_micro_batches_and_processes_change_nothing_and_a_resumed_run_is_exact(
