@@ -20,6 +20,7 @@ FAMILY_CODE = ("deepspeed", "fsdp2")
 Method = Literal["full", "lora", "dora", "adapter-v1", "adapter-v2"]
 LLAMA_ADAPTERS = ("adapter-v1", "adapter-v2")
 TRAINED_MODULES = ("embed_tokens", "lm_head", "norms")  # beside adapters: PEFT's modules_to_save
+DEFAULT_SEQ_LEN = 2048  # tokens, where nobody says
 Task = Literal["sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo"]
 PAIR_TASKS = ("dpo", "orpo", "simpo", "reward")  # a sample is a chosen and a rejected answer
 Precision = Literal[

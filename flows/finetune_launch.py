@@ -25,7 +25,7 @@ from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render, render_cannot_fit
 from flows import finetune_artifacts, finetune_harness, rejection_launch, scorers
-from launchers import hub_push, pipeline, settings, workdir
+from launchers import checks, hub_push, pipeline, settings, workdir
 from launchers.harness import tasks
 from launchers.sections import Resources
 from launchers.settings import Settings
@@ -173,9 +173,9 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         hub_push.check(run.settings, reached=backend == "local")
         if backend == "local":
             chosen = run.settings
-            pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+            checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
             tasks.check_installed(chosen)
-            pipeline.check_disks(run.plan, [_work_disk()])
+            checks.check_disks(run.plan, [_work_disk()])
             finetune_artifacts.carry(run.model)
         else:
             model, staged = finetune_artifacts.stage(run.settings, run.model)

@@ -17,6 +17,7 @@ from estimator.models import ModelSpec
 from estimator.plan import GIB, Generation, Plan, Stage
 from estimator.planning import generation
 from estimator.planning.generation import Drawing, Range
+from estimator.setup import DEFAULT_SEQ_LEN
 from launchers import pipeline
 from launchers.dataset import sources
 from launchers.dataset.rows import Conversation
@@ -80,7 +81,7 @@ class PlannedRejection:
             prompts=self.prompts,
             held_out=self.held_out,
             answers=rejection.answers,
-            prompt_tokens=min(self.longest or run.settings.seq_len or pipeline.DEFAULT_SEQ_LEN, room),
+            prompt_tokens=min(self.longest or run.settings.seq_len or DEFAULT_SEQ_LEN, room),
             new_tokens=rejection.max_new_tokens,
             top_p=rejection.top_p,
             reward_model=None if by_function else _reward_model(rejection.score or ""),

@@ -26,7 +26,8 @@ from benchmarks.on_gpu.session import Clock, Measured, Session
 from estimator import models
 from estimator.errors import UserError
 from estimator.hardware.local_machine import here
-from launchers import pipeline, workdir
+from launchers import workdir
+from launchers.checks import PACKAGES, check_installed
 
 RESULTS = Path(__file__).parents[1] / "results"
 MISTAKE = 2
@@ -103,8 +104,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(
             f"--resolution {options.resolution:g} is not possible.", "Give a number such as 0.02."
         )
-    for engine in pipeline.PACKAGES:
-        pipeline.check_installed(engine, "qlora")
+    for engine in PACKAGES:
+        check_installed(engine, "qlora")
     if options.model:
         from launchers.models import tiny_llama
 

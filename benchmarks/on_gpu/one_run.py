@@ -22,7 +22,7 @@ from decorators.profile.sampling import Sampler
 from estimator.errors import UserError
 from estimator.hardware.local_machine import here
 from estimator.job import Target
-from launchers import pipeline
+from launchers import checks, pipeline
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.processes import die_with_parent
 from launchers.dataset.prepared import Prepared
@@ -150,7 +150,7 @@ def _prepare(order: Order) -> TrainJob:
     settings = Settings.model_validate(order.settings)
     target = Target(machine=here(order.folder))
     planned = pipeline.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)
-    pipeline.check_installed(planned.settings.engine, planned.settings.method)
+    checks.check_installed(planned.settings.engine, planned.settings.method)
     model_dir = pipeline.fetch_weights(planned.model, order.folder)
     data_dir = order.data / _key(planned.settings)
     if not (data_dir / "info.json").exists():

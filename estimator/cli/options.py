@@ -19,7 +19,6 @@ from estimator.cli.defaults import ENGINES
 from estimator.errors import UserError
 
 METHODS = ("full", "lora", "qlora", "dora", "qdora", *fields.LLAMA_ADAPTERS)
-DEFAULT_SEQ_LEN = 2048
 _WHAT, _SPREAD, _BATCH, _MEMORY, _PLACE = (
     "What is trained",
     "How it is spread",
@@ -148,7 +147,7 @@ class SetupOptions:
     ] = None
     seq_len: Annotated[
         int | None,
-        Option(help=f"Tokens of the longest sequence; {DEFAULT_SEQ_LEN:,}.", rich_help_panel=_BATCH),
+        Option(help=f"Tokens of the longest sequence; {fields.DEFAULT_SEQ_LEN:,}.", rich_help_panel=_BATCH),
     ] = None
     packed: Annotated[
         bool | None,

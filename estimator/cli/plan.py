@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from estimator.cli import output
-from estimator.cli.options import DEFAULT_SEQ_LEN, expanded, tokens_of
+from estimator.cli.options import expanded, tokens_of
 from estimator.errors import UserError
+from estimator.setup import DEFAULT_SEQ_LEN
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from estimator.cli.defaults import EngineDefaults, defaults
-from estimator.cli.options import DEFAULT_SEQ_LEN, METHODS, SetupOptions
+from estimator.cli.options import METHODS, SetupOptions
 from estimator.errors import UserError
 from estimator.memory import implementations
 from estimator.models.spec import ModelSpec
 from estimator.planning.engines import dense_mask
-from estimator.setup import Setup, drawn_answer
+from estimator.setup import DEFAULT_SEQ_LEN, Setup, drawn_answer
 
 
 def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:

@@ -19,7 +19,7 @@ from estimator.job import Machine, Target
 from estimator.models import ModelRef
 from estimator.plan import Plan
 from estimator.planning.report import render
-from launchers import hub_push, pipeline
+from launchers import checks, hub_push, pipeline
 from launchers.engines.reward_head import as_trained
 from launchers.harness import tasks
 from launchers.harness.run import try_tasks
@@ -106,11 +106,11 @@ def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: boo
         target = Target(kind="allocation", machine=machine, nodes=len(hosts))
         planned = pipeline.plan_run(settings, target, calibrated=calibrated)
         chosen = planned.settings
-        pipeline.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
+        checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
         tasks.check_installed(chosen)
         hub_push.check(chosen, reached=True)
         disks = [(f"The work folder of {host.name}", host.machine.disk_free_bytes) for host in hosts]
-        pipeline.check_disks(planned.plan, disks)
+        checks.check_disks(planned.plan, disks)
         return planned
 
 

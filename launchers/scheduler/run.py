@@ -24,7 +24,7 @@ from pathlib import Path
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.plan import Plan
-from launchers import engines, handover, hub_push, pipeline
+from launchers import checks, engines, handover, hub_push, pipeline
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
@@ -138,7 +138,7 @@ def _follow(request: SchedulerRun, place: Allocation, work: Path) -> Start | Non
         start = Start.from_json(file.read_text())
         _see(start.model_dir / "config.json")
         _see(start.data_dir / "info.json")
-        pipeline.check_installed(start.plan.engine, start.plan.method)
+        checks.check_installed(start.plan.engine, start.plan.method)
         meeting.send({"ready": True})
         meeting.receive(SEEN_S + 60)
     return start

@@ -12,7 +12,8 @@ from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.support import with_engine
-from launchers import engines, pipeline, settings
+from estimator.setup import DEFAULT_SEQ_LEN
+from launchers import checks, engines, pipeline, settings
 from launchers.spelling import SET
 
 MACHINE = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
@@ -22,7 +23,7 @@ HERE = Target(kind="local", machine=MACHINE)
 def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     lora = pipeline.resolve_auto(settings.build({"method": "lora"}), find("llama-8b"), steps=200)
     assert lora.optimizer.lr == 2e-4
-    assert lora.seq_len == pipeline.DEFAULT_SEQ_LEN
+    assert lora.seq_len == DEFAULT_SEQ_LEN
     assert lora.checkpoint_every == 20
     for method in ("adapter-v1", "adapter-v2"):
         adapter = pipeline.resolve_auto(settings.build({"method": method}), find("llama-8b"))
@@ -151,27 +152,27 @@ def _never(*_: object) -> object:
 
 def test_advice_is_spelled_as_the_front_door_that_was_used_takes_it() -> None:
     with pytest.raises(UserError) as refused, spelled_as(SET):
-        pipeline.check_supported(settings.build({"engine": "deepspeed", "compile": True}), find("llama-8b"))
+        checks.check_supported(settings.build({"engine": "deepspeed", "compile": True}), find("llama-8b"))
     assert refused.value.advice == "Use --set engine=torchtune."
 
 
 def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(pipeline.PACKAGES, "deepspeed", ("torch", "not_there"))
-    pipeline.check_installed("torchtune")
+    monkeypatch.setitem(checks.PACKAGES, "deepspeed", ("torch", "not_there"))
+    checks.check_installed("torchtune")
     with pytest.raises(UserError, match="not_there is not installed"):
-        pipeline.check_installed("deepspeed")
+        checks.check_installed("deepspeed")
     monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="liger-kernel is not installed"):
-        pipeline.check_installed("fsdp2", liger=True)
+        checks.check_installed("fsdp2", liger=True)
 
 
 def test_a_disk_that_is_too_small_is_named() -> None:
     plan = pipeline.plan_run(settings.build({}), HERE).plan
-    pipeline.check_disks(plan, [("/large", 10**15)])
+    checks.check_disks(plan, [("/large", 10**15)])
     with pytest.raises(UserError, match=r"/small has 1\.0 GiB free") as refused:
-        pipeline.check_disks(plan, [("/large", 10**15), ("/small", GIB)])
+        checks.check_disks(plan, [("/large", 10**15), ("/small", GIB)])
     assert "FINETUNE_WORK_DIR" in refused.value.advice
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from launchers import engines, pipeline
+from launchers import checks, engines
 from launchers.settings import build
 
 GRPO = {"task": "grpo", "rl": {"reward": "a.py:f"}}
@@ -18,7 +18,7 @@ TINY = models.find("tiny-llama")
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
 def test_grpo_is_trained_by_trl_alone(method: str) -> None:
     settings = build({**GRPO, "method": method})
-    assert pipeline.able_engine(settings, TINY) == "trl"
+    assert checks.able_engine(settings, TINY) == "trl"
     for engine in ("torchtune", "deepspeed", "fsdp2"):
         assert "which engine trl does" in (engines.get(engine).unsupported(settings, TINY) or "")
 
@@ -53,4 +53,4 @@ def test_what_it_can_not_do_is_said_in_a_clause(asked: dict[str, Any], named: st
     assert named in (reason or "")
     assert "\n" not in (reason or "")
     with pytest.raises(UserError, match="--engine trl"):
-        pipeline.check_supported(settings.model_copy(update={"engine": "trl"}), TINY)
+        checks.check_supported(settings.model_copy(update={"engine": "trl"}), TINY)

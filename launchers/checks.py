@@ -1,0 +1,193 @@
+"""What a run can't be, said before a GPU is asked for: options that don't go together, packages, disks.
+
+Each function raises UserError in two lines, spelled as the user has given it
+(:func:`estimator.errors.spelled_as`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+
+from estimator import models
+from estimator.changes import Text
+from estimator.errors import Change, UserError
+from estimator.models import ModelSpec
+from estimator.plan import GIB, MIB, Plan
+from estimator.planning.support import engine_order
+from estimator.setup import DEFAULT_SEQ_LEN, FAMILY_CODE
+from launchers import engines
+from launchers.report import trackers
+from launchers.scoring.check import check_function
+from launchers.scoring.functions import scorer_of
+from launchers.scoring.reward_model import check_reward_model
+from launchers.settings import Settings
+
+PACKAGES = {  # what an engine's processes import, beside the base install
+    "torchtune": ("torch", "torchtune", "torchao", "accelerate", "transformers"),
+    "deepspeed": ("torch", "deepspeed", "accelerate", "peft", "transformers"),
+    "fsdp2": ("torch", "accelerate", "peft", "transformers"),
+    "trl": ("torch", "trl", "accelerate", "peft", "transformers"),
+}
+
+
+def able_engine(settings: Settings, spec: ModelSpec) -> str:
+    """The first engine that can train the model as these settings say; the first of all where none can."""
+    order = engine_order(settings.task)
+    able = (name for name in order if engines.get(name).unsupported(settings, spec) is None)
+    return next(able, order[0])
+
+
+def check_supported(
+    settings: Settings,
+    spec: ModelSpec,
+    *,
+    otherwise: Text = "See the table of what runs where in docs/methods.md.",
+) -> None:
+    """Raise UserError for what the engine can't do. ``otherwise``: the advice where no other engine can."""
+    trackers.check_installed(settings.tracker)
+    if settings.unused:
+        name = settings.unused[0]
+        raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
+    _check_adapter_only(settings)
+    engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
+    reason = engines.get(engine).unsupported(settings, spec)
+    if reason is not None:
+        clauses = {name: engines.get(name).unsupported(settings, spec) for name in engines.ENGINES}
+        able = next((name for name, clause in clauses.items() if clause is None), None)
+        asked = [Change("model", settings.model), Change("method", settings.method), Change("engine", engine)]
+        problem = (asked[0], " ", asked[1], " ", asked[2], f": {reason}.")
+        if able is not None:
+            raise UserError(problem, ("Use ", Change("engine", able), "."))
+        other, clause = next((name, clause) for name, clause in clauses.items() if name != engine)
+        nor = f"Nor can {other}: {clause}. " if clause != reason else ""
+        raise UserError(problem, (nor, *((otherwise,) if isinstance(otherwise, str) else otherwise)))
+    seq_len = settings.seq_len or DEFAULT_SEQ_LEN
+    if seq_len > spec.max_seq_len:
+        raise UserError(
+            (Change("seq_len", seq_len), f": {spec.name} takes at most {spec.max_seq_len} tokens."),
+            ("Use ", Change("seq_len", spec.max_seq_len), " or less."),
+        )
+
+
+def _check_adapter_only(settings: Settings) -> None:
+    """Raise UserError where there is no adapter that could be handed over alone."""
+    if not settings.export.adapter_only:
+        return
+    alone = Change("export.adapter_only", value=True)
+    if settings.method == "full":
+        raise UserError(
+            (alone, ": ", Change("method", "full"), " trains no adapter."),
+            ("Use ", Change("method", "lora"), ", or leave it out."),
+        )
+    if settings.method == "qlora" and settings.lora.quantization == "int8":
+        raise UserError(
+            (alone, ": no library but this one keeps a base in 8 bits as it is trained beside here."),
+            ("Use ", Change("lora.quantization", "nf4-double"), ", or leave it out."),
+        )
+
+
+def check_reward(settings: Settings) -> None:
+    """Raise UserError where nothing gives the answers of task grpo a reward, or not a finite number."""
+    if settings.task != "grpo":
+        return
+    reward = settings.rl.reward
+    if reward is None:
+        raise UserError(
+            "Nothing says how the answers of task grpo are rewarded.",
+            (
+                "Give a function of your own (",
+                Change("rl.reward", "path.py:function"),
+                ", called with prompt and answer), or a reward model (",
+                Change("rl.reward", "FOLDER"),
+                ", what task reward exports).",
+            ),
+        )
+    seq_len = settings.seq_len or DEFAULT_SEQ_LEN
+    if settings.rl.answer_tokens(seq_len) >= seq_len:
+        raise UserError(
+            (
+                Change("rl.max_completion_length", settings.rl.max_completion_length),
+                f" leaves nothing of seq_len {seq_len} for the prompt.",
+            ),
+            ("Give ", Change("rl.max_completion_length", max(1, seq_len // 2)), ", or a longer seq_len."),
+        )
+    if scorer_of(reward).function is not None:
+        check_function(reward)
+        return
+    source = models.locate(reward)
+    if source.kind == "folder":
+        check_reward_model(Path(source.location), "rl.reward", reward)
+
+
+def check_layout(settings: Settings, plan: Plan, spec: ModelSpec) -> None:
+    """Check again with the plan's nodes and GPUs: some things an engine can't do depend on them."""
+    numbers = {"nodes": plan.layout.nodes, "gpus": plan.layout.processes_per_node}
+    resources = settings.resources.model_copy(update=numbers)
+    fewer = ("Ask for fewer GPUs: ", Change("resources.gpus", 1), ".")
+    check_supported(settings.model_copy(update={"resources": resources}), spec, otherwise=fewer)
+    last = plan.layout.world_size - 1
+    if settings.profile.window is not None and max(settings.profile.ranks) > last:
+        raise UserError(
+            f"profile.ranks: there is no rank {max(settings.profile.ranks)}, the last is {last}.",
+            "Name ranks of the plan, such as profile.ranks=0.",
+        )
+
+
+def check_installed(engine: str, method: str = "full", *, liger: bool = False) -> None:
+    """Raise UserError where the packages of an engine are not here, or those that a method needs there.
+
+    ``liger``: Liger-Kernel's too.
+    """
+    if liger and importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            (Change("liger", True), ": the package liger-kernel is not installed."),
+            "pip install liger-kernel",
+        )
+    needed = PACKAGES[engine]
+    if method == "qlora" and engine in FAMILY_CODE:
+        needed = (*needed, "bitsandbytes")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: this machine can "
+            f"plan, but not train with {engine}.",
+            f"pip install -e '.[{'rl' if engine == 'trl' else 'train'}]'",
+        )
+
+
+def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
+    """Raise UserError where a disk (its name, what is free on it) is too small for checkpoints and model."""
+    needed = plan.request.disk_mib * MIB
+    for place, free in free_bytes:
+        if free < needed:
+            raise UserError(
+                f"{place} has {free / GIB:.1f} GiB free; the run's weights, checkpoints and model need about "
+                f"{needed / GIB:.1f} GiB there.",
+                "Free some space, or name another place: export FINETUNE_WORK_DIR=/a/larger/disk",
+            )
+
+
+def check_window(settings: Settings, total_steps: int) -> None:
+    """Raise UserError where the profiled window has steps that the run hasn't."""
+    window = settings.profile.window
+    if window is not None and window[1] > total_steps:
+        raise UserError(
+            f"profile.steps {settings.profile.steps}: the run has {total_steps:,} steps.",
+            f"Name steps of it, such as profile.steps={max(1, total_steps - 3)}:{total_steps}.",
+        )
+
+
+def check_evaluations(settings: Settings, total_steps: int) -> None:
+    """Raise UserError where the run ends before it is evaluated for the first time."""
+    every = settings.evaluation.every_steps
+    if every is not None and every > total_steps:
+        raise UserError(
+            (Change("evaluation.every_steps", every), f": the run has {total_steps:,} steps."),
+            (
+                "Give ",
+                Change("evaluation.every_steps", max(1, total_steps // 5)),
+                " or another part of them.",
+            ),
+        )
