@@ -14,7 +14,7 @@ from pathlib import Path
 
 from metaflow import current
 
-from decorators._metaflow import in_container
+from decorators._metaflow import in_container, leave_no_record
 from decorators.backends import disruptions
 from decorators.backends.kubernetes.pod_shape import PID_FILE
 from decorators.gpu_profile import current_plan, current_profile
@@ -31,7 +31,7 @@ from launchers.cluster.processes import rank_log_tail
 from launchers.dataset.prepared import Prepared
 from launchers.engines.reward_head import as_trained
 from launchers.gang.departure import NO_GRACE, Grace
-from launchers.gang.failures import GangFailed
+from launchers.gang.failures import GangFailed, NodeLost
 from launchers.gang.job import TrainJob
 from launchers.replanning import Replanning, plans_key
 from launchers.report.evaluations import HeldOutLoss
@@ -171,6 +171,8 @@ def train_on_node(
     except GangFailed as error:
         if joined and in_container():  # nodes that never met were not taken away
             disrupted.leave_words(current.step_name, launch, error.failure)
+            if isinstance(error, NodeLost):
+                leave_no_record()
         raise
     profile.hand_over(trained.exported)
     output = None

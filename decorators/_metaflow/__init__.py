@@ -87,7 +87,7 @@ from decorators._metaflow.jobs import (
 )
 from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.pods import shape_pods
-from decorators._metaflow.resubmitting import submit_again
+from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.signals import end_with_jobs
 from decorators._metaflow.steps import Given, StepView, resumed_artifact
 from decorators._metaflow.users import ensure_python, ensure_user, flow_name, origin_run_id, run_id
@@ -118,6 +118,7 @@ __all__ = [
     "give_datastore_up",
     "in_container",
     "label_jobs",
+    "leave_no_record",
     "limit_datastore",
     "local_node_command",
     "main",

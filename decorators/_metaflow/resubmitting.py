@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -44,6 +45,23 @@ def submit_again(decide: Callable[[WaitedJob], bool]) -> None:
             self.launch_job(**self._asked)
 
     Kubernetes.launch_job, Kubernetes.wait = launch_job, wait
+
+
+def leave_no_record() -> None:
+    """In a task that ends as the cluster has taken a node away: keep nothing of it, as of one that is killed.
+
+    On Kubernetes, where the same attempt may be made again. A metadata service keeps the first record of an
+    attempt's artifact, so that those of this end, ``_task_ok`` among them, would stand for the step's result.
+    """
+    if "METAFLOW_KUBERNETES_WORKLOAD" not in os.environ:
+        return
+    from metaflow.datastore.task_datastore import TaskDataStore
+
+    TaskDataStore.done = _keep_nothing
+
+
+def _keep_nothing(_: Any) -> None:
+    """In place of ``TaskDataStore.done``, which registers the artifacts and marks the attempt as done."""
 
 
 def _empty(storage: Any, locations: tuple[str, ...]) -> None:
