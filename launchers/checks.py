@@ -50,6 +50,12 @@ def check_supported(
     if settings.unused:
         name = settings.unused[0]
         raise UserError((Change(name), f" has no part in task {settings.task}."), "Leave it out.")
+    if settings.unused_by_method:
+        name = settings.unused_by_method[0]
+        raise UserError(
+            (Change(name), " has no part in ", Change("method", settings.method), "."),
+            "Leave it out, or name the method that it belongs to.",
+        )
     _check_adapter_only(settings)
     engine = able_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = engines.get(engine).unsupported(settings, spec)

@@ -189,6 +189,18 @@ class Settings(Section):
         return tuple(found)
 
     @property
+    def unused_by_method(self) -> tuple[str, ...]:
+        """What is set of the sections of adapters, by its dotted name, and has no part in the method."""
+        found = []
+        if self.method in ("full", *LLAMA_ADAPTERS):
+            found = [f"lora.{name}" for name, default in Lora() if getattr(self.lora, name) != default]
+        elif self.method != "qlora" and self.lora.quantization != Lora().quantization:
+            found = ["lora.quantization"]
+        if self.method not in LLAMA_ADAPTERS:
+            found += [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]
+        return tuple(found)
+
+    @property
     def rows_per_step(self) -> int:
         """Rows of the data that an optimizer step takes: of grpo prompts, each with a group of answers."""
         return self.global_batch_size // (self.rl.group_size if self.task == "grpo" else 1)

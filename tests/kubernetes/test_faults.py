@@ -91,7 +91,7 @@ def test_a_run_outlives_its_login_three_of_its_pods_and_the_api_server(
     assert len(gone_on) == 3, run.story()
     assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < STEPS
     # The worker that was told to go has made all store one more
-    assert f"all have stopped, and the checkpoint of step {gone_on[2]} is stored" in run.log
+    assert f"all have stopped, and the checkpoint of step {gone_on[2]} is stored" in run.story()
     assert [row["loss"] for row in outcome["metrics"]] == [1.0 / step for step in range(1, STEPS + 1)]
     assert "(retry)" not in run.log
     assert "Traceback" not in run.log, run.log

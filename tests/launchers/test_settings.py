@@ -251,6 +251,20 @@ def test_what_a_task_would_leave_unused_is_named(values: dict[str, Any], unused:
 
 
 @pytest.mark.parametrize(
+    ("values", "unused"),
+    [
+        ({"method": "full", "lora": {"rank": 16, "dropout": 0.1}}, ("lora.rank", "lora.dropout")),
+        ({"method": "lora", "lora": {"rank": 16, "quantization": "int8"}}, ("lora.quantization",)),
+        ({"method": "qlora", "lora": {"quantization": "int8"}}, ()),
+        ({"method": "dora", "adapter": {"prompt_length": 4}}, ("adapter.prompt_length",)),
+        ({"method": "adapter-v1", "adapter": {"prompt_length": 4}, "lora": {"alpha": 8}}, ("lora.alpha",)),
+    ],
+)
+def test_what_a_method_would_leave_unused_is_named(values: dict[str, Any], unused: tuple[str, ...]) -> None:
+    assert settings.build(values).unused_by_method == unused
+
+
+@pytest.mark.parametrize(
     ("values", "name", "found"),
     [
         ({"tracker": "wandb"}, "tracker", ("wandb",)),
