@@ -44,7 +44,6 @@ class Lab:
             METAFLOW_BATCH_JOB_QUEUE=QUEUE,
             METAFLOW_BATCH_CONTAINER_IMAGE="registry.example/finetune:1",
             METAFLOW_ECS_S3_ACCESS_IAM_ROLE="arn:aws:iam::123456789012:role/flows",
-            METAFLOW_S3_WORKER_COUNT="8",
             AWS_ENDPOINT_URL_BATCH=self.batch_url,
         )
         return own | self.store.environment() | more

@@ -65,6 +65,8 @@ class ObjectStore:
             "METAFLOW_DATASTORE_SYSROOT_S3": f"s3://{BUCKET}/metaflow",
             "METAFLOW_DATATOOLS_S3ROOT": f"s3://{BUCKET}/data",
             "METAFLOW_DEFAULT_DATASTORE": "s3",
+            # Of 64 processes for each operation, which all load boto3: a lab has a few cores
+            "METAFLOW_S3_WORKER_COUNT": "2",
         }
 
     def objects(self) -> dict[str, bytes]:

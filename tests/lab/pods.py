@@ -32,7 +32,7 @@ from typing import IO, Any, Literal
 import psutil
 
 from tests.checklist.netns import do, missing
-from tests.lab import code_cache, guardian, small_engine
+from tests.lab import code_cache, guardian, log_uploads, small_engine
 from tests.lab.memory_limits import MemoryLimit
 
 __all__ = ["Exit", "Hub", "Pod", "PodSpec", "missing"]
@@ -51,7 +51,7 @@ IMAGE_ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    "METAFLOW_S3_WORKER_COUNT": "8",  # of 64: all pods share a few cores
+    "METAFLOW_S3_WORKER_COUNT": "2",  # of 64: all pods share a few cores
 }
 # Without it a pod's network would be as fast as the processor is free, and no direction like the other
 _NETWORK = ("rate", "1gbit", "burst", "512kb", "latency", "100ms")
@@ -325,6 +325,7 @@ class Hub:
         (own / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
         small_engine.install(own)  # for runs that ask for it
         code_cache.install(own, home=HOME, cache=CODE_CACHE)
+        log_uploads.install(own)
         (self.folder / Path(CODE_CACHE).name).mkdir()
         self._write_hosts()
 
