@@ -1,7 +1,7 @@
 """Pods that send their logs less often than Metaflow's do.
 
-A sidecar starts a Python that uploads a task's log whenever that has grown, every second or two at first. Each
-takes a second or two of a core, of which all pods here share a few.
+A sidecar starts a Python that uploads a task's log whenever that has grown, every second or two at first.
+Each takes a second or two of a core, of which all pods here share a few.
 """
 
 from __future__ import annotations
