@@ -513,7 +513,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in (examples.FOLDER / "data").iterdir():
         if not (tmp_path / path.name).exists():
             (tmp_path / path.name).write_text(path.read_text() * 100)
-    (tmp_path / "my.yaml").write_text(yaml_examples()[0])
+    (tmp_path / "my.yaml").write_text(next(text for text in yaml_examples() if text.startswith("# my.yaml")))
     task = next(block.text for block in blocks("text") if block.text.startswith("task: "))
     (tmp_path / "arith.yaml").write_text(task)
     (tmp_path / "rows.jsonl").write_text("{}\n")

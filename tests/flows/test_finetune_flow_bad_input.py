@@ -66,7 +66,7 @@ def check_refused(run: FlowRun, *words: str) -> None:
             ["--task", "dpo", "--method", "lora", "--set", "preference.margin=2"],
             ["preference.margin", "no part"],
         ),
-        (["--task", "kto", "--method", "full"], ["task kto with method full"]),
+        (["--set", "lora.rank=16"], ["lora.rank has no part in --method full"]),
     ],
 )
 def test_a_wrong_flag_is_refused_before_the_run(
