@@ -8,6 +8,7 @@ whichever run has left it: parts lie in the run's store, under a name of model, 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -193,7 +194,7 @@ class _Compared:
 
     def __init__(self, data: Prepared, *, judged: bool) -> None:
         self.data, self.judged = data, judged
-        self._step, self._mismatched = -1, list[Row]()
+        self._of_step = functools.lru_cache(maxsize=PART)(self._mismatched)  # the longest rows come first
 
     def __len__(self) -> int:
         return len(self.data) + (len(self.data.order) if self.judged else 0)
@@ -202,11 +203,12 @@ class _Compared:
         if number < len(self.data):
             return self.data.row(number)
         step, place = divmod(number - len(self.data), self.data.info.global_batch_size)
-        if step != self._step:
-            from launchers.dataset.batches import mismatched_rows
+        return self._of_step(step)[place]
 
-            self._step, self._mismatched = step, mismatched_rows(self.data, step)
-        return self._mismatched[place]
+    def _mismatched(self, step: int) -> list[Row]:
+        from launchers.dataset.batches import mismatched_rows
+
+        return mismatched_rows(self.data, step)
 
 
 def _write_part(model: Any, compared: _Compared, items: range, path: Path) -> None:

@@ -38,9 +38,8 @@ class Asking:
     @classmethod
     def of(cls, tokenizer: Any, *, task: str, chats: bool) -> Asking:
         shown, end = "", tokenizer.eos_token_id
-        with contextlib.suppress(
-            UserError
-        ):  # a template may take chats of another kind only: nothing is shown
+        # A template may take chats of another kind only
+        with contextlib.suppress(UserError):
             if task == "reward":
                 shown = render.written([QUESTION, ANSWER], tokenizer)
             elif chats:
