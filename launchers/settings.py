@@ -194,7 +194,7 @@ class Settings(Section):
         found = []
         if self.method in ("full", *LLAMA_ADAPTERS):
             found = [f"lora.{name}" for name, default in Lora() if getattr(self.lora, name) != default]
-        elif self.method != "qlora" and self.lora.quantization != Lora().quantization:
+        elif self.method in ("lora", "dora") and self.lora.quantization != Lora().quantization:
             found = ["lora.quantization"]
         if self.method not in LLAMA_ADAPTERS:
             found += [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]

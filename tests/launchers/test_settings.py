@@ -256,6 +256,7 @@ def test_what_a_task_would_leave_unused_is_named(values: dict[str, Any], unused:
         ({"method": "full", "lora": {"rank": 16, "dropout": 0.1}}, ("lora.rank", "lora.dropout")),
         ({"method": "lora", "lora": {"rank": 16, "quantization": "int8"}}, ("lora.quantization",)),
         ({"method": "qlora", "lora": {"quantization": "int8"}}, ()),
+        ({"method": "auto", "lora": {"rank": 16, "quantization": "int8"}}, ()),
         ({"method": "dora", "adapter": {"prompt_length": 4}}, ("adapter.prompt_length",)),
         ({"method": "adapter-v1", "adapter": {"prompt_length": 4}, "lora": {"alpha": 8}}, ("lora.alpha",)),
     ],
