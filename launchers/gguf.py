@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def command(result: Path, base: Path, base_name: str) -> str | None:
         return "python llama.cpp/convert_hf_to_gguf.py this/folder --outfile model.gguf"
     if not _is_plain_lora(result):
         return None
-    where = f"--base {base_name} " if Path(base_name).is_absolute() else ""
+    where = f"--base {shlex.quote(base_name)} " if Path(base_name).is_absolute() else ""
     return f"python llama.cpp/convert_lora_to_gguf.py {where}this/folder --outfile adapter.gguf"
 
 

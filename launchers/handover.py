@@ -6,6 +6,7 @@ Its chat template, the tokens that end an answer, and for people a page that say
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from launchers import engines, gguf
@@ -39,7 +40,7 @@ def gguf_command(folder: Path) -> str | None:
     """What the page of a model or adapter says makes GGUF of that folder."""
     page = folder / PAGE
     _, _, command = (page.read_text() if page.is_file() else "").partition(f"{_GGUF_HEADING}\n\n    ")
-    return command.split("\n")[0].replace("this/folder", str(folder)) or None
+    return command.split("\n")[0].replace("this/folder", shlex.quote(str(folder))) or None
 
 
 def _write_template(folder: Path, template: str) -> None:

@@ -71,6 +71,7 @@ def test_a_sigint_to_the_launch_alone_terminates_the_jobs_and_leaves_no_process(
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_the_checklist_ends_with_a_verdict_that_blames_no_node_when_a_container_is_lost(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def _measured(lab: Lab, run: Client) -> bool:
     return run.has_begun and bool(lab.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/"))
 
 
+@pytest.mark.nightly
 def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:
     faults = faulty_proxy.Faults(busy_share=0.1, delay_s=0.05)
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:

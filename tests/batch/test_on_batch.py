@@ -113,6 +113,7 @@ def test_no_token_is_in_a_request_a_log_or_the_datastore(lab: Lab, finetuned: Fi
     assert [key for key, content in lab.store.objects().items() if TOKEN.encode() in content] == []
 
 
+@pytest.mark.nightly
 def test_the_checklist_measures_two_containers_and_judges_them(lab: Lab, tmp_path: Path) -> None:
     options = ["--with", "batch", "--nodes=2", "--device=cpu", "--profile=quick"]
     run = lab.start(tmp_path, "run", *options, flow=FLOW.with_name("checklist_flow.py"))

@@ -36,7 +36,7 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
         # Each engine meets each method and both numbers of nodes: DeepSpeed's full run on two nodes is in
         # test_finetune_flow_faults.py, its LoRA run in tests/batch/test_on_batch.py; FSDP2's is below.
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
-        pytest.param("torchtune", "qlora", 1, marks=pytest.mark.slow),
+        pytest.param("torchtune", "qlora", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )
 def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
@@ -97,6 +97,7 @@ def test_an_adapter_alone_is_scored_by_tasks_and_answers(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("engine", "method"), [("deepspeed", "adapter-v1"), ("fsdp2", "adapter-v2")])
 def test_an_adapter_that_can_not_be_merged_is_evaluated_and_handed_over_with_its_page(
     finished_run: Callable[[str, str, int], FlowRun], engine: str, method: str
@@ -128,7 +129,10 @@ for answer in ("The sum is 3.", "THE SUM IS 3."):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "method", "nodes"), [("dpo", "full", 2), ("reward", "lora", 1)])
+@pytest.mark.parametrize(
+    ("task", "method", "nodes"),
+    [("dpo", "full", 2), pytest.param("reward", "lora", 1, marks=pytest.mark.nightly)],
+)
 def test_a_task_on_pairs_ranks_held_out_pairs_better(
     flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str, nodes: int
 ) -> None:

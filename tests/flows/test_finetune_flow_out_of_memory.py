@@ -41,6 +41,7 @@ def test_the_retry_halves_the_micro_batch_goes_on_from_the_checkpoint_and_record
     check(flow, tmp_path, 1, *QUICK, PYTHONPATH=str(tmp_path / "hungry"))
 
 
+@pytest.mark.nightly
 def test_the_nodes_of_a_retry_agree_on_the_smaller_micro_batch(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:

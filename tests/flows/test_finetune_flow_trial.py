@@ -51,6 +51,7 @@ def test_a_plan_that_runs_out_of_memory_in_its_trial_is_told_and_left_out(
     assert len(names) == 2  # that trial, and the run
 
 
+@pytest.mark.nightly
 def test_two_nodes_try_the_same_plans_and_keep_the_same_one(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from tests.kubernetes.cluster import Cluster, Launched
 from tests.lab.api import Json
 from tests.lab.control_plane import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 LIMIT_S = 600
 

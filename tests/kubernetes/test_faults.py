@@ -213,6 +213,7 @@ def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
                 process.resume()
 
 
+@pytest.mark.nightly
 def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for_good_ends_the_run(
     cluster: Cluster, tmp_path: Path
 ) -> None:

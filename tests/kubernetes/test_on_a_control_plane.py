@@ -216,6 +216,7 @@ def test_the_jobset_of_llama_70b_asks_for_what_was_planned_and_goes_with_ctrl_c(
 SCORE = "def share_of_e(prompt, answer):\n    return answer.lower().count('e') / max(len(answer), 1)\n"
 
 
+@pytest.mark.nightly
 def test_rejection_sampling_draws_on_two_pods_and_scores_and_trains_on_others(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_mistake_is_two_lines_that_say_what_to_do(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_cpu_the_same_runs_are_made_and_scored_with_tiny_shapes(tmp_path: Path) -> None:
     """QLoRA under DeepSpeed, for real, also below limits."""
     words = "qlora deepspeed varying drawn off"

@@ -72,6 +72,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_below_too_low_a_limit_is_out_of_memory_and_names_no_machine(tmp_path: Path) -> None:
     outcome = run_apart(order(tmp_path, limit_bytes=430 * 2**20), 300)
     assert outcome.ended == "out of memory", outcome.message

@@ -66,6 +66,7 @@ def test_nothing_is_left_behind_in_the_folder(model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "values", [{"packing": False}, {"packing": True}, {"task": "grpo", "rl": {"group_size": 2}}]
 )
+@pytest.mark.nightly
 def test_several_processes_make_what_one_makes_in_the_same_order(
     model: Path, tmp_path: Path, several: None, values: dict[str, Any]
 ) -> None:

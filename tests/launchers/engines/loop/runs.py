@@ -15,6 +15,7 @@ from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
 from launchers import reference
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset import prepared
+from launchers.dataset.measured import MAX_ROWS
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
 from launchers.settings import Settings
@@ -202,12 +203,17 @@ def make_job(
 
 
 def with_reference(job: TrainJob, folder: Path) -> TrainJob:
-    """The job with what DPO compares with, where it has to be computed before; kept below ``folder``."""
+    """The job with what DPO and KTO compare with, where that is computed before; kept below ``folder``."""
     if not reference.is_needed(job):
         return job
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
-    file = reference.fetch(job, alone, LocalStorage(folder / "store"), folder / "reference")
-    return dataclasses.replace(job, reference=file)
+    rows, held_out_rows = LocalStorage(folder / "rows"), LocalStorage(folder / "held-out-rows")
+    job = dataclasses.replace(job, reference=reference.fetch(job, alone, rows, folder / "reference"))
+    if job.evaluates:
+        held_out = dataclasses.replace(job, data_dir=job.held_out_dir)
+        found = reference.fetch(held_out, alone, held_out_rows, folder / "held-out", max_rows=MAX_ROWS)
+        job = dataclasses.replace(job, held_out_reference=found)
+    return job
 
 
 def start(job: TrainJob) -> subprocess.CompletedProcess[str]:

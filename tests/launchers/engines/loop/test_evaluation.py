@@ -124,3 +124,70 @@ def test_early_stopping_ends_all_ranks_and_leaves_the_best_as_a_checkpoint(
     kept = sorted(int(path.name.removeprefix("step-")) for path in stopping.checkpoints_dir.iterdir())
     assert best in kept or best == 3
     assert (stopping.output_dir.exists(), 3 in kept) == ((True, False) if best == 3 else (False, True))
+
+
+ROWS = {
+    "pretrain": lambda count, seed=0: [runs.joined(runs.documents(2, seed + row)) for row in range(count)],
+    "sft": runs.documents,
+    "kto": runs.judged,
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        ("pretrain", "full"),
+        ("orpo", "lora"),
+        ("simpo", "full"),
+        ("kto", "lora"),
+        ("kto", "full"),
+        ("reward", "lora"),
+        ("sft", "adapter-v1"),
+        ("sft", "adapter-v2"),
+    ],
+)
+def test_each_task_and_adapter_is_measured_in_training_as_the_finished_model_is(
+    tmp_path: Path, task: str, method: str
+) -> None:
+    model = runs.make_model(tmp_path / "model", "rewards" if task == "reward" else "llama")
+    rows = ROWS.get(task, runs.pairs)
+    data = runs.make_data(tmp_path / "data", rows(12), batch=BATCH, steps=STEPS)
+    held_out = rows(HELD_OUT, seed=50)
+    runs.make_data(data / "heldout", held_out, batch=1, steps=len(held_out))
+    job = runs.make_job(
+        tmp_path / "run",
+        model,
+        data,
+        steps=STEPS,
+        engine="fsdp2",
+        sharding="fsdp",
+        settings={"task": task, "method": method, "evaluation": {"every_steps": EVERY}},
+    )
+    job = runs.with_reference(job, tmp_path)
+    runs.run(job)
+    assert curve(job)[-1] < curve(job)[0]
+
+    engines.get("fsdp2").collect(job, tmp_path / "out")
+    finished = load_model(engines.result_of(tmp_path / "out"), model, "cpu", "fp32", job.settings)
+    scorer = scorer_of(job.settings, Prepared(job.held_out_dir), 256)
+    if task == "kto":
+        scorer.score(load_model(model, model, "cpu", "fp32"))  # what it is compared with
+    score = scorer.score(finished)
+    assert score.loss == pytest.approx(curve(job)[-1], rel=1e-4)
+    in_training = events(job)[-1].metrics or {}
+    assert in_training.keys() >= score.metrics.keys()
+    for name, value in score.metrics.items():
+        assert in_training[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3, 4, STEPS]), (60, [STEPS])])
+def test_evaluations_by_the_clock(tmp_path: Path, minutes: float, steps: list[int]) -> None:
+    model = runs.make_model(tmp_path / "model")
+    data = runs.make_data(tmp_path / "data", runs.documents(12), batch=BATCH, steps=STEPS)
+    runs.make_data(data / "heldout", runs.documents(HELD_OUT, seed=5), batch=1, steps=HELD_OUT)
+    job = runs.make_job(
+        tmp_path / "run", model, data, steps=STEPS, settings={"evaluation": {"every_minutes": minutes}}
+    )
+    runs.run(job)
+    assert [each.step for each in events(job)] == steps
+    assert [each.step for each in events(job, rank=1)] == steps
