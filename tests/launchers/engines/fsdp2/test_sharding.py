@@ -88,6 +88,7 @@ def test_no_layout_changes_the_losses(tmp_path: Path, whole: TrainJob, options: 
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on CPUs")
+@pytest.mark.nightly
 def test_compiled_blocks_train_as_others_do(tmp_path: Path, model: Path, data: Path) -> None:
     settings = {"compile": True, "recompute": {"what": "selective"}}
     found = [

@@ -17,9 +17,9 @@ from launchers.models import causal
 from tests.launchers.engines.loop import families
 from tests.launchers.engines.loop.families import SAME, Proof
 
-# With ZeRO-3, which takes as long as both others: mixtures, joined matrices, capped scores, other blocks.
-# benchmarks/support_table.py runs every family with it.
-ZERO3 = ("mixtral", "qwen2_moe", "gemma2", "phi3", "deepseek_v3", "gpt_oss", "gptj", "mpt")
+# Mixtures, joined matrices, capped scores, other blocks: with every change, and with ZeRO-3, which takes as
+# long as both others. The rest is run every night, and benchmarks/support_table.py runs every family with it.
+DIFFERENT = ("mixtral", "qwen2_moe", "gemma2", "phi3", "deepseek_v3", "gpt_oss", "gptj", "mpt")
 RUN = {
     family for family, traits in architectures.FAMILIES.items() if traits.causal and not traits.code_elsewhere
 }
@@ -99,16 +99,17 @@ Proofs = dict[tuple[str, str], Proof]  # by family and method
 
 
 @pytest.fixture(scope="module")
-def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Proofs]:
-    """All runs with a sharding, done."""
+def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Proofs]:
+    """All runs with a sharding of families like this one, done."""
     folder = tmp_path_factory.mktemp("families")
 
     @cache
-    def of(sharding: str) -> Proofs:
-        chosen = ZERO3 if sharding == "zero3" else tuple(families.FAMILIES)
-        return {(p.family, p.method): p for p in families.prove(folder / sharding, sharding, chosen)}
+    def of(sharding: str, different: bool) -> Proofs:
+        chosen = DIFFERENT if different else tuple(families.FAMILIES.keys() - set(DIFFERENT))
+        found = families.prove(folder / str(different) / sharding, sharding, chosen)
+        return {(proof.family, proof.method): proof for proof in found}
 
-    return of
+    return lambda sharding, family: of(sharding, family in DIFFERENT)
 
 
 @pytest.mark.slow
@@ -116,13 +117,18 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Proofs]:
 @pytest.mark.parametrize("method", families.METHODS)
 @pytest.mark.parametrize(
     ("sharding", "family"),
-    [(sharding, each) for sharding in families.RESUMED for each in families.FAMILIES]
-    + [("zero3", each) for each in ZERO3],
+    [
+        pytest.param(sharding, each, marks=[] if each in DIFFERENT else [pytest.mark.nightly])
+        for sharding in families.RESUMED
+        for each in families.FAMILIES
+    ]
+    + [("zero3", each) for each in DIFFERENT],
 )
 def test_it_trains_alike_with_every_sharding_goes_on_bit_by_bit_and_exports_what_it_has_trained(
-    tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str], Proofs]
+    tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str, str], Proofs]
 ) -> None:
-    proof, beside = proved(sharding)[family, method], proved(families.RESUMED[0])[family, method]
+    proof = proved(sharding, family)[family, method]
+    beside = proved(families.RESUMED[0], family)[family, method]
     assert families.problems(proof, beside, tmp_path) == []
     assert proof.losses[-1] < proof.losses[0] - 0.3
 
