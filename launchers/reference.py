@@ -53,7 +53,7 @@ def is_needed(job: TrainJob) -> bool:
 def fetch(
     job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
 ) -> Path:
-    """Have the reference of all rows computed, by all nodes together; returns its file in ``work``.
+    """Have the reference of all rows computed, by all nodes together; returns its file, below ``work``.
 
     ``max_rows``: of the first so many rows, to be measured on: nothing of answers to other prompts.
 
@@ -65,7 +65,8 @@ def fetch(
     if max_rows is None:
         count = len(_Compared(data, judged=job.settings.task == JUDGED))
     parts = range(-(-count // PART))
-    key = f"reference/{_fingerprint(job)}"
+    fingerprint = _fingerprint(job)
+    key, work = f"reference/{fingerprint}", work / fingerprint  # where parts of other rows may lie, too
     mine = [part for part in parts if part % address.nodes == address.node]
     missing = [part for part in mine if store.size(_part_key(key, part)) is None]
     found = len(mine) - len(missing)

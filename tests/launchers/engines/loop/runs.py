@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -126,7 +127,8 @@ def make_data(folder: Path, rows: list[prepared.Row], *, batch: int, steps: int,
         global_batch_size=batch,
         total_steps=steps,
         seed=0,
-        fingerprint="test",
+        # by which a reference that was computed is found again
+        fingerprint=hashlib.sha256(b"".join(row.tokens.tobytes() for row in rows)).hexdigest(),
     )
     prepared.write(folder, rows, order, info)
     return folder
@@ -207,11 +209,11 @@ def with_reference(job: TrainJob, folder: Path) -> TrainJob:
     if not reference.is_needed(job):
         return job
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
-    rows, held_out_rows = LocalStorage(folder / "rows"), LocalStorage(folder / "held-out-rows")
-    job = dataclasses.replace(job, reference=reference.fetch(job, alone, rows, folder / "reference"))
+    store = LocalStorage(folder / "store")
+    job = dataclasses.replace(job, reference=reference.fetch(job, alone, store, folder / "reference"))
     if job.evaluates:
         held_out = dataclasses.replace(job, data_dir=job.held_out_dir)
-        found = reference.fetch(held_out, alone, held_out_rows, folder / "held-out", max_rows=MAX_ROWS)
+        found = reference.fetch(held_out, alone, store, folder / "held-out", max_rows=MAX_ROWS)
         job = dataclasses.replace(job, held_out_reference=found)
     return job
 
