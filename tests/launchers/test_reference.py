@@ -64,7 +64,7 @@ def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
     again = reference.fetch(job, address(), store, tmp_path / "second")
     assert np.array_equal(np.load(again), np.load(file))
     assert "3 of 3 parts are there already" in capsys.readouterr().out
-    assert not (tmp_path / "second" / "request.json").exists(), "no process was started"
+    assert not (again.parent / "request.json").exists(), "no process was started"
 
 
 def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob) -> None:
@@ -72,6 +72,16 @@ def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob) -> N
     first = np.load(reference.fetch(job, address(), store, tmp_path / "first"))
     other = dataclasses.replace(job, model_dir=runs.make_model(tmp_path / "other", "tied"))
     second = np.load(reference.fetch(other, address(), store, tmp_path / "second"))
+    assert not np.allclose(first, second)
+
+
+def test_what_lies_in_the_folder_of_other_rows_is_not_taken(tmp_path: Path, job: TrainJob) -> None:
+    """As where one task's run follows another's in the same work folder."""
+    store = LocalStorage(tmp_path / "store")
+    first = np.load(reference.fetch(job, address(), store, tmp_path / "work"))
+    data = runs.make_data(tmp_path / "others", runs.pairs(PAIRS, seed=9), batch=4, steps=2)
+    other = dataclasses.replace(job, data_dir=data)
+    second = np.load(reference.fetch(other, address(), store, tmp_path / "work"))
     assert not np.allclose(first, second)
 
 
@@ -88,7 +98,7 @@ def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -
     for thread in threads:
         thread.join(120)
     assert np.array_equal(np.load(files[0]), np.load(files[1]))
-    requests = [(tmp_path / f"node-{node}" / "request.json").read_text() for node in (0, 1)]
+    requests = [(files[node].parent / "request.json").read_text() for node in (0, 1)]
     assert '"parts": [0, 2]' in requests[0]
     assert '"parts": [1]' in requests[1]
 
@@ -121,7 +131,7 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
         assert "could not be computed" in caught[0].problem
-        request = (tmp_path / "second" / "request.json").read_text()
+        request = (file.parent / "request.json").read_text()
         assert len(json.loads(request)["parts"]) == 3 - kept
 
 
