@@ -66,7 +66,8 @@ def fetch(
         count = len(_Compared(data, judged=job.settings.task == JUDGED))
     parts = range(-(-count // PART))
     fingerprint = _fingerprint(job)
-    key, work = f"reference/{fingerprint}", work / fingerprint  # where parts of other rows may lie, too
+    key = f"reference/{fingerprint}"
+    work = work / fingerprint  # a run before this one may have left parts of other rows in ``work``
     mine = [part for part in parts if part % address.nodes == address.node]
     missing = [part for part in mine if store.size(_part_key(key, part)) is None]
     found = len(mine) - len(missing)

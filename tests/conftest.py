@@ -125,7 +125,7 @@ def no_earlier_runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(scope="module")  # a server without work takes a twentieth of a core, its start ten seconds
+@pytest.fixture(scope="module")  # not of the session: a server without work takes time of a core, too
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.ControlPlane]:
     """A Kubernetes API server on this machine with its controllers and scheduler, and JobSet's definition.
 
