@@ -12,31 +12,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import psutil
 import pytest
-import yaml
 
 from checklist import result as results
-from checklist.measurements import Hang, Phase
-from checklist.options import help_of, json_schema
+from checklist.options import help_of
 from checklist.probes.progress import Progress
 from checklist.verdict import judge
-from estimator.errors import UserError
 from flows import checklist_launch, checklist_steps
-from flows.checklist_launch import DEFAULTS, Launch, ask, resolve
+from flows.checklist_launch import DEFAULTS
 from tests.checklist.runs import gpu_run
+from tests.flows.checklist_options import FLOOR
 from tests.flows.conftest import environment, left_behind
 
 FLOW = Path(__file__).parents[2] / "flows" / "checklist_flow.py"
 EARLIER = Path(__file__).parent / "flows" / "earlier_checks.py"
 KEPT = ".metaflow/ChecklistFlow/finetune/runs/*"  # what a run keeps while it measures
 BUSY_SECONDS = 480  # a run takes less than 60 on a machine that does nothing else
-FLOOR = "system,op,floor,source\nhere,gemm_fp32,1000000,no processor is that fast\n"
 _READ = """
 import pickle, sys
 from metaflow import Run, namespace
@@ -338,152 +334,6 @@ def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
     assert past.notes == ("History: 0 earlier runs of here, 0 figures, 0 failures still open.",)
 
 
-def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
-    run_config = _run_config()
-    measured = checklist_steps.merge(run_config, [(1, None, "it was killed"), (0, None, "no port is free")])
-    result = checklist_steps.judge_run(run_config, measured, checklist_steps.PastRuns())
-    assert result.verdict == "NO-VERDICT"
-    assert "Node 0: no port is free" in result.headline
-    assert checklist_steps.from_plain(checklist_steps.to_plain(result)) == result
-    refusal = checklist_steps.explain_refusal(result)
-    assert refusal is not None
-    assert refusal.problem.startswith("NO-VERDICT: ")
-
-
-def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_not_blamed() -> None:
-    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    run_config = resolve(_options(), launch, datastore="s3://bucket/root")
-    lost = Hang(
-        rank=8, node=1, phase="world", op="all_reduce", sequence=3, waited_s=1, kind="lost", detail="gone"
-    )
-    run = gpu_run(2)
-    phases = (*run.phases[:3], Phase(name="world", status="failed", reason="node 1 was lost"), run.phases[4])
-    kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
-
-    told = checklist_steps.judge_run(
-        run_config, checklist_steps.merge(run_config, [], kept=kept), checklist_steps.PastRuns()
-    )
-    assert (told.verdict, told.bad_nodes) == ("FAIL", ("host-1",)), "a step that ended well: it is the node"
-
-    result = checklist_steps.judge_run(
-        run_config, checklist_steps.merge(run_config, [], lost=True, kept=kept), checklist_steps.PastRuns()
-    )
-    assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
-    assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
-    assert any("did not come to its end" in note for note in result.notes)
-    assert checklist_steps.from_plain(checklist_steps.to_plain(result)) == result
-
-    pod = "pod t-1 on node-b has failed: Evicted: low on memory"
-    measured = checklist_steps.merge(run_config, [], lost=True, endings=(pod,))
-    nothing = checklist_steps.judge_run(run_config, measured, checklist_steps.PastRuns())
-    assert nothing.verdict == "NO-VERDICT"
-    assert pod in nothing.headline
-
-
-# ---- what is refused, and what is asked for
-
-
-def _values(**given: Any) -> dict[str, Any]:
-    return {**DEFAULTS, **given}
-
-
-def _options(**given: Any) -> checklist_launch.FlowOptions:
-    return checklist_launch.options_of(_values(**given))
-
-
-def _run_config(**given: Any) -> checklist_launch.RunConfig:
-    launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
-    return resolve(_options(device="cpu", **given), launch, datastore="/")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"only": "meshh"}, ["meshh", "Did you mean mesh?"]),
-        ({"skip": "pears"}, ["pears", "pairs"]),
-        ({"nodes": 0}, ["--nodes 0"]),
-        ({"gpus_per_node": 0}, ["--gpus-per-node 0"]),
-        ({"profile": "quik"}, ["quik", "quick"]),
-        ({"device": "tpu"}, ["tpu", "cuda"]),
-        ({"timeout": 0.0}, ["of 0 s"]),
-        ({"start_timeout": -1.0}, ["of -1 s", "the start"]),
-        ({"thresholds": "missing.csv"}, ["missing.csv", "No such file"]),
-        ({"most_share": 2.0}, ["2.0"]),
-        ({"pending_timeout": -1.0}, ["--pending-timeout -1.0"]),
-        ({"json": "no/such/folder/result.json"}, ["no/such/folder", "--json"]),
-        ({"apply": True}, ["--apply", "--taint"]),
-        ({"taint": True, "label": True}, ["--taint", "--label"]),
-        ({"webhook": True}, ["CHECKLIST_WEBHOOK_URL"]),
-        ({"prometheus": "metrics.txt"}, ["metrics.txt", ".prom"]),
-    ],
-)
-def test_what_can_not_be_is_refused_before_a_run(
-    given: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CHECKLIST_WEBHOOK_URL", raising=False)
-    with pytest.raises(UserError) as refused:
-        ask(_values(**{"device": "cpu", **given}), "local", None)
-    for word in words:
-        assert word in str(refused.value)
-
-
-def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from checklist.probes.gpus import Seen
-    from checklist.run import local
-
-    seen = Seen(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
-    monkeypatch.setattr(local.gpus, "look", lambda: seen)
-    with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
-        ask(_values(gpus_per_node=2), "local", None)
-
-
-def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from checklist.probes.gpus import Seen
-    from checklist.run import local
-
-    seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
-    monkeypatch.setattr(local.gpus, "look", lambda: seen)
-    launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
-    run_config = resolve(_options(), launch, datastore="/")
-    assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
-    assert (run_config.options.gpus_per_node, run_config.options.device) == (2, "cuda")
-    # One GPU can't be two nodes
-    monkeypatch.setattr(local.gpus, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
-    run_config = resolve(_options(), launch, datastore="/")
-    assert (run_config.shares, run_config.options.device) == (((), ()), "cpu")
-
-
-def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
-    run = gpu_run(2)
-    why = "the GPU of rank 0 on host-0 is used by 3 other processes"
-    phases = tuple(
-        replace(phase, status="skipped", reason=why) if phase.name in ("node", "world", "pairs") else phase
-        for phase in run.phases
-    )
-    busy = replace(run, phases=phases, locals=(), collectives=(), pairs=(), health=(), transport=None)
-    result = checklist_steps.judge_run(_run_config(), busy, checklist_steps.PastRuns())
-    assert result.verdict == "NO-VERDICT"
-    assert why in result.headline
-    assert why in checklist_steps.explain_refusal(result).problem  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("given", "gpus", "words"),
-    [
-        ({"device": "cuda"}, None, ["--gpus-per-node 8"]),
-        ({"gpus_per_node": 4}, 8, ["--gpus-per-node 4", "gpu=8"]),
-        ({"instance_type": "p5.49xlarge"}, None, ["p5.49xlarge", "p5.48xlarge"]),
-    ],
-)
-def test_what_a_cluster_could_not_give_is_refused_before_a_run(
-    given: dict[str, Any], gpus: int | None, words: list[str]
-) -> None:
-    with pytest.raises(UserError) as refused:
-        ask(_values(**given), "batch", gpus)
-    for word in words:
-        assert word in str(refused.value)
-
-
 def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path) -> None:
     for words in (["--only", "meshh"], ["--thresholds", "missing.csv"]):
         run = _flow(home, "run", *words)
@@ -501,86 +351,9 @@ def test_a_mistake_in_the_options_file_is_one_line(home: Path) -> None:
     assert "Traceback" not in run.output
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("nodess: 3", ["'nodess'", "Did you mean nodes?"]),
-        ("nodes: two", ["nodes is 'two'", "a whole number"]),
-        ("nodes: true", ["nodes is True", "a whole number"]),
-        ("timeout: soon", ["timeout is 'soon'", "a number"]),
-        ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
-        ("system: 5", ["system is 5", "text"]),
-        ("- nodes", ["no mapping"]),
-        ("nodes: [", ["no YAML"]),
-    ],
-)
-def test_each_mistake_in_the_options_is_told_with_its_value(text: str, words: list[str]) -> None:
-    with pytest.raises(UserError) as refused:
-        checklist_launch.read_options(text)
-    for word in words:
-        assert word in str(refused.value)
-
-
-def test_the_options_file_is_laid_over_the_defaults() -> None:
-    read = checklist_launch.read_options("nodes: 4\nonly: [mesh, pairs]\ntimeout:\n")
-    assert (read["nodes"], read["only"], read["timeout"], read["profile"]) == (4, "mesh,pairs", None, "quick")
-    assert checklist_launch.read_options("") == DEFAULTS
-
-
 def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(home: Path) -> None:
     text = _flow(home, "run", "--help").output
     flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
     assert flags <= set(re.findall(r"--[a-z-]+", text))
     for field in checklist_launch.FlowOptions.model_fields.values():
         assert help_of(field)[:30] in " ".join(text.split())
-
-
-def test_the_schema_of_the_options_file_is_up_to_date_and_takes_what_the_model_takes() -> None:
-    schema = json.loads(checklist_launch.SCHEMA_FILE.read_text())
-    assert schema == json_schema(checklist_launch.FlowOptions), "python -m flows.checklist_launch renews it"
-    for text in ("nodes: 4\nonly: [mesh, pairs]\ntimeout: 30\n", "only: mesh,pairs\ntaint: true\n"):
-        jsonschema.validate(yaml.safe_load(text), schema)
-        checklist_launch.read_options(text)
-    for text in ("nodess: 3", "nodes: two", "profile: quik", "apply: perhaps"):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(yaml.safe_load(text), schema)
-
-
-def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
-    asked = ask(_values(instance_type="p5.48xlarge", nodes=4), "batch", None)
-    assert asked.request.gpus_per_node == 8
-    assert asked.request.shared_memory_mib >= 8 * 1024
-    assert Launch.unpack(asked.launch).gpus_per_node == 8
-
-
-def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -> None:
-    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    run_config = resolve(_options(), launch, datastore="s3://bucket/root")
-    assert (run_config.options.device, run_config.options.gpus_per_node) == ("cuda", 8)
-    assert run_config.options.datastore == "s3://bucket/root"
-    assert run_config.options.start_limit_s > 600  # machines and images have to come first
-
-
-def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
-    file = tmp_path / "own.csv"
-    file.write_text(FLOOR)
-    launch = Launch.unpack(ask(_values(thresholds=str(file)), "batch", None).launch)
-    file.unlink()
-    run_config = resolve(_options(thresholds=str(file)), launch, datastore="s3://bucket/root")
-    own = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
-    assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
-    with pytest.raises(UserError, match="This deployment was made with"):
-        resolve(_options(thresholds="other.csv"), launch, datastore="s3://bucket/root")
-
-
-def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
-    rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
-    (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
-    with pytest.raises(UserError, match="too large to travel"):
-        ask(_values(thresholds=str(tmp_path / "own.csv")), "batch", None)
-
-
-def test_a_deployment_can_not_change_its_gpus() -> None:
-    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    with pytest.raises(UserError, match="8 GPUs a node, not 4"):
-        resolve(_options(gpus_per_node=4), launch, datastore="s3://bucket/root")

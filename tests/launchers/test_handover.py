@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import runpy
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,17 @@ def test_the_page_of_an_adapter_alone_asks_it_on_its_base(
     assert (f"convert_lora_to_gguf.py --base {base} {folder}" in command) == plain
     printed = run_the_page(folder, capsys).strip()
     assert float(printed) == 0.0 if reward else printed
+
+
+def test_paths_with_spaces_stay_one_word_of_ggufs_command(base: Path, tmp_path: Path) -> None:
+    spaced = Path(shutil.copytree(base, tmp_path / "my base"))
+    adapter = tmp_path / "my run" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    command = gguf.command(adapter, spaced, str(spaced)) or ""
+    (adapter / handover.PAGE).write_text(f"## GGUF, for llama.cpp\n\n    {command}\n")
+    words = shlex.split(handover.gguf_command(adapter) or "")
+    assert words[2:5] == ["--base", str(spaced), str(adapter)]
 
 
 def test_gguf_is_of_architectures_that_transformers_has(base: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import threading
@@ -19,39 +18,11 @@ import boto3
 import numpy as np
 import pytest
 from moto import mock_aws
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from estimator.errors import UserError
 from estimator.models import locate, resolve
-from launchers.models import tiny_llama, weights
-from launchers.models.files import check_complete
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.make(tmp_path_factory.mktemp("models") / "whole")
-
-
-@pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    """A whole checkpoint that the test may break."""
-    return Path(shutil.copytree(whole, tmp_path / "model"))
-
-
-@pytest.fixture
-def sharded(folder: Path) -> Path:
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(tensors)
-    weight_map = {}
-    for number, part in enumerate((names[:20], names[20:]), start=1):
-        file = f"model-{number:05d}-of-00002.safetensors"
-        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
-    return folder
+from launchers.models import weights
 
 
 class TestResolve:
@@ -103,110 +74,6 @@ class TestResolve:
     def test_what_is_nowhere_is_named(self, name: str) -> None:
         with pytest.raises(UserError, match=re.escape(name.removeprefix("./"))):
             locate(name)
-
-
-class TestCheckComplete:
-    def test_a_whole_checkpoint_passes_in_one_file_or_several(self, whole: Path, sharded: Path) -> None:
-        check_complete(whole)
-        check_complete(sharded)
-
-    def test_a_folder_without_weights_is_refused(self, folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        with pytest.raises(UserError, match=f"No weights in {folder}"):
-            check_complete(folder)
-
-    def test_weights_of_another_format_are_named(self, folder: Path) -> None:
-        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-        with pytest.raises(UserError, match=r"pytorch_model\.bin"):
-            check_complete(folder)
-
-    @pytest.mark.parametrize("share", [0.5, 0.999999, 0.0001])
-    def test_a_truncated_file_is_named_with_both_sizes(self, folder: Path, share: float) -> None:
-        path = folder / "model.safetensors"
-        size = path.stat().st_size
-        os.truncate(path, int(size * share))
-        with pytest.raises(UserError, match=rf"model\.safetensors is truncated: {int(size * share):,} of"):
-            check_complete(folder)
-
-    def test_weights_that_are_no_floating_point_numbers_are_named(self, folder: Path) -> None:
-        path = folder / "model.safetensors"
-        content = path.read_bytes()
-        path.write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
-        with pytest.raises(UserError, match="is of type I32, which is not trained") as refused:
-            check_complete(folder)
-        assert "qlora" in refused.value.advice
-
-    @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": "\xe9"}'])
-    def test_json_that_is_none_is_named(self, folder: Path, name: str, content: bytes) -> None:
-        (folder / name).write_bytes(content)
-        with pytest.raises(UserError, match=re.escape(name)) as refused:
-            check_complete(folder)
-        assert refused.value.advice == "Fetch it again."
-
-    @pytest.mark.parametrize("size", [0, 5, 8])
-    def test_a_file_without_even_a_header_is_refused(self, folder: Path, size: int) -> None:
-        os.truncate(folder / "model.safetensors", size)
-        with pytest.raises(UserError, match="is not a safetensors file"):
-            check_complete(folder)
-
-    @pytest.mark.parametrize(
-        "content",
-        [b"hello, I am a web page", struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"],
-    )
-    def test_a_file_of_something_else_is_refused(self, folder: Path, content: bytes) -> None:
-        (folder / "model.safetensors").write_bytes(content)
-        with pytest.raises(UserError, match="is not a safetensors file"):
-            check_complete(folder)
-
-    def test_a_file_with_something_behind_its_end_is_refused(self, folder: Path) -> None:
-        with (folder / "model.safetensors").open("ab") as file:
-            file.write(b"more")
-        with pytest.raises(UserError, match="is broken"):
-            check_complete(folder)
-
-    def test_a_git_lfs_pointer_is_recognised(self, folder: Path) -> None:
-        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-        (folder / "model.safetensors").write_text(pointer)
-        with pytest.raises(UserError) as error:
-            check_complete(folder)
-        assert "git lfs pull" in error.value.advice
-
-    def test_a_missing_shard_is_named(self, sharded: Path) -> None:
-        (sharded / "model-00002-of-00002.safetensors").unlink()
-        with pytest.raises(UserError, match="1 of 2 weight files are missing, model-00002"):
-            check_complete(sharded)
-
-    def test_shards_without_an_index_are_not_a_whole_model(self, sharded: Path) -> None:
-        (sharded / "model.safetensors.index.json").unlink()
-        with pytest.raises(UserError, match=r"model-00001-of-00002\.safetensors, one part of the weights"):
-            check_complete(sharded)
-
-    def test_a_tensor_that_no_shard_holds_is_named(self, sharded: Path) -> None:
-        path = sharded / "model.safetensors.index.json"
-        index = json.loads(path.read_text())
-        index["weight_map"]["model.layers.9.mlp.up_proj.weight"] = "model-00001-of-00002.safetensors"
-        path.write_text(json.dumps(index))
-        with pytest.raises(UserError, match=r"model\.layers\.9"):
-            check_complete(sharded)
-
-    @pytest.mark.parametrize("field", ["vocab_size", "hidden_size"])
-    def test_weights_of_another_shape_than_the_config_are_refused(self, folder: Path, field: str) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {field: 128}))
-        with pytest.raises(UserError, match=rf"\[4096, 256\].*{field} 128"):
-            check_complete(folder)
-
-    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-    def test_a_missing_file_beside_the_weights_is_named(self, folder: Path, name: str) -> None:
-        (folder / name).unlink()
-        with pytest.raises(UserError, match=name.partition(".")[0]):
-            check_complete(folder)
-
-    def test_a_broken_config_is_refused(self, folder: Path) -> None:
-        (folder / "config.json").write_text("{")
-        with pytest.raises(UserError, match=r"config\.json can't be read"):
-            check_complete(folder)
 
 
 def pickled(folder: Path, dtype: str = "float32") -> bytes:

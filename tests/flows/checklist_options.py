@@ -1,0 +1,24 @@
+"""The checklist's options as the flow has them, with some of them given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flows import checklist_launch
+from flows.checklist_launch import DEFAULTS, Launch, resolve
+
+FLOOR = "system,op,floor,source\nhere,gemm_fp32,1000000,no processor is that fast\n"
+"""Thresholds that no machine reaches."""
+
+
+def values_with(**given: Any) -> dict[str, Any]:
+    return {**DEFAULTS, **given}
+
+
+def options_with(**given: Any) -> checklist_launch.FlowOptions:
+    return checklist_launch.options_of(values_with(**given))
+
+
+def run_config_with(**given: Any) -> checklist_launch.RunConfig:
+    launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
+    return resolve(options_with(device="cpu", **given), launch, datastore="/")

@@ -1,0 +1,169 @@
+"""What a checklist asks for, and what it refuses before it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from checklist.options import json_schema
+from estimator.errors import UserError
+from flows import checklist_launch
+from flows.checklist_launch import DEFAULTS, Launch, ask, resolve
+from tests.flows.checklist_options import FLOOR, options_with, values_with
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"only": "meshh"}, ["meshh", "Did you mean mesh?"]),
+        ({"skip": "pears"}, ["pears", "pairs"]),
+        ({"nodes": 0}, ["--nodes 0"]),
+        ({"gpus_per_node": 0}, ["--gpus-per-node 0"]),
+        ({"profile": "quik"}, ["quik", "quick"]),
+        ({"device": "tpu"}, ["tpu", "cuda"]),
+        ({"timeout": 0.0}, ["of 0 s"]),
+        ({"start_timeout": -1.0}, ["of -1 s", "the start"]),
+        ({"thresholds": "missing.csv"}, ["missing.csv", "No such file"]),
+        ({"most_share": 2.0}, ["2.0"]),
+        ({"pending_timeout": -1.0}, ["--pending-timeout -1.0"]),
+        ({"json": "no/such/folder/result.json"}, ["no/such/folder", "--json"]),
+        ({"apply": True}, ["--apply", "--taint"]),
+        ({"taint": True, "label": True}, ["--taint", "--label"]),
+        ({"webhook": True}, ["CHECKLIST_WEBHOOK_URL"]),
+        ({"prometheus": "metrics.txt"}, ["metrics.txt", ".prom"]),
+    ],
+)
+def test_what_can_not_be_is_refused_before_a_run(
+    given: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHECKLIST_WEBHOOK_URL", raising=False)
+    with pytest.raises(UserError) as refused:
+        ask(values_with(**{"device": "cpu", **given}), "local", None)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from checklist.probes.gpus import Seen
+    from checklist.run import local
+
+    seen = Seen(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
+    monkeypatch.setattr(local.gpus, "look", lambda: seen)
+    with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
+        ask(values_with(gpus_per_node=2), "local", None)
+
+
+def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from checklist.probes.gpus import Seen
+    from checklist.run import local
+
+    seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
+    monkeypatch.setattr(local.gpus, "look", lambda: seen)
+    launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
+    run_config = resolve(options_with(), launch, datastore="/")
+    assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
+    assert (run_config.options.gpus_per_node, run_config.options.device) == (2, "cuda")
+    # One GPU can't be two nodes
+    monkeypatch.setattr(local.gpus, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
+    run_config = resolve(options_with(), launch, datastore="/")
+    assert (run_config.shares, run_config.options.device) == (((), ()), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "words"),
+    [
+        ({"device": "cuda"}, None, ["--gpus-per-node 8"]),
+        ({"gpus_per_node": 4}, 8, ["--gpus-per-node 4", "gpu=8"]),
+        ({"instance_type": "p5.49xlarge"}, None, ["p5.49xlarge", "p5.48xlarge"]),
+    ],
+)
+def test_what_a_cluster_could_not_give_is_refused_before_a_run(
+    given: dict[str, Any], gpus: int | None, words: list[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        ask(values_with(**given), "batch", gpus)
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodess: 3", ["'nodess'", "Did you mean nodes?"]),
+        ("nodes: two", ["nodes is 'two'", "a whole number"]),
+        ("nodes: true", ["nodes is True", "a whole number"]),
+        ("timeout: soon", ["timeout is 'soon'", "a number"]),
+        ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
+        ("system: 5", ["system is 5", "text"]),
+        ("- nodes", ["no mapping"]),
+        ("nodes: [", ["no YAML"]),
+    ],
+)
+def test_each_mistake_in_the_options_is_told_with_its_value(text: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        checklist_launch.read_options(text)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_the_options_file_is_laid_over_the_defaults() -> None:
+    read = checklist_launch.read_options("nodes: 4\nonly: [mesh, pairs]\ntimeout:\n")
+    assert (read["nodes"], read["only"], read["timeout"], read["profile"]) == (4, "mesh,pairs", None, "quick")
+    assert checklist_launch.read_options("") == DEFAULTS
+
+
+def test_the_schema_of_the_options_file_is_up_to_date_and_takes_what_the_model_takes() -> None:
+    schema = json.loads(checklist_launch.SCHEMA_FILE.read_text())
+    assert schema == json_schema(checklist_launch.FlowOptions), "python -m flows.checklist_launch renews it"
+    for text in ("nodes: 4\nonly: [mesh, pairs]\ntimeout: 30\n", "only: mesh,pairs\ntaint: true\n"):
+        jsonschema.validate(yaml.safe_load(text), schema)
+        checklist_launch.read_options(text)
+    for text in ("nodess: 3", "nodes: two", "profile: quik", "apply: perhaps"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(yaml.safe_load(text), schema)
+
+
+def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
+    asked = ask(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
+    assert asked.request.gpus_per_node == 8
+    assert asked.request.shared_memory_mib >= 8 * 1024
+    assert Launch.unpack(asked.launch).gpus_per_node == 8
+
+
+def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -> None:
+    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
+    run_config = resolve(options_with(), launch, datastore="s3://bucket/root")
+    assert (run_config.options.device, run_config.options.gpus_per_node) == ("cuda", 8)
+    assert run_config.options.datastore == "s3://bucket/root"
+    assert run_config.options.start_limit_s > 600  # machines and images have to come first
+
+
+def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(FLOOR)
+    launch = Launch.unpack(ask(values_with(thresholds=str(file)), "batch", None).launch)
+    file.unlink()
+    run_config = resolve(options_with(thresholds=str(file)), launch, datastore="s3://bucket/root")
+    own = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
+    assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
+    with pytest.raises(UserError, match="This deployment was made with"):
+        resolve(options_with(thresholds="other.csv"), launch, datastore="s3://bucket/root")
+
+
+def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
+    rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
+    (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
+    with pytest.raises(UserError, match="too large to travel"):
+        ask(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
+
+
+def test_a_deployment_can_not_change_its_gpus() -> None:
+    launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
+    with pytest.raises(UserError, match="8 GPUs a node, not 4"):
+        resolve(options_with(gpus_per_node=4), launch, datastore="s3://bucket/root")

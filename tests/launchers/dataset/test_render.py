@@ -1,0 +1,268 @@
+"""Conversations as tokens: what counts, which template is taken, and what a template may not do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from estimator.errors import UserError
+from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
+from launchers.dataset.rows import Conversation, parse
+from launchers.settings import Settings, build
+from tests.launchers.dataset.chats import CHATML, chat, some
+
+# Like Qwen 3's: an earlier answer is rendered otherwise than the last one.
+FORGETFUL = (
+    "{% for m in messages %}{{ m['role'] + ':' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ ' (thought)' }}{% endif %}"
+    "{{ ' ' + m['content'] + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
+DROPPING = (
+    "{%% for m in messages %%}{%% if m.role != '%s' %%}{{ m.content }}{{ eos_token }}{%% endif %%}"
+    "{%% endfor %%}"
+)
+
+
+def counted_text(conversation: Conversation, tokenizer: Any) -> str:
+    ((tokens, counted),) = tokenise([conversation], tokenizer)
+    return str(tokenizer.decode(tokens[counted]))
+
+
+class TestMasking:
+    def test_only_the_assistant_and_the_end_of_its_turn_count(self, tokenizer: Any) -> None:
+        conversation = chat("Hi", "Hello there", "Bye", "See you", system="Be brief.")
+        assert counted_text(conversation, tokenizer) == "Hello there<|eot_id|>See you<|eot_id|>"
+
+    def test_everything_but_the_first_token_counts_in_text(self, tokenizer: Any) -> None:
+        ((tokens, counted),) = tokenise([Conversation(text="Once upon a time")], tokenizer)
+        assert tokenizer.decode(tokens) == "<|begin_of_text|>Once upon a time<|eot_id|>"
+        assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
+
+    def test_the_prompt_counts_too_where_that_is_set(self, tokenizer: Any) -> None:
+        ((tokens, counted),) = tokenise([chat("Hi", "Hello")], tokenizer, train_on_prompt=True)
+        assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
+
+    def test_the_tokens_are_the_ones_that_transformers_makes(self, tokenizer: Any) -> None:
+        conversation = chat("Hi", "Hello there", "Bye", "See you")
+        messages = [dataclasses.asdict(message) for message in conversation.messages]
+        ((tokens, _),) = tokenise([conversation], tokenizer)
+        assert tokens.tolist() == tokenizer.apply_chat_template(messages)["input_ids"]
+
+    def test_chats_and_texts_may_be_mixed(self, tokenizer: Any) -> None:
+        mixed = [Conversation(text="one"), chat("Hi", "Hello"), Conversation(text="two"), chat("a", "b")]
+        together = [tokens.tolist() for tokens, _ in tokenise(mixed, tokenizer)]
+        alone = [next(tokenise([row], tokenizer))[0].tolist() for row in mixed]
+        assert together == alone
+
+    # The template trims, and a special token's name in the text would be that token.
+    words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), min_size=1).filter(
+        lambda text: text == text.strip() and text != ""
+    )
+
+    @given(contents=st.lists(st.tuples(words, words), min_size=1, max_size=4), system=st.none() | words)
+    @hypothesis_settings(max_examples=60, deadline=None)
+    def test_what_counts_is_always_the_answers_and_nothing_of_the_prompts(
+        self, tokenizer: Any, contents: list[tuple[str, str]], system: str | None
+    ) -> None:
+        conversation = chat(*(text for pair in contents for text in pair), system=system)
+        expected = "".join(answer + "<|eot_id|>" for _, answer in contents)
+        assert counted_text(conversation, tokenizer) == expected
+
+
+class TestTemplates:
+    def test_the_settings_template_wins_and_an_end_is_added_where_it_has_none(self, model: Path) -> None:
+        template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+        template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        assert counted_text(chat("Hi", "Hello"), tokenizer) == " Hello\n<|eot_id|>"
+
+    def test_a_base_model_gets_the_plain_instruction_template(self, base_model: Path) -> None:
+        tokenizer = load_tokenizer(base_model, Settings())
+        conversation = chat("Hi", "Hello", "Bye", "See you", system="Be brief.")
+        ((tokens, _),) = tokenise([conversation], tokenizer)
+        assert tokenizer.decode(tokens) == (
+            "<|begin_of_text|>Be brief.\n\n### Instruction:\nHi\n\n### Response:\nHello<|end_of_text|>\n\n"
+            "### Instruction:\nBye\n\n### Response:\nSee you<|end_of_text|>"
+        )
+        assert counted_text(conversation, tokenizer) == "Hello<|end_of_text|>See you<|end_of_text|>"
+
+    def test_a_template_that_rewrites_what_came_before_is_refused_in_words(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": FORGETFUL}))
+        assert counted_text(chat("Hi", "Hello"), tokenizer).startswith(" (thought) Hello")
+        with pytest.raises(UserError, match=r"line 7: the chat template renders the beginning .* turn 2"):
+            list(tokenise([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
+
+    def test_an_answer_that_melts_into_the_prompt_is_tokenised_by_turns(self, model: Path) -> None:
+        """The model is asked with the prompt's own tokens, and goes on with the answer's."""
+        tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
+        row = chat("Hi", "\n\nHello", line=3)
+        assert counted_text(row, tokenizer).startswith("\n\nHello")
+        ((ids, counted),) = tokenise([row], tokenizer)
+        prompt, _ = prompt_of(row, tokenizer)
+        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        assert ids[: len(asked)].tolist() == asked
+        assert counted.argmax() == len(asked)
+        assert tokenizer.decode(ids).startswith(prompt)
+
+    def test_a_prompt_that_ends_in_a_space_is_tokenised_by_turns(self, model: Path) -> None:
+        template = (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token if m.role == 'assistant' }}"
+        )
+        template += "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        row = chat("Hi", "Hello there", "Bye", "See you", line=3)
+        counted = counted_text(row, tokenizer)
+        assert counted.startswith("Hello there")
+        assert "See you" in counted
+        assert "Bye" not in counted
+
+    def test_turns_that_say_something_else_alone_are_refused_in_words(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
+        row = chat("Hi", "\n\nHello", line=3)
+        tokenizer.decode = str  # no two lists of tokens say the same
+        with pytest.raises(UserError, match="line 3: the tokenizer melts"):
+            list(tokenise([row], tokenizer))
+        assert list(tokenise([row], tokenizer, train_on_prompt=True))
+
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            ("Hello, how can I help?", "leaves out what the system says in turn 1"),
+            (DROPPING % "system", "leaves out what the system says in turn 1"),
+            (DROPPING % "user", "leaves out what the user says in turn 2"),
+            (DROPPING % "assistant", "leaves out what the assistant says in turn 3"),
+            ("{{ messages + 1 }}", "refuses it: can only concatenate list"),
+            ("{{ 1 / 0 }}", "refuses it: division by zero"),
+            ("{{ rendered(messages) }}", "refuses it: 'rendered' is undefined"),
+            ("{{ messages[9].content }}", "refuses it: list object has no element 9"),
+            ("{% for m in messages %}", "refuses it: Unexpected end of template"),
+        ],
+    )
+    def test_a_template_that_leaves_a_turn_out_or_fails_is_refused_with_the_line(
+        self, model: Path, template: str, said: str
+    ) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(said)}"):
+            list(tokenise([chat("Hi", "Good morning", system="Be brief.", line=5)], tokenizer))
+
+    def test_a_template_may_trim_a_turn_take_its_thoughts_out_or_write_it_as_json(self, model: Path) -> None:
+        template = (
+            "{% for m in messages %}{{ m.content.split('</think>')[-1] | trim if m.role == 'assistant' "
+            "else m.content | tojson }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
+        )
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        row = chat('Say "hé"\nnow', "<think>\nShould I?\n</think>\n\nhé\n")
+        assert counted_text(row, tokenizer).startswith("hé")
+
+    def test_a_template_that_refuses_a_row_is_quoted_with_the_line(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": REFUSING}))
+        with pytest.raises(UserError, match="line 5: the chat template refuses it: no system role here"):
+            list(tokenise([chat("Hi", "Hello", system="Be brief.", line=5)], tokenizer))
+
+    def test_a_broken_template_is_refused_in_words(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": "{% for m in %}"}))
+        with pytest.raises(UserError, match="chat template"):
+            list(tokenise(some(1), tokenizer))
+
+    def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="tokenizer"):
+            load_tokenizer(tmp_path, Settings())
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("tokenizer.json", b""),
+            ("tokenizer.json", b"{}"),
+            ("tokenizer.json", b"{"),
+            ("tokenizer_config.json", b"{"),
+            ("tokenizer_config.json", None),  # which names the special tokens of this one
+        ],
+    )
+    def test_a_broken_tokenizer_is_refused_in_words(
+        self, model: Path, tmp_path: Path, name: str, content: bytes | None
+    ) -> None:
+        shutil.copytree(model, tmp_path / "model")
+        (tmp_path / "model" / name).unlink()
+        if content is not None:
+            (tmp_path / "model" / name).write_bytes(content)
+        with pytest.raises(UserError, match="can't be loaded") as refused:
+            load_tokenizer(tmp_path / "model", Settings())
+        assert refused.value.advice
+
+
+# Renders tools and their calls, as models' own templates do.
+WITH_TOOLS = (
+    "{% if tools %}<|start_header_id|>tools {{ tools | tojson }}<|eot_id|>{% endif %}"
+    "{% for m in messages %}{{ m['role'] + '<|end_header_id|>' }}{% if m['tool_calls'] %}"
+    "{% for c in m['tool_calls'] %}{{ c['function']['name'] }}({{ c['function']['arguments'] | tojson }})"
+    "{% endfor %}{% endif %}{{ m['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant<|end_header_id|>' }}{% endif %}"
+)
+
+
+class TestTools:
+    row = parse(
+        {
+            "messages": [
+                {"role": "user", "content": "Sum?"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}],
+                },
+                {"role": "tool", "content": "3"},
+                {"role": "assistant", "content": "It is 3."},
+            ],
+            "tools": [{"name": "add", "description": "Adds."}],
+        },
+        5,
+    )
+
+    def test_the_call_and_the_answer_count_and_the_tools_result_does_not(self, model: Path) -> None:
+        tokenizer = load_tokenizer(model, build({"chat_template": WITH_TOOLS}))
+        ((tokens, _),) = tokenise([self.row], tokenizer)
+        text = tokenizer.decode(tokens)
+        assert '"description": "Adds."' in text
+        assert "tool<|end_header_id|>3<|eot_id|>" in text
+        assert counted_text(self.row, tokenizer) == 'add({"a": 1})<|eot_id|>It is 3.<|eot_id|>'
+
+    def test_a_template_that_leaves_tools_out_is_refused_with_the_line(self, tokenizer: Any) -> None:
+        with pytest.raises(UserError, match="line 5: the chat template leaves out the tool add"):
+            list(tokenise([self.row], tokenizer))
+
+
+class TestWeights:
+    row = parse(
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello", "weight": 0},
+                {"role": "user", "content": "Bye"},
+                {"role": "assistant", "content": "See you", "weight": 1},
+                {"role": "user", "content": "Why?"},
+                {"role": "assistant", "content": "So", "weight": 0},
+            ]
+        }
+    )
+
+    def test_turns_of_weight_zero_are_read_and_not_learnt(self, tokenizer: Any) -> None:
+        assert counted_text(self.row, tokenizer) == "See you<|eot_id|>"
+
+    def test_nor_are_they_where_prompts_count(self, tokenizer: Any) -> None:
+        ((tokens, counted),) = tokenise([self.row], tokenizer, train_on_prompt=True)
+        text = tokenizer.decode(tokens[~counted])
+        assert text == "<|begin_of_text|>Hello<|eot_id|>So<|eot_id|>"
+
+    def test_an_end_that_is_added_is_not_learnt_either(self, model: Path) -> None:
+        template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+        template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        assert counted_text(self.row, tokenizer) == " See you\n"
