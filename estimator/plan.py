@@ -207,6 +207,8 @@ class Prediction:
     start_up: StartUp | None = None  # None: the machines are at hand
     step_parts: tuple[tuple[str, float], ...] = ()
     """Seconds of one optimizer step by what they are spent on: throughput.Parts.kinds. Empty: not known."""
+    step_kernels: tuple[tuple[str, float], ...] = ()
+    """Seconds of "forward and backward" among ``step_parts``, by kernels: throughput.Parts.of_compute."""
     evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
     rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
     checkpoint_bytes: int | None = None  # of one node

@@ -346,8 +346,11 @@ class _Listener:
             print(f"WARNING: rank {event.rank} could not be profiled: {event.problem}", flush=True)
             return
         window = Window.from_dict(event.window)
-        predicted = dict(self._job.plan.prediction.step_parts)
-        text = [*lines(window, predicted), f"  trace, when the run has ended: {window.trace}", ""]
+        text = [
+            *lines(window, self._job.plan.prediction),
+            f"  trace, when the run has ended: {window.trace}",
+            "",
+        ]
         print("\n".join(text), end="", flush=True)  # in one write: local nodes share their output
 
     def _evaluated(self, event: Evaluated) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from decorators.card import charts
-from decorators.card.blocks import MAY_BREAK, Block, Chart, Grid, Text, safe
+from decorators.card.blocks import MAY_BREAK, Block, Chart, Grid, Log, Text, safe
 from decorators.card.charts import MeasuredPart
 from estimator.plan import Plan
 from launchers.report.window import Window, compare, milliseconds
@@ -17,7 +17,6 @@ _BREAKS = re.compile(r"(_|::)(?=\w)")
 def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     """The mean step by kind, predicted beside measured; the dearest operators; memory by category."""
     prediction = plan.prediction if plan is not None else None
-    predicted = dict(prediction.step_parts) if prediction else {}
     rows = tuple(
         (
             kind,
@@ -25,7 +24,7 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
             "" if seconds is None else milliseconds(seconds),
             "" if seconds is None else f"{seconds / window.split.step_seconds:.1%}",
         )
-        for kind, guess, seconds in compare(window, predicted)
+        for kind, guess, seconds in compare(window, prediction)
     )
     operators = tuple(
         (
@@ -52,10 +51,12 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
         blocks.append(
             Chart(spec=charts.memory_bars(prediction.memory if prediction else None, measured, unit))
         )
-    files = [f"Trace, for ui.perfetto.dev: {window.trace}"]
+    # As logs, which scroll in themselves and are copied as they are: a path may be wider than the page.
+    blocks.append(Text(markdown="The trace, for ui.perfetto.dev:"))
+    blocks.append(Log(text=window.trace))
     if window.snapshot:
-        files.append(f"CUDA's memory, for pytorch.org/memory_viz: {window.snapshot}")
-    blocks.append(Text(markdown="\n".join(f"- {safe(line)}" for line in files)))
+        blocks.append(Text(markdown="CUDA's memory, for pytorch.org/memory_viz:"))
+        blocks.append(Log(text=window.snapshot))
     return blocks
 
 

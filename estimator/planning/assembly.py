@@ -66,6 +66,7 @@ def assemble(
             price_source=place.price if place is not None else "",
             start_up=candidate.start_up,
             step_parts=candidate.speed.parts.kinds if candidate.speed.parts else (),
+            step_kernels=candidate.speed.parts.of_compute if candidate.speed.parts else (),
             rarely_had=why_rare(place),
             checkpoint_bytes=candidate.checkpoint_bytes,
             interruptions=interruptions,

@@ -28,7 +28,7 @@ from estimator.throughput.efficiency import (
 from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
 from estimator.throughput.generation import GenerationSpeed, generation_speed
 
-__all__ = ["MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
+__all__ = ["KernelTimes", "MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
 
 _NETWORK = "the network between the nodes"
 flops_per_token = model_flops_per_token
@@ -54,6 +54,29 @@ HOST_LINK = {"Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9, "*": 25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KernelTimes:
+    """The seconds of kernels, by what they compute; of one micro batch or of a step.
+
+    They add up to less than ``Parts.compute`` where the GPU waits for the host to launch them.
+    """
+
+    products: float  # experts' too, with reading the weights that they multiply
+    attention: float
+    others: float  # bound by memory: what is moved between the products, weights that are unpacked
+
+    @property
+    def total(self) -> float:
+        """Seconds of all of them, one after the other."""
+        return self.products + self.attention + self.others
+
+    def times(self, count: int) -> KernelTimes:
+        """Those of ``count`` micro batches."""
+        return KernelTimes(
+            products=self.products * count, attention=self.attention * count, others=self.others * count
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """The seconds of one optimizer step, by what they are spent on."""
 
@@ -62,6 +85,7 @@ class Parts:
     bubble: float
     optimizer: float
     generation: float = 0.0  # of the answers that are drawn first, and their scoring
+    kernel_times: KernelTimes
 
     @property
     def total(self) -> float:
@@ -79,6 +103,15 @@ class Parts:
             "generation": self.generation,
         }
         return tuple((name, seconds) for name, seconds in named.items() if seconds)
+
+    @property
+    def of_compute(self) -> tuple[tuple[str, float], ...]:
+        """The kernels of ``compute`` by name, as a profiled window tells them apart."""
+        return (
+            ("products", self.kernel_times.products),
+            ("attention", self.kernel_times.attention),
+            ("other operators", self.kernel_times.others),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +227,8 @@ def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) ->
     if times is None:
         return None
     kind, power = kernels(setup), table.of("overlap")
-    busy = compute_seconds(setup, load, gpu, table)
-    busy = _together(busy, launch_seconds(setup, load, table), power)
+    computing = kernel_seconds(setup, load, gpu, table)
+    busy = _together(computing.total, launch_seconds(setup, load, table), power)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
@@ -207,24 +240,23 @@ def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) ->
         communication=micro * (setup.accumulation - 1) + last - compute,
         bubble=micro * (setup.pipeline - 1) / setup.virtual_stages,
         optimizer=optimizer_seconds(setup, load, gpu, table),
+        kernel_times=computing.times(setup.accumulation),
     )
 
 
-def compute_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
+def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> KernelTimes:
     """Seconds of one micro batch's kernels on the GPU: products, attention, and the memory between them."""
     kind = kernels(setup)
     bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
-    products = products_rate(gpu, setup.precision, table) or 0.0
+    rate = products_rate(gpu, setup.precision, table) or 0.0
     gain = low_precision_gain(setup, gpu, table) or 1.0
-    seconds = (load.linear / gain + load.head) / products
-    seconds += load.expert / gain / (products * table.of("grouped products"))
-    seconds += load.attention / (
-        products * table.of("attention", f"{gpu.architecture} {kind}", f"{gpu.architecture}")
-    )
-    seconds += load.moved * table.of("moved", kind) / bandwidth
-    seconds += load.weights / bandwidth
-    seconds += load.dequantised * table.of("dequantised", setup.quantization, kind) / bandwidth
-    return seconds
+    products = (load.linear / gain + load.head) / rate
+    products += load.expert / gain / (rate * table.of("grouped products"))
+    products += load.weights / bandwidth
+    attention_rate = rate * table.of("attention", f"{gpu.architecture} {kind}", f"{gpu.architecture}")
+    others = load.moved * table.of("moved", kind) / bandwidth
+    others += load.dequantised * table.of("dequantised", setup.quantization, kind) / bandwidth
+    return KernelTimes(products=products, attention=load.attention / attention_rate, others=others)
 
 
 def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:

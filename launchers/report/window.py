@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from estimator.plan import Prediction
+
 STEP = "finetune step "  # how the annotation of a step begins; its number follows
 PHASE = "finetune phase "  # and that of a part of a step; its name follows
 DATA, OPTIMIZER, GENERATION = "data", "optimizer", "generation"
@@ -126,31 +128,34 @@ class Window:
         return f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
 
 
-def compare(window: Window, predicted: Mapping[str, float]) -> list[tuple[str, float | None, float | None]]:
+def compare(window: Window, prediction: Prediction | None) -> list[tuple[str, float | None, float | None]]:
     """Rows of (kind, predicted, measured), seconds of a step; None: not predicted, or not there.
 
-    ``predicted`` is ``estimator.plan.Prediction.step_parts``, which knows some only together (``PARTS``).
+    Predicted are the parts of a step, which know some kinds only together (``PARTS``), and the kernels of
+    "forward and backward"; that holds the GPU's waiting for the host, too, which is measured as idle.
     """
+    predicted = dict(prediction.step_parts) if prediction else {}
+    kernels = dict(prediction.step_kernels) if prediction else {}
     measured = dict(window.split.seconds)
     rows: list[tuple[str, float | None, float | None]] = []
     for whole, kinds in PARTS.items():
         found = {kind: measured.pop(kind) for kind in kinds if kind in measured}
         if found or whole in predicted:
             rows.append((whole, predicted.get(whole), sum(found.values())))
-            rows += [(f"{OF_IT}{kind}", None, seconds) for kind, seconds in found.items()]
+            rows += [(f"{OF_IT}{kind}", kernels.get(kind), seconds) for kind, seconds in found.items()]
     others = dict.fromkeys([*measured, *(name for name in predicted if name not in PARTS)])
     rows += [(kind, predicted.get(kind), measured.get(kind)) for kind in others]
     rows.append(("the whole step", sum(predicted.values()) or None, window.split.step_seconds))
     return rows
 
 
-def lines(window: Window, predicted: Mapping[str, float]) -> list[str]:
+def lines(window: Window, prediction: Prediction | None) -> list[str]:
     """The window in a few lines of text, for a terminal."""
     split = window.split
     parts = [
         f"{kind.removeprefix(OF_IT)} {milliseconds(seconds)}"
         + (f" (predicted {milliseconds(guess)})" if guess else "")
-        for kind, guess, seconds in compare(window, predicted)[:-1]
+        for kind, guess, seconds in compare(window, prediction)[:-1]
         if seconds is not None and kind not in PARTS
     ]
     dearest = ", ".join(f"{each.name} {milliseconds(each.seconds)}" for each in split.operators[:3])

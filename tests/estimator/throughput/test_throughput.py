@@ -345,5 +345,7 @@ def test_the_parts_of_a_step_are_never_negative_and_mfu_stays_below_1(setup: Set
     assert found.parts is not None
     parts = found.parts
     assert min(parts.compute, parts.communication, parts.bubble, parts.optimizer) >= -1e-12
+    assert min(seconds for _, seconds in parts.of_compute) >= 0
+    assert sum(seconds for _, seconds in parts.of_compute) <= parts.compute * (1 + 1e-9)
     assert found.mfu is not None
     assert 0 < found.mfu < 1

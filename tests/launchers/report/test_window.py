@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from estimator import Job, Target, plan
+from estimator.models import find
 from launchers.report import window
 from launchers.report.window import Operator, Split, Window, compare, lines, read_trace, split
 
@@ -145,21 +148,26 @@ def example() -> Window:
 
 
 def test_what_is_predicted_together_is_compared_together() -> None:
-    predicted = {"forward and backward": 0.25, "collectives, exposed": 0.05, "optimizer": 0.04}
+    predicted = dataclasses.replace(
+        plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes", gpu="H100")).prediction,
+        step_parts=(("forward and backward", 0.25), ("collectives, exposed", 0.05), ("optimizer", 0.04)),
+        step_kernels=(("products", 0.15), ("attention", 0.06)),
+    )
     assert compare(example(), predicted) == [
         ("forward and backward", 0.25, pytest.approx(0.3)),
-        ("of it products", None, 0.2),
-        ("of it attention", None, 0.1),
+        ("of it products", 0.15, 0.2),
+        ("of it attention", 0.06, 0.1),
         ("collectives, exposed", 0.05, 0.03),
         ("of it all_gather", None, 0.03),
         ("optimizer", 0.04, 0.05),
         ("idle", None, 0.02),
         ("the whole step", pytest.approx(0.34), 0.4),
     ]
-    assert compare(example(), {})[-1] == ("the whole step", None, 0.4)
+    assert compare(example(), None)[-1] == ("the whole step", None, 0.4)
     assert lines(example(), predicted)[0] == (
-        "profiled steps 3 to 5 on rank 0: 400.0 ms a step: products 200.0 ms, attention 100.0 ms, "
-        "all_gather 30.0 ms, optimizer 50.0 ms (predicted 40.0 ms), idle 20.0 ms"
+        "profiled steps 3 to 5 on rank 0: 400.0 ms a step: products 200.0 ms (predicted 150.0 ms), "
+        "attention 100.0 ms (predicted 60.0 ms), all_gather 30.0 ms, optimizer 50.0 ms (predicted 40.0 ms), "
+        "idle 20.0 ms"
     )
 
 
