@@ -27,6 +27,7 @@ JOBSET_VERSION = "v1alpha2"  # Metaflow asks for this one only
 # A pod's whole name has at most 64 characters where it is its host name, as Metaflow asks for. With
 # Metaflow's js-123456-worker-0-0.js-123456.NAMESPACE.svc.cluster.local that leaves 14 for the namespace.
 LONGEST_NAMESPACE = 14
+ARGO, ARGO_VERSION = "argoproj.io", "v1alpha1"
 INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').manifest}"
 
 
@@ -99,6 +100,44 @@ def inspect(
             _ask(preflight, partial(judge, pod=pod), judge.__name__)
     images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
+
+
+def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, Findings, Findings]:
+    """What pods of any size need of the cluster: of a step on one node, on several, of Argo Workflows.
+
+    Raises UserError where the API can't be used at all.
+    """
+    clock = clock or Clock()
+    with ClusterApi() as api:
+        one, several = (
+            Preflight(
+                api=api,
+                request=Request(
+                    nodes=nodes,
+                    gpus_per_node=0,
+                    gpu=None,
+                    cpu=1,
+                    memory_mib=1,
+                    shared_memory_mib=0,
+                    disk_mib=0,
+                ),
+                options=Options(),
+                pods=pods,
+                minimum=None,
+                findings=Findings(where=f"context {api.context}:"),
+                clock=clock,
+            )
+            for nodes in (1, 2)
+        )
+        _access(one)
+        for preflight in (one, several):
+            for check in (_namespace, _permission, _service_account, _jobset):
+                _ask(preflight, check)
+        argo = replace(one, findings=Findings(where=one.findings.where))
+        for check in (_namespace, _argo):
+            _ask(argo, check)
+    images.check(pods.image, one.findings, clock, gpus=True)
+    return one.findings, several.findings, argo.findings
 
 
 def inspect_beside(
@@ -228,3 +267,22 @@ def _jobset(preflight: Preflight) -> None:
             "which is not installed",
             INSTALL_JOBSET,
         )
+
+
+def _argo(preflight: Preflight) -> None:
+    resources = preflight.find(f"/apis/{ARGO}/{ARGO_VERSION}") or {}
+    if not any(item.get("name") == "workflowtemplates" for item in resources.get("resources") or []):
+        preflight.findings.no(
+            "argo",
+            f"Argo Workflows ({ARGO}/{ARGO_VERSION}) is not installed",
+            "Install Argo Workflows there; docs/deployments.md",
+        )
+    elif not _allowed(preflight, "create", "workflowtemplates", ARGO):
+        preflight.findings.no(
+            "permission",
+            f"this login may not create workflowtemplates in {preflight.pods.namespace}",
+            f"kubectl create role deployer -n {preflight.pods.namespace} --verb=create,get,patch "
+            f"--resource=workflowtemplates.{ARGO}",
+        )
+    else:
+        preflight.findings.ok("argo", f"{ARGO}/{ARGO_VERSION}")
