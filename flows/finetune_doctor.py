@@ -50,7 +50,7 @@ def doctor(
 
 
 def obstacles_of(lines: list[Line]) -> list[Line]:
-    """The lines because of which the default job can't run on this machine, or that nobody knows enough of."""
+    """The lines because of which the default job can't run on this machine, or isn't known to."""
     job = [line for line in lines if line.check == DEFAULT_JOB]
     needed = {name for line in job for name in line.needs}
     return [line for line in lines if line.state != "ok" and (line in job or line.check in needed)]
@@ -68,7 +68,7 @@ def _table(lines: list[Line]) -> Table:
 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=4, justify="right")
-    table.add_column(width=16)
+    table.add_column(width=17)
     table.add_column(overflow="fold")
     for line in lines:
         mark, style = _MARKS[line.state]

@@ -1,4 +1,4 @@
-"""Which backends beside this machine could take a run: Kubernetes with Argo, AWS Batch with Step Functions, Slurm.
+"""Which backends beside this machine could take a run: Kubernetes and Argo, Batch and Step Functions, Slurm.
 
 Only what any run needs there is asked for; what one run needs, its own preflight asks.
 """
@@ -55,9 +55,7 @@ def batch() -> list[Line]:
         lines += _lines(name, found, local)
     role = Findings(where="Step Functions")
     if not configured.step_functions_role:
-        role.no(
-            "role", "METAFLOW_SFN_IAM_ROLE is not set", "infra/aws makes the role: METAFLOW_SFN_IAM_ROLE=ARN"
-        )
+        role.no("role", "METAFLOW_SFN_IAM_ROLE is not set", "METAFLOW_SFN_IAM_ROLE=ARN, of infra/aws")
     obstacles = [line for line in lines if line.check == names[0] and line.state == "no"]
     for line in obstacles:
         role.no("batch", line.found, line.fix)

@@ -27,8 +27,11 @@ def profile() -> list[Line]:
             fix = f"metaflow configure --profile {name} ..., or unset METAFLOW_PROFILE"
             return [Line(check="profile", state="no", found=found, fix=fix)]
         return [Line(check="profile", state="ok", found=f"Metaflow's defaults: there is no {file}")]
-    import metaflow.metaflow_config  # noqa: F401 - reads it; what it raises is the line
-
+    try:
+        import metaflow  # noqa: F401 - reads the file
+    except Exception as error:  # noqa: BLE001 - what it says of a broken one is JSON's, or anything
+        said = f"{type(error).__name__}: {error}"
+        return [Line(check="profile", state="no", found=f"{file}: {said}", fix=f"{CONFIGURE} writes it anew")]
     return [Line(check="profile", state="ok", found=str(file))]
 
 
@@ -55,7 +58,7 @@ def datastore() -> list[Line]:
         storage.put_bytes(_KEY, _CONTENT)
         back = storage.get_bytes(_KEY)
         storage.delete([_KEY])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - each datastore has errors of its own
         said = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         advice = getattr(error, "advice", "") or "Look at its address, the login and its bucket policy"
         return [Line(check="datastore", state="no", found=f"{root}: {said}", fix=advice)]

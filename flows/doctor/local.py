@@ -24,10 +24,8 @@ def default_job() -> list[Line]:
     why_not = not_writable(work)
     if why_not:
         return [Line(check="local", state="no", found=f"work folder {work}: {why_not}", fix=PLACE)]
-    where = (
-        f"{plan.layout.processes_per_node} {'GPU(s)' if plan.layout.device == 'cuda' else 'CPU process(es)'}"
-    )
-    found = f"{plan.model}, {plan.method} with {plan.engine} on {where}"
+    gpus = plan.layout.processes_per_node if plan.layout.device == "cuda" else 0
+    found = f"{plan.model}, {plan.method} with {plan.engine} on {f'{gpus} GPU(s)' if gpus else 'CPUs'}"
     return [Line(check="local", state="ok", found=found, needs=(plan.engine, "datastore", "metadata"))]
 
 

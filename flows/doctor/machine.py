@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -59,7 +60,7 @@ def torch() -> list[Line]:
 
 def _nccl(framework: Any) -> Line:
     """NCCL's version after an all-reduce of this process with itself; the checklist tries it among all."""
-    import torch.distributed as dist
+    dist: Any = import_module("torch.distributed")
 
     if not dist.is_nccl_available():
         return Line(check="NCCL", state="no", found="this build of torch has none", fix=CUDA_BUILD)

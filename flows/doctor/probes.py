@@ -7,7 +7,7 @@ from importlib import import_module
 
 from flows.doctor.line import Line
 
-# Seconds. Imports of torch and what is built on it read thousands of files, which a network disk gives slowly.
+# Seconds. Imports of torch and what is built on it read thousands of files, slowly from a network disk.
 QUICK_S, ASKS_S, IMPORTS_S = 20.0, 45.0, 120.0
 
 
