@@ -13,8 +13,8 @@ from decorators import _metaflow
 from decorators.backends.batch import preflight as batch_preflight
 from decorators.backends.findings import Findings
 from decorators.backends.interface import StepRequest
-from decorators.backends.kubernetes import preflight as kubernetes_preflight
 from decorators.backends.kubernetes.nodes import PodSettings
+from decorators.backends.kubernetes.survey import survey
 from estimator.errors import UserError
 from estimator.hardware.cluster_api import Clock
 from estimator.plan import Request
@@ -30,7 +30,7 @@ def kubernetes() -> list[Line]:
     names = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
     pods = PodSettings.of(_request("kubernetes", nodes=1))
     try:
-        found = kubernetes_preflight.survey(pods)
+        found = survey(pods)
     except UserError as error:
         return _none(names, error)
     local = _local_datastore()

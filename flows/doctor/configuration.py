@@ -37,6 +37,9 @@ def profile() -> list[Line]:
 
 def datastore() -> list[Line]:
     """Whether the configured datastore can be read and written: a small file there and back."""
+    # Of this process alone, and read when Metaflow is imported
+    os.environ.setdefault("METAFLOW_S3_CLIENT_RETRY_CONFIG", '{"total_max_attempts": 1}')
+    os.environ.setdefault("FINETUNE_DATASTORE_TIMEOUT", "0.2")  # minutes
     from decorators._metaflow import configuration
 
     configured = configuration()
@@ -46,7 +49,6 @@ def datastore() -> list[Line]:
         return [Line(check="datastore", state="no", found=f"{kind}, of which no root is set", fix=fix)]
     if kind == "local":
         return [_local(Path(root))]
-    os.environ.setdefault("FINETUNE_DATASTORE_TIMEOUT", "0.2")  # minutes; of this process alone
     from decorators import MetaflowStorage
     from decorators._metaflow import configured_storage
 

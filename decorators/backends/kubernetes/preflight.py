@@ -27,7 +27,6 @@ JOBSET_VERSION = "v1alpha2"  # Metaflow asks for this one only
 # A pod's whole name has at most 64 characters where it is its host name, as Metaflow asks for. With
 # Metaflow's js-123456-worker-0-0.js-123456.NAMESPACE.svc.cluster.local that leaves 14 for the namespace.
 LONGEST_NAMESPACE = 14
-ARGO, ARGO_VERSION = "argoproj.io", "v1alpha1"
 INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').manifest}"
 
 
@@ -91,53 +90,15 @@ def inspect(
             findings=Findings(where=where),
             clock=clock or Clock(),
         )
-        _access(preflight)
-        for check in (_namespace, _permission, _service_account, _jobset):
-            _ask(preflight, check)
+        access(preflight)
+        for check in CHECKS:
+            ask(preflight, check)
         facts = check_nodes(preflight)
         pod = rules.amounts(preflight, facts)
         for judge in (*rules.RULES, queues.queue):
-            _ask(preflight, partial(judge, pod=pod), judge.__name__)
+            ask(preflight, partial(judge, pod=pod), judge.__name__)
     images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
-
-
-def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, Findings, Findings]:
-    """What pods of any size need of the cluster: of a step on one node, on several, of Argo Workflows.
-
-    Raises UserError where the API can't be used at all.
-    """
-    clock = clock or Clock()
-    with ClusterApi() as api:
-        one, several = (
-            Preflight(
-                api=api,
-                request=Request(
-                    nodes=nodes,
-                    gpus_per_node=0,
-                    gpu=None,
-                    cpu=1,
-                    memory_mib=1,
-                    shared_memory_mib=0,
-                    disk_mib=0,
-                ),
-                options=Options(),
-                pods=pods,
-                minimum=None,
-                findings=Findings(where=f"context {api.context}:"),
-                clock=clock,
-            )
-            for nodes in (1, 2)
-        )
-        _access(one)
-        for preflight in (one, several):
-            for check in (_namespace, _permission, _service_account, _jobset):
-                _ask(preflight, check)
-        argo = replace(one, findings=Findings(where=one.findings.where))
-        for check in (_namespace, _argo):
-            _ask(argo, check)
-    images.check(pods.image, one.findings, clock, gpus=True)
-    return one.findings, several.findings, argo.findings
 
 
 def inspect_beside(
@@ -160,7 +121,7 @@ def inspect_beside(
     return findings
 
 
-def _ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
+def ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
     """One check; what can't be asked is unknown."""
     name = (name or check.__name__).strip("_").replace("_", " ")
     try:
@@ -171,7 +132,8 @@ def _ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "
         preflight.findings.unknown(name, f"not told: {error}")
 
 
-def _access(preflight: Preflight) -> None:
+def access(preflight: Preflight) -> None:
+    """Raise UserError where the API doesn't answer this login."""
     api = preflight.api
     try:
         preflight.get("/apis")
@@ -189,7 +151,8 @@ def _access(preflight: Preflight) -> None:
         preflight.findings.unknown("access", f"its list of APIs is refused: {error}")
 
 
-def _namespace(preflight: Preflight) -> None:
+def namespace(preflight: Preflight) -> None:
+    """Whether it is there, and short enough for the host names of pods of several nodes."""
     name = preflight.pods.namespace
     if preflight.request.nodes > 1 and len(name) > LONGEST_NAMESPACE:
         preflight.findings.no(
@@ -214,7 +177,7 @@ def _permission(preflight: Preflight) -> None:
     job = ("jobsets", JOBSET) if many else ("jobs", "batch")
     needed = [("create", *job), ("get", *job), ("list", "pods", "")]
     useful = [("delete" if many else "patch", *job), ("list", "events", "")]
-    refused = [item for item in needed if not _allowed(preflight, *item)]
+    refused = [item for item in needed if not allowed(preflight, *item)]
     for verb, resource, group in refused:
         preflight.findings.no(
             "permission",
@@ -223,7 +186,7 @@ def _permission(preflight: Preflight) -> None:
             f"--resource={resource}{'.' + group if group else ''} (infra/kubernetes/base has all of it)",
         )
     for verb, resource, _ in useful:
-        if not refused and not _allowed(preflight, verb, resource, job[1] if resource == job[0] else ""):
+        if not refused and not allowed(preflight, verb, resource, job[1] if resource == job[0] else ""):
             why = (
                 "a run that is stopped leaves it behind"
                 if resource == job[0]
@@ -236,7 +199,8 @@ def _permission(preflight: Preflight) -> None:
         preflight.findings.ok("permission", f"{job[0]} may be created")
 
 
-def _allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
+def allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
+    """Whether this login may do that in the namespace."""
     return preflight.may(verb, resource, group=group, namespace=preflight.pods.namespace)
 
 
@@ -269,20 +233,4 @@ def _jobset(preflight: Preflight) -> None:
         )
 
 
-def _argo(preflight: Preflight) -> None:
-    resources = preflight.find(f"/apis/{ARGO}/{ARGO_VERSION}") or {}
-    if not any(item.get("name") == "workflowtemplates" for item in resources.get("resources") or []):
-        preflight.findings.no(
-            "argo",
-            f"Argo Workflows ({ARGO}/{ARGO_VERSION}) is not installed",
-            "Install Argo Workflows there; docs/deployments.md",
-        )
-    elif not _allowed(preflight, "create", "workflowtemplates", ARGO):
-        preflight.findings.no(
-            "permission",
-            f"this login may not create workflowtemplates in {preflight.pods.namespace}",
-            f"kubectl create role deployer -n {preflight.pods.namespace} --verb=create,get,patch "
-            f"--resource=workflowtemplates.{ARGO}",
-        )
-    else:
-        preflight.findings.ok("argo", f"{ARGO}/{ARGO_VERSION}")
+CHECKS = (namespace, _permission, _service_account, _jobset)  # of what runs of any size need
