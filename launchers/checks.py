@@ -159,7 +159,7 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
         raise UserError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: this machine can "
             f"plan, but not train with {engine}.",
-            f"pip install -e '.[{'rl' if engine == 'trl' else 'train'}]'",
+            f"pip install 'metaflow-finetune[{'rl' if engine == 'trl' else 'train'}]'",
         )
 
 

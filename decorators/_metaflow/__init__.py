@@ -38,7 +38,8 @@ What is used, and why no public interface serves:
   scheduler then ends with a line about the terminal step, so it is used only where a retry would follow, and
   ``MetaflowInternalError.headline`` is put into words that fit.
 * ``NativeRuntime._logger``: on a terminal, the lines of training steps are renewed in place.
-* ``metaflow_config``: the namespace and the queue that steps run in where the user names none.
+* ``metaflow_config``: where steps run, and with what, where the user names nothing; for ``finetune doctor``
+  which datastore and which metadata there are.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
   datastore for files of any size. The public ``S3`` has no way to remove anything, and knows S3 only.
 * ``metaflow_config``'s settings of S3, and their copies in ``datatools.s3``: for hours Metaflow asks again
@@ -59,6 +60,7 @@ from decorators._metaflow.commands import (
     metadata_kind,
     waits_for_other_nodes,
 )
+from decorators._metaflow.configuration import Configuration, configuration
 from decorators._metaflow.datastores import (
     configured_storage,
     datastore_away_s,
@@ -94,6 +96,7 @@ from decorators._metaflow.users import ensure_python, ensure_user, flow_name, or
 
 __all__ = [
     "Backend",
+    "Configuration",
     "FinetuneError",
     "Given",
     "NotFit",
@@ -105,6 +108,7 @@ __all__ = [
     "card",
     "command",
     "compiles_only",
+    "configuration",
     "configured_storage",
     "configured_target",
     "datastore_away_s",

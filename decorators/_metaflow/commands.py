@@ -66,11 +66,23 @@ def waits_for_other_nodes() -> bool:
 
 def configured_target(backend: Backend) -> dict[str, Any]:
     """Where steps run by Metaflow's configuration, in the words of ``@kubernetes`` and ``@batch``."""
-    from metaflow.metaflow_config import BATCH_JOB_QUEUE, KUBERNETES_NAMESPACE
+    from metaflow import metaflow_config as given
 
-    return {"kubernetes": {"namespace": KUBERNETES_NAMESPACE}, "batch": {"queue": BATCH_JOB_QUEUE}}.get(
-        backend, {}
-    )
+    if backend == "kubernetes":
+        secrets = str(given.KUBERNETES_IMAGE_PULL_SECRETS or "")
+        return {
+            "namespace": given.KUBERNETES_NAMESPACE,
+            "service_account": given.KUBERNETES_SERVICE_ACCOUNT,
+            "image": given.KUBERNETES_CONTAINER_IMAGE,
+            "image_pull_secrets": [name.strip() for name in secrets.split(",") if name.strip()],
+        }
+    if backend == "batch":
+        return {
+            "queue": given.BATCH_JOB_QUEUE,
+            "image": given.BATCH_CONTAINER_IMAGE,
+            "iam_role": given.ECS_S3_ACCESS_IAM_ROLE,
+        }
+    return {}
 
 
 def metadata_kind() -> str:

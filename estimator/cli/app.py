@@ -26,10 +26,12 @@ COMMANDS = {
     "compare": "Score the estimator against a table of published measurements.",
     "runs": "Runs of the flow beside each other: what differs, loss, predicted and measured, price.",
     "costs": "What runs have cost, by user, team or model.",
+    "doctor": "What is installed, what would work here, and what mends the rest.",
 }
 ELSEWHERE = {
     "runs": "flows.finetune_runs",
     "costs": "flows.finetune_costs",
+    "doctor": "flows.finetune_doctor",
 }  # by name: nothing here knows Metaflow
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 

@@ -90,13 +90,13 @@ def inspect(
             findings=Findings(where=where),
             clock=clock or Clock(),
         )
-        _access(preflight)
-        for check in (_namespace, _permission, _service_account, _jobset):
-            _ask(preflight, check)
+        access(preflight)
+        for check in CHECKS:
+            ask(preflight, check)
         facts = check_nodes(preflight)
         pod = rules.amounts(preflight, facts)
         for judge in (*rules.RULES, queues.queue):
-            _ask(preflight, partial(judge, pod=pod), judge.__name__)
+            ask(preflight, partial(judge, pod=pod), judge.__name__)
     images.check(pods.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
 
@@ -121,7 +121,7 @@ def inspect_beside(
     return findings
 
 
-def _ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
+def ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
     """One check; what can't be asked is unknown."""
     name = (name or check.__name__).strip("_").replace("_", " ")
     try:
@@ -132,7 +132,8 @@ def _ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "
         preflight.findings.unknown(name, f"not told: {error}")
 
 
-def _access(preflight: Preflight) -> None:
+def access(preflight: Preflight) -> None:
+    """Raise UserError where the API doesn't answer this login."""
     api = preflight.api
     try:
         preflight.get("/apis")
@@ -150,7 +151,8 @@ def _access(preflight: Preflight) -> None:
         preflight.findings.unknown("access", f"its list of APIs is refused: {error}")
 
 
-def _namespace(preflight: Preflight) -> None:
+def namespace(preflight: Preflight) -> None:
+    """Whether it is there, and short enough for the host names of pods of several nodes."""
     name = preflight.pods.namespace
     if preflight.request.nodes > 1 and len(name) > LONGEST_NAMESPACE:
         preflight.findings.no(
@@ -175,7 +177,7 @@ def _permission(preflight: Preflight) -> None:
     job = ("jobsets", JOBSET) if many else ("jobs", "batch")
     needed = [("create", *job), ("get", *job), ("list", "pods", "")]
     useful = [("delete" if many else "patch", *job), ("list", "events", "")]
-    refused = [item for item in needed if not _allowed(preflight, *item)]
+    refused = [item for item in needed if not allowed(preflight, *item)]
     for verb, resource, group in refused:
         preflight.findings.no(
             "permission",
@@ -184,7 +186,7 @@ def _permission(preflight: Preflight) -> None:
             f"--resource={resource}{'.' + group if group else ''} (infra/kubernetes/base has all of it)",
         )
     for verb, resource, _ in useful:
-        if not refused and not _allowed(preflight, verb, resource, job[1] if resource == job[0] else ""):
+        if not refused and not allowed(preflight, verb, resource, job[1] if resource == job[0] else ""):
             why = (
                 "a run that is stopped leaves it behind"
                 if resource == job[0]
@@ -197,7 +199,8 @@ def _permission(preflight: Preflight) -> None:
         preflight.findings.ok("permission", f"{job[0]} may be created")
 
 
-def _allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
+def allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
+    """Whether this login may do that in the namespace."""
     return preflight.may(verb, resource, group=group, namespace=preflight.pods.namespace)
 
 
@@ -228,3 +231,6 @@ def _jobset(preflight: Preflight) -> None:
             "which is not installed",
             INSTALL_JOBSET,
         )
+
+
+CHECKS = (namespace, _permission, _service_account, _jobset)  # of what runs of any size need

@@ -42,6 +42,7 @@ def modules_after(*words: str) -> set[str]:
     [
         ("--help",),
         ("plan", "--help"),
+        ("doctor", "--help"),
         ("estimate", "--model", "llama-8b", "--gpu", "L4"),
         ("explain", "--model", "llama-8b", "--over", "tp", "--gpus", "8"),
         ("gpus", "--min-vram", "100"),

@@ -1,0 +1,35 @@
+"""What Metaflow is configured with, outside of any run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configuration:
+    """Values of Metaflow's configuration; None: not set."""
+
+    datastore: str  # "local", "s3", "gs", "azure"
+    root: str | None  # where the datastore begins; of a local one that doesn't exist yet, where it would
+    metadata: str  # "local", "service"
+    service_url: str | None  # of the metadata service
+    step_functions_role: str | None
+
+
+def configuration() -> Configuration:
+    """As Metaflow reads it from its profile and the environment. Makes no folder."""
+    from metaflow.metaflow_config import DEFAULT_DATASTORE, DEFAULT_METADATA, SERVICE_URL, SFN_IAM_ROLE
+    from metaflow.plugins import DATASTORES
+
+    kind = next(kind for kind in DATASTORES if kind.TYPE == DEFAULT_DATASTORE)
+    root = kind.get_datastore_root_from_config(lambda *_, **__: None, create_on_absent=False)
+    if root is None and DEFAULT_DATASTORE == "local":
+        root = str(Path.cwd() / kind.DATASTORE_DIR)
+    return Configuration(
+        datastore=str(DEFAULT_DATASTORE),
+        root=root,
+        metadata=str(DEFAULT_METADATA),
+        service_url=SERVICE_URL,
+        step_functions_role=SFN_IAM_ROLE,
+    )

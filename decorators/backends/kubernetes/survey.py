@@ -1,0 +1,72 @@
+"""What a cluster offers to runs of any size, for who has none to launch: the preflight without its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from decorators.backends.findings import Findings
+from decorators.backends.kubernetes import images
+from decorators.backends.kubernetes.nodes import PodSettings, Preflight
+from decorators.backends.kubernetes.preflight import CHECKS, access, allowed, ask, namespace
+from decorators.backends.options import Options
+from estimator.hardware.cluster_api import Clock, ClusterApi
+from estimator.plan import Request
+
+ARGO, ARGO_VERSION = "argoproj.io", "v1alpha1"
+
+
+def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, Findings, Findings]:
+    """What pods of any size need of the cluster: of a step on one node, on several, of Argo Workflows.
+
+    Raises UserError where the API can't be used at all.
+    """
+    clock = clock or Clock()
+    with ClusterApi() as api:
+        one, several = (
+            Preflight(
+                api=api,
+                request=Request(
+                    nodes=nodes,
+                    gpus_per_node=0,
+                    gpu=None,
+                    cpu=1,
+                    memory_mib=1,
+                    shared_memory_mib=0,
+                    disk_mib=0,
+                ),
+                options=Options(),
+                pods=pods,
+                minimum=None,
+                findings=Findings(where=f"context {api.context}:"),
+                clock=clock,
+            )
+            for nodes in (1, 2)
+        )
+        access(one)
+        for preflight in (one, several):
+            for check in CHECKS:
+                ask(preflight, check)
+        argo = replace(one, findings=Findings(where=one.findings.where))
+        for check in (namespace, _argo):
+            ask(argo, check)
+    images.check(pods.image, one.findings, clock, gpus=True)
+    return one.findings, several.findings, argo.findings
+
+
+def _argo(preflight: Preflight) -> None:
+    resources = preflight.find(f"/apis/{ARGO}/{ARGO_VERSION}") or {}
+    if not any(item.get("name") == "workflowtemplates" for item in resources.get("resources") or []):
+        preflight.findings.no(
+            "argo",
+            f"Argo Workflows ({ARGO}/{ARGO_VERSION}) is not installed",
+            "Install Argo Workflows there; docs/deployments.md",
+        )
+    elif not allowed(preflight, "create", "workflowtemplates", ARGO):
+        preflight.findings.no(
+            "permission",
+            f"this login may not create workflowtemplates in {preflight.pods.namespace}",
+            f"kubectl create role deployer -n {preflight.pods.namespace} --verb=create,get,patch "
+            f"--resource=workflowtemplates.{ARGO}",
+        )
+    else:
+        preflight.findings.ok("argo", f"{ARGO}/{ARGO_VERSION}")

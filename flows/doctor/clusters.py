@@ -1,0 +1,122 @@
+"""Which backends beside this machine could take a run: Kubernetes and Argo, Batch and Step Functions, Slurm.
+
+Only what any run needs there is asked for; what one run needs, its own preflight asks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from decorators import _metaflow
+from decorators.backends.batch import preflight as batch_preflight
+from decorators.backends.findings import Findings
+from decorators.backends.interface import StepRequest
+from decorators.backends.kubernetes.nodes import PodSettings
+from decorators.backends.kubernetes.survey import survey
+from estimator.errors import UserError
+from estimator.hardware.cluster_api import Clock
+from estimator.plan import Request
+from flows.doctor.configuration import DATASTORES
+from flows.doctor.line import Line
+from launchers.cluster.allocation import SCONTROL_S
+
+_REMOTE_METADATA = "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=service"
+
+
+def kubernetes() -> list[Line]:
+    """A line for steps on one node, for those on several, for Argo Workflows, and what isn't known."""
+    names = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
+    pods = PodSettings.of(_request("kubernetes", nodes=1))
+    try:
+        found = survey(pods)
+    except UserError as error:
+        return _none(names, error)
+    local = _local_datastore()
+    return [line for name, each in zip(names, found, strict=True) for line in _lines(name, each, local)]
+
+
+def batch() -> list[Line]:
+    """The same of AWS Batch and Step Functions."""
+    names = ("batch", "batch, several nodes")
+    local, configured, clock = _local_datastore(), _metaflow.configuration(), Clock()
+    lines = []
+    for nodes, name in enumerate(names, 1):
+        asked = _request("batch", nodes=nodes)
+        try:
+            found = batch_preflight.inspect(
+                asked.request, job=batch_preflight.JobSettings.of(asked), clock=clock
+            )
+        except UserError as error:
+            return _none((*names, "step-functions"), error)
+        if nodes > 1 and configured.metadata == "local":
+            found.no("metadata", "local, which several nodes of Batch can't share", _REMOTE_METADATA)
+        lines += _lines(name, found, local)
+    role = Findings(where="Step Functions")
+    if not configured.step_functions_role:
+        role.no("role", "METAFLOW_SFN_IAM_ROLE is not set", "METAFLOW_SFN_IAM_ROLE=ARN, of infra/aws")
+    obstacles = [line for line in lines if line.check == names[0] and line.state == "no"]
+    for line in obstacles:
+        role.no("batch", line.found, line.fix)
+    return [*lines, *_lines("step-functions", role, [])]
+
+
+def slurm() -> list[Line]:
+    """Whether srun is here and Slurm's controller answers."""
+    if shutil.which("srun") is None or shutil.which("scontrol") is None:
+        found, fix = "srun and scontrol are not on PATH", "Call this on a login node; docs/slurm.md"
+        return [Line(check="slurm", state="no", found=found, fix=fix)]
+    fix = "scontrol ping; slurm.conf names the controller"
+    try:
+        done = subprocess.run(
+            ["scontrol", "ping"], capture_output=True, text=True, timeout=SCONTROL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        found = f"its controller doesn't answer within {SCONTROL_S:g} s"
+        return [Line(check="slurm", state="no", found=found, fix=fix)]
+    said = (done.stdout or done.stderr).strip().partition("\n")[0]
+    if done.returncode != 0:
+        return [Line(check="slurm", state="no", found=said or "scontrol ping has failed", fix=fix)]
+    inside = "SLURM_JOB_ID" in os.environ
+    return [Line(check="slurm", state="ok", found=f"{said}{' (in a job of it)' if inside else ''}")]
+
+
+def _request(backend: _metaflow.Backend, nodes: int) -> StepRequest:
+    """A step that needs next to nothing, with what Metaflow is configured with."""
+    request = Request(
+        nodes=nodes, gpus_per_node=0, gpu=None, cpu=1, memory_mib=1, shared_memory_mib=0, disk_mib=0
+    )
+    return StepRequest(backend=backend, request=request, configured=_metaflow.configured_target(backend))
+
+
+def _local_datastore() -> list[tuple[str, str]]:
+    """(what is wrong, what mends it) where pods and jobs could not reach the datastore."""
+    if _metaflow.configuration().datastore != "local":
+        return []
+    return [("the datastore is local, which its nodes can't reach", DATASTORES)]
+
+
+def _none(names: tuple[str, ...], error: UserError) -> list[Line]:
+    """The whole story once; the others fail by the same."""
+    first = Line(check=names[0], state="no", found=error.problem, fix=error.advice)
+    return [
+        first,
+        *(Line(check=name, state="no", found=f"as {names[0]}", fix=error.advice) for name in names[1:]),
+    ]
+
+
+def _lines(name: str, findings: Findings, more: list[tuple[str, str]]) -> list[Line]:
+    """One line on whether it would work, and one for each thing that isn't known."""
+    wrong = [(f"{row.check}: {row.found}", row.fix) for row in findings.impossible] + more
+    unknown = [
+        Line(check=name, state="unknown", found=f"{row.check}: {row.found}", fix=row.fix)
+        for row in findings.rows
+        if row.state == "unknown"
+    ]
+    if wrong:
+        fixes = dict.fromkeys(fix for _, fix in wrong if fix)
+        found = "; ".join(text for text, _ in wrong)
+        return [Line(check=name, state="no", found=found, fix="; ".join(fixes)), *unknown]
+    fine = ", ".join(f"{row.check} {row.found}" for row in findings.rows if row.state == "ok")
+    return [Line(check=name, state="ok", found=f"{findings.where} {fine}".strip()), *unknown]

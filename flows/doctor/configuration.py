@@ -1,0 +1,108 @@
+"""Metaflow's configuration: which file, which datastore and whether it takes files, the metadata."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+
+from flows.doctor.line import Line
+from flows.doctor.local import not_writable
+
+CONFIGURE = "metaflow configure"
+DATASTORES = "metaflow configure aws (or gcp, azure); `metaflow configure show` tells what is set"
+_KEY, _CONTENT = "probe", b"finetune doctor"
+_ASK_S = 5.0
+
+
+def profile() -> list[Line]:
+    """The file that Metaflow reads, by METAFLOW_HOME and METAFLOW_PROFILE."""
+    name = os.environ.get("METAFLOW_PROFILE")
+    home = os.environ.get("METAFLOW_HOME", "~/.metaflowconfig")
+    file = Path(home, f"config_{name}.json" if name else "config.json").expanduser()
+    if not file.exists():
+        if name:
+            found = f"METAFLOW_PROFILE={name}: there is no {file}"
+            fix = f"metaflow configure --profile {name} ..., or unset METAFLOW_PROFILE"
+            return [Line(check="profile", state="no", found=found, fix=fix)]
+        return [Line(check="profile", state="ok", found=f"Metaflow's defaults: there is no {file}")]
+    try:
+        import metaflow  # noqa: F401 - reads the file
+    except Exception as error:  # noqa: BLE001 - what it says of a broken one is JSON's, or anything
+        said = f"{type(error).__name__}: {error}"
+        return [Line(check="profile", state="no", found=f"{file}: {said}", fix=f"{CONFIGURE} writes it anew")]
+    return [Line(check="profile", state="ok", found=str(file))]
+
+
+def datastore() -> list[Line]:
+    """Whether the configured datastore can be read and written: a small file there and back."""
+    # Of this process alone, and read when Metaflow is imported
+    os.environ.setdefault("METAFLOW_S3_CLIENT_RETRY_CONFIG", '{"total_max_attempts": 1}')
+    os.environ.setdefault("FINETUNE_DATASTORE_TIMEOUT", "0.2")  # minutes
+    from decorators._metaflow import configuration
+
+    configured = configuration()
+    kind, root = configured.datastore, configured.root
+    if root is None:
+        fix = f"Set METAFLOW_DATASTORE_SYSROOT_{kind.upper()}, or {CONFIGURE}"
+        return [Line(check="datastore", state="no", found=f"{kind}, of which no root is set", fix=fix)]
+    if kind == "local":
+        return [_local(Path(root))]
+    from decorators import MetaflowStorage
+    from decorators._metaflow import configured_storage
+
+    storage = MetaflowStorage(configured_storage(), "finetune-doctor")
+    if kind != "s3":  # Metaflow can't remove a file from the others
+        storage.size(_KEY)
+        return [Line(check="datastore", state="ok", found=f"{root} answers; writing was not tried")]
+    try:
+        storage.put_bytes(_KEY, _CONTENT)
+        back = storage.get_bytes(_KEY)
+        storage.delete([_KEY])
+    except Exception as error:  # noqa: BLE001 - each datastore has errors of its own
+        said = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
+        advice = getattr(error, "advice", "") or "Look at its address, the login and its bucket policy"
+        return [Line(check="datastore", state="no", found=f"{root}: {said}", fix=advice)]
+    if back != _CONTENT:
+        return [Line(check="datastore", state="no", found=f"{root} gives back another file than it got")]
+    return [Line(check="datastore", state="ok", found=f"{root} can be read and written")]
+
+
+def _local(root: Path) -> Line:
+    why_not = not_writable(root)
+    if why_not:
+        fix = "Work in another folder, or set METAFLOW_DATASTORE_SYSROOT_LOCAL to one that can be written"
+        return Line(check="datastore", state="no", found=f"local, {root}: {why_not}", fix=fix)
+    try:
+        if root.exists():
+            next(root.iterdir(), None)
+    except OSError as error:
+        fix = "Give this user the right to read it"
+        return Line(check="datastore", state="no", found=f"local, {root}: {error.strerror}", fix=fix)
+    return Line(check="datastore", state="ok", found=f"local, {root}: can be read and written")
+
+
+def metadata() -> list[Line]:
+    """Local, or a service that answers."""
+    from decorators._metaflow import configuration
+
+    configured = configuration()
+    if configured.metadata != "service":
+        return [Line(check="metadata", state="ok", found=configured.metadata)]
+    url = configured.service_url
+    if not url:
+        found, fix = "service, but METAFLOW_SERVICE_URL is not set", CONFIGURE
+        return [Line(check="metadata", state="no", found=found, fix=fix)]
+    fix = (
+        "Look at METAFLOW_SERVICE_URL, the network and the VPN; METAFLOW_DEFAULT_METADATA=local does without"
+    )
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/ping", timeout=_ASK_S) as answer:  # noqa: S310
+            answer.read(1)
+    except HTTPError as error:
+        return [Line(check="metadata", state="no", found=f"service {url} answers {error.code}", fix=fix)]
+    except (URLError, OSError, ValueError) as error:
+        said = getattr(error, "reason", error)
+        return [Line(check="metadata", state="no", found=f"service {url}: {said}", fix=fix)]
+    return [Line(check="metadata", state="ok", found=f"service {url} answers")]

@@ -1,0 +1,102 @@
+"""What is installed: this package, Python, Metaflow, torch, transformers; and the extras, whole or not."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from flows.doctor.line import Line
+
+US = "metaflow-finetune"
+_SHOWN = ("metaflow", "torch", "transformers")
+_NOT_FOR_USERS = ("dev",)
+
+
+def packages() -> list[Line]:
+    """Versions, and whether they are those that this package asks for."""
+    own = [item for item in _requirements() if item.marker is None]
+    wrong = _wrong(own)
+    fix = f"pip install '{US}'"
+    state = Line(check=US, state="ok", found=version(US))
+    if wrong:
+        state = Line(check=US, state="no", found=f"{version(US)}, but {'; '.join(wrong)}", fix=fix)
+    lines = [state, _python()]
+    for name in _SHOWN:
+        found = _version(name)
+        if found is not None:
+            lines.append(Line(check=name, state="ok", found=found))
+        else:
+            fix = fix if name == "metaflow" else _install("train")
+            lines.append(Line(check=name, state="no", found="not installed", fix=fix))
+    return lines
+
+
+def extras() -> list[Line]:
+    """One line for all extras that are whole, and one for each other with what it lacks."""
+    names = [name for name in metadata(US).get_all("Provides-Extra") or [] if name not in _NOT_FOR_USERS]
+    wrong = {name: _wrong(list(_of_extra(name))) for name in names}
+    whole = [name for name, missing in wrong.items() if not missing]
+    lines = [Line(check="extras", state="ok", found=", ".join(whole) or "none")]
+    for name, missing in wrong.items():
+        if missing:
+            lines.append(
+                Line(check=f"extra {name}", state="no", found="; ".join(missing), fix=_install(name))
+            )
+    return lines
+
+
+def _python() -> Line:
+    wanted, found = metadata(US)["Requires-Python"], platform.python_version()
+    if SpecifierSet(wanted).contains(found):
+        return Line(check="Python", state="ok", found=found)
+    return Line(
+        check="Python", state="no", found=f"{found}, wanted is {wanted}", fix="Make an environment of that"
+    )
+
+
+def _requirements() -> list[Requirement]:
+    return [Requirement(text) for text in requires(US) or []]
+
+
+def _of_extra(extra: str) -> Iterator[Requirement]:
+    """What an extra asks for on this Python and system, that of the extras in it among it."""
+    for item in _requirements():
+        if item.marker is None or item.marker.evaluate({"extra": ""}) or not _applies(item, extra):
+            continue
+        if canonicalize_name(item.name) == US:
+            for inner in sorted(item.extras):
+                yield from _of_extra(inner)
+        else:
+            yield item
+
+
+def _applies(item: Requirement, extra: str) -> bool:
+    return item.marker is not None and item.marker.evaluate({"extra": extra})
+
+
+def _wrong(needed: list[Requirement]) -> list[str]:
+    """What is not installed, or in a version that is not asked for."""
+    found = {item.name: _version(item.name) for item in needed}
+    missing = [name for name, installed in found.items() if installed is None]
+    problems = [f"not installed: {', '.join(missing)}"] if missing else []
+    for item in needed:
+        installed = found[item.name]
+        if installed is not None and not item.specifier.contains(installed, prereleases=True):
+            problems.append(f"{item.name} is {installed}, wanted is {item.specifier}")
+    return problems
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _install(extra: str) -> str:
+    return f"pip install '{US}[{extra}]'"

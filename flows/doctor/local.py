@@ -1,0 +1,41 @@
+"""The default job on this machine: what a run looks at before it begins, without the run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+from flows.doctor.line import Line
+from launchers import settings, workdir
+
+PLACE = "export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk"
+
+
+def default_job() -> list[Line]:
+    """Plans it as the flow does, which checks model, memory, packages and disk. Raises UserError."""
+    from flows import finetune_launch  # imports Metaflow, which may be what is broken
+
+    values = {"settings": settings.parse_yaml(""), "no_calibration": True}
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        plan = finetune_launch.plan_from_parameters(values, "local")
+    work = workdir.root()
+    why_not = not_writable(work)
+    if why_not:
+        return [Line(check="local", state="no", found=f"work folder {work}: {why_not}", fix=PLACE)]
+    gpus = plan.layout.processes_per_node if plan.layout.device == "cuda" else 0
+    found = f"{plan.model}, {plan.method} with {plan.engine} on {f'{gpus} GPU(s)' if gpus else 'CPUs'}"
+    return [Line(check="local", state="ok", found=found, needs=(plan.engine, "datastore", "metadata"))]
+
+
+def not_writable(folder: Path) -> str:
+    """Why no file can be written there, or in the folder in which it would be made; empty: one can."""
+    folder = folder.absolute()
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"finetune doctor")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

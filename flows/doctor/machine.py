@@ -1,0 +1,77 @@
+"""This machine: GPUs and their driver, what torch was built for, NCCL."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from checklist.probes import gpus as nvml
+from flows.doctor.line import Line
+
+NO_GPU = "nvidia-smi has to list one; a container is started with `--gpus all`, a pod asks for nvidia.com/gpu"
+CUDA_BUILD = "Install a CUDA build of torch: pip install --force-reinstall torch"
+
+
+def gpus() -> list[Line]:
+    """The GPUs that this process may use, and their driver."""
+    seen = nvml.look()
+    if not seen.names:
+        if seen.driver is not None:
+            found = f"driver {seen.driver}, but no GPU that this process may use"
+            return [Line(check="GPU", state="no", found=found, fix="Look at CUDA_VISIBLE_DEVICES")]
+        found = "no NVIDIA GPU that a driver reports: small models train on CPUs, the others can be planned"
+        return [Line(check="GPU", state="no", found=found, fix=NO_GPU)]
+    counts = {name: seen.names.count(name) for name in seen.names}
+    found = ", ".join(f"{count} x {name}" for name, count in counts.items())
+    busy = sum(uuid in (seen.busy or {}) for uuid in seen.uuids)
+    lines = [
+        Line(check="GPU", state="ok", found=found),
+        Line(check="driver", state="ok", found=str(seen.driver)),
+    ]
+    if busy:
+        found += f"; other processes compute on {busy} of them"
+        lines[0] = Line(check="GPU", state="unknown", found=found, fix="nvidia-smi shows which")
+    return lines
+
+
+def torch() -> list[Line]:
+    """What torch was built for and whether it finds the GPUs, and NCCL, tried on one GPU."""
+    if find_spec("torch") is None:
+        return []  # said among the packages
+    import torch as framework
+
+    seen, build = nvml.look(), framework.version.cuda
+    found = f"{framework.__version__}, built for {f'CUDA {build}' if build else 'CPUs'}"
+    if not seen.names:
+        nccl = Line(check="NCCL", state="unknown", found="not tried: no GPU (CPUs talk by gloo)", fix=NO_GPU)
+        return [Line(check="torch build", state="ok", found=found), nccl]
+    if build is None:
+        fix = CUDA_BUILD
+        found += ": it can't use the GPUs"
+    elif not framework.cuda.is_available():
+        fix = "A newer driver, or torch for an older CUDA; `nvidia-smi` shows the driver's newest"
+        found += f": it can't use the GPUs with driver {seen.driver}"
+    else:
+        return [Line(check="torch build", state="ok", found=found), _nccl(framework)]
+    nccl = Line(check="NCCL", state="unknown", found="not tried: torch has no GPU", fix=fix)
+    return [Line(check="torch build", state="no", found=found, fix=fix), nccl]
+
+
+def _nccl(framework: Any) -> Line:
+    """NCCL's version after an all-reduce of this process with itself; the checklist tries it among all."""
+    dist: Any = import_module("torch.distributed")
+
+    if not dist.is_nccl_available():
+        return Line(check="NCCL", state="no", found="this build of torch has none", fix=CUDA_BUILD)
+    try:
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        value = framework.ones(1, device="cuda")
+        dist.all_reduce(value)
+        framework.cuda.synchronize()
+    except (RuntimeError, ValueError) as error:
+        said = str(error).strip().splitlines()[-1]
+        fix = "NCCL_DEBUG=INFO tells more; python -m checklist tries it among all GPUs"
+        return Line(check="NCCL", state="no", found=said, fix=fix)
+    version = ".".join(map(str, framework.cuda.nccl.version()))
+    return Line(check="NCCL", state="ok", found=f"{version}, on one GPU; python -m checklist tries all")

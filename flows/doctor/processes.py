@@ -1,0 +1,71 @@
+"""Probes in processes of their own, a few at a time: none outlives its limit, none leaves anything behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from flows.doctor.line import Line, without_secrets
+from flows.doctor.probes import Probe
+from flows.doctor.worker import ANSWER
+from launchers.cluster.processes import sigterm_raises, started
+
+WORKER = "flows.doctor.worker"
+_MOST = 4  # at a time: the imports want cores, the others only wait
+_PAUSE_S = 0.05
+
+
+def look(probes: Sequence[Probe], limit_s: float | None = None) -> list[tuple[Probe, list[Line]]]:
+    """Each probe with its lines, in their order. ``limit_s``: for each, instead of its own limit."""
+    over = threading.Event()
+
+    def one(probe: Probe) -> list[Line]:
+        return [without_secrets(line) for line in _lines(probe, limit_s or probe.limit_s, over)]
+
+    with (
+        sigterm_raises(),
+        ThreadPoolExecutor(max(2, min(_MOST, os.cpu_count() or 1))) as pool,
+    ):
+        try:
+            return list(zip(probes, pool.map(one, probes), strict=True))
+        except BaseException:
+            over.set()
+            raise
+
+
+def _lines(probe: Probe, limit_s: float, over: threading.Event) -> list[Line]:
+    with tempfile.TemporaryDirectory(prefix="finetune-doctor-") as name:
+        request, log = Path(name, "request.json"), Path(name, "log")
+        request.write_text(json.dumps(asdict(probe)))
+        with started(WORKER, request, log, on_cpu=False) as process:
+            ended = _ended(process, limit_s, over)
+        answer = request.with_name(ANSWER)
+        if answer.is_file():
+            return [
+                Line(**{**line, "needs": tuple(line["needs"])}) for line in json.loads(answer.read_text())
+            ]
+        if not ended:
+            found = f"no answer within {limit_s:g} s"
+            fix = "Look at disk, network and login; --time-limit gives it longer."
+            return [Line(check=probe.name, state="unknown", found=found, fix=fix)]
+        said = log.read_text(errors="replace").strip().splitlines()
+        how = f"its process ended with status {process.returncode}"
+        return [Line(check=probe.name, state="no", found=": ".join([how, *said[-1:]]))]
+
+
+def _ended(process: subprocess.Popen[bytes], limit_s: float, over: threading.Event) -> bool:
+    """Whether the process has ended by itself in that time; not waited for once ``over`` is set."""
+    deadline = time.monotonic() + limit_s
+    while process.poll() is None:
+        if over.is_set() or time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True

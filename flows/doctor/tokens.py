@@ -1,0 +1,49 @@
+"""Which tokens are there. Their values go nowhere."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from importlib.util import find_spec
+
+from estimator.remote import hub_token
+from flows.doctor.line import Line
+
+_WANDB_HOST = "api.wandb.ai"  # under which `wandb login` keeps its key
+
+
+def tokens() -> list[Line]:
+    """A line each: set, with where it is from, or not set."""
+    return [
+        _line("HF_TOKEN", "set" if hub_token() else "", "export HF_TOKEN=..., for gated and private models"),
+        _line("AWS credentials", _aws(), "aws configure, or aws sso login; for S3 and AWS Batch"),
+        _line("WANDB_API_KEY", _wandb(), "wandb login, or export WANDB_API_KEY=...; for --tracker wandb"),
+    ]
+
+
+def _line(name: str, found: str, fix: str) -> Line:
+    return Line(check=name, state="ok", found=found) if found else _absent(name, fix)
+
+
+def _absent(name: str, fix: str) -> Line:
+    return Line(check=name, state="no", found="not set", fix=fix)
+
+
+def _aws() -> str:
+    """Where boto3 finds them, by its own name for the place; without boto3 the environment alone counts."""
+    if find_spec("boto3") is None:
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        return "set (env)" if all(os.environ.get(name) for name in names) else ""
+    import boto3
+
+    credentials = boto3.Session().get_credentials()
+    return "" if credentials is None else f"set ({credentials.method})"
+
+
+def _wandb() -> str:
+    if os.environ.get("WANDB_API_KEY"):
+        return "set"
+    try:
+        return "set (netrc)" if netrc.netrc().authenticators(_WANDB_HOST) else ""
+    except (OSError, netrc.NetrcParseError):
+        return ""

@@ -1,0 +1,49 @@
+"""The process of one probe: ``python -m flows.doctor.worker REQUEST``; its lines go beside the request."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from flows.doctor.line import Line
+from flows.doctor.probes import Probe
+from launchers.cluster.processes import PARENT, die_with_parent
+
+ANSWER = "answer.json"
+
+
+def lines_of(probe: Probe) -> list[Line]:
+    """The probe's lines; what it raises is a line, too."""
+    try:
+        return probe.run()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - anything that is installed may be broken
+        return [of_error(probe.name, error)]
+
+
+def of_error(check: str, error: BaseException) -> Line:
+    """A UserError in its own words, anything else by its name and what it says first."""
+    problem = getattr(error, "problem", None)
+    if problem is not None:
+        return Line(check=check, state="no", found=problem, fix=getattr(error, "advice", ""))
+    said = next((row for row in str(error).splitlines() if row.strip()), "")
+    return Line(check=check, state="no", found=f"{type(error).__name__}: {said}".rstrip(": "))
+
+
+def main() -> None:
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    request = Path(sys.argv[1])
+    values = json.loads(request.read_text())
+    lines = lines_of(Probe(**{**values, "arguments": tuple(values["arguments"])}))
+    unfinished = request.with_name("answer.new")
+    unfinished.write_text(json.dumps([asdict(line) for line in lines]))
+    unfinished.rename(request.with_name(ANSWER))
+    sys.stdout.flush()
+    os._exit(0)  # threads and exit handlers of what was imported have nothing to do any more
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""A probe by its name, in a process of its own as the command runs it, and a home that is the test's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.doctor.line import Line
+from flows.doctor.probes import PROBES
+from flows.doctor.processes import look
+from tests.flows.conftest import environment
+
+Asker = Callable[..., dict[str, Line]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asker:
+    """``ask(name, limit_s=, **variables)``: the first line of each check of that probe."""
+
+    def asked(name: str, limit_s: float | None = None, **variables: str) -> dict[str, Line]:
+        kept = environment(tmp_path, HOME=str(tmp_path), AWS_EC2_METADATA_DISABLED="true")
+        for variable in os.environ.keys() - kept.keys():
+            monkeypatch.delenv(variable)
+        for variable, value in {**kept, **variables}.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.chdir(tmp_path)
+        ((_, lines),) = look([probe for probe in PROBES if probe.name == name], limit_s)
+        return {line.check: line for line in reversed(lines)}
+
+    return asked

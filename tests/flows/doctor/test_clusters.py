@@ -1,0 +1,165 @@
+"""Kubernetes, Batch and Slurm: away, broken, slow; what is missing there is named with what mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.estimator.hardware.test_from_cluster import Api, serving_api, write_kubeconfig
+from tests.flows.doctor.conftest import Asker
+
+KUBERNETES = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    return tmp_path / ".kube" / "config"
+
+
+def test_without_a_kubeconfig_each_way_to_kubernetes_says_so(ask: Asker, kubeconfig: Path) -> None:
+    lines = ask("kubernetes", KUBECONFIG=str(kubeconfig))
+    assert tuple(lines) == tuple(reversed(KUBERNETES))
+    assert lines["kubernetes"].found == f"There is no kubeconfig at {kubeconfig}."
+    assert all(line.state == "no" and "KUBECONFIG" in line.fix for line in lines.values())
+
+
+def test_a_broken_kubeconfig_is_a_line_without_what_is_in_it(ask: Asker, kubeconfig: Path) -> None:
+    kubeconfig.parent.mkdir()
+    kubeconfig.write_text("users: [{name: u, user: {token: own-secret-token")
+    line = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
+    assert line.state == "no"
+    assert "can't be used" in line.found
+    assert "own-secret-token" not in f"{line}"
+
+
+def test_a_closed_port_is_said_at_once(ask: Asker, tmp_path: Path, kubeconfig: Path) -> None:
+    write_kubeconfig(tmp_path, training="http://127.0.0.1:9")
+    line = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
+    assert line.state == "no"
+    assert "(http://127.0.0.1:9) can't be reached" in line.found
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_that_accepts_and_never_answers_ends_within_the_limit(
+    scheme: str, ask: Asker, tmp_path: Path, kubeconfig: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write_kubeconfig(tmp_path, training=f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        line = ask("kubernetes", 40, KUBECONFIG=str(kubeconfig))["kubernetes"]
+    assert time.monotonic() - began < 30
+    assert line.state == "no"
+    assert "can't be reached" in line.found
+
+
+def test_a_login_that_hangs_is_ended_with_all_that_it_has_started(
+    ask: Asker, tmp_path: Path, kubeconfig: Path
+) -> None:
+    write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
+    config = json.loads(kubeconfig.read_text())
+    program = tmp_path / "login"
+    program.write_text("#!/bin/sh\nsetsid sleep 86399 &\nsleep 86399\n")
+    program.chmod(0o755)
+    version = "client.authentication.k8s.io/v1"
+    login = {"apiVersion": version, "command": str(program), "interactiveMode": "Never"}
+    config["users"] = [{"name": "u", "user": {"exec": login}}]
+    kubeconfig.write_text(json.dumps(config))
+    line = ask("kubernetes", 6, KUBECONFIG=str(kubeconfig))["kubernetes"]
+    assert (line.state, line.found) == ("unknown", "no answer within 6 s")
+    left = [
+        each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "86399"]
+    ]
+    assert left == []
+
+
+class Cluster(Api):
+    """One that has the namespace, and what else it is given by path."""
+
+    objects: dict[str, dict[str, object]]
+
+    def answer(self, path: str) -> dict[str, object] | None:
+        return self.objects.get(path) or super().answer(path)
+
+
+BARE = {"/apis": {"kind": "APIGroupList"}, "/api/v1/namespaces/default": {"kind": "Namespace"}}
+JOBSET = {"/apis/jobset.x-k8s.io/v1alpha2": {"resources": [{"name": "jobsets"}]}}
+ARGO = {"/apis/argoproj.io/v1alpha1": {"resources": [{"name": "workflowtemplates"}]}}
+REMOTE = {
+    "METAFLOW_DEFAULT_DATASTORE": "s3",
+    "METAFLOW_DATASTORE_SYSROOT_S3": "s3://bucket/metaflow",
+    "METAFLOW_KUBERNETES_CONTAINER_IMAGE": "127.0.0.1:9/finetune:1",
+}
+
+
+@pytest.mark.parametrize(
+    ("objects", "able"),
+    [
+        ({}, (False, False, False)),
+        (BARE, (True, False, False)),
+        ({**BARE, **JOBSET}, (True, True, False)),
+        ({**BARE, **JOBSET, **ARGO}, (True, True, True)),
+    ],
+    ids=["nothing", "a namespace", "JobSet", "Argo"],
+)
+def test_what_a_cluster_lacks_decides_which_ways_lead_there(
+    objects: dict[str, dict[str, object]],
+    able: tuple[bool, ...],
+    ask: Asker,
+    tmp_path: Path,
+    kubeconfig: Path,
+) -> None:
+    cluster = Cluster()
+    cluster.objects = {"/apis": BARE["/apis"], **objects}
+    with serving_api(cluster) as url:
+        write_kubeconfig(tmp_path, training=url)
+        lines = ask("kubernetes", KUBECONFIG=str(kubeconfig), **REMOTE)
+    assert tuple(lines[name].state == "ok" for name in KUBERNETES) == able, lines
+    assert all(line.fix for line in lines.values() if line.state == "no")
+
+
+def test_a_cluster_that_could_run_pods_does_not_help_a_local_datastore(
+    ask: Asker, tmp_path: Path, kubeconfig: Path
+) -> None:
+    cluster = Cluster()
+    cluster.objects = {**BARE, **JOBSET, **ARGO}
+    with serving_api(cluster) as url:
+        write_kubeconfig(tmp_path, training=url)
+        lines = ask("kubernetes", KUBECONFIG=str(kubeconfig))
+    for name in KUBERNETES:
+        assert lines[name].state == "no"
+        assert "the datastore is local" in lines[name].found
+        assert "metaflow configure" in lines[name].fix
+
+
+def test_batch_without_a_login_says_how_to_log_in(ask: Asker) -> None:
+    lines = ask("batch", AWS_DEFAULT_REGION="us-east-1")
+    assert lines["batch"].found == "There are no AWS credentials here."
+    assert lines.keys() == {"batch", "batch, several nodes", "step-functions"}
+    assert all("aws configure" in line.fix for line in lines.values())
+
+
+def test_batch_at_an_address_that_is_away_is_a_line(ask: Asker) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "AKIDOCTOR", "AWS_SECRET_ACCESS_KEY": "secret-of-doctor"}
+    where = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    line = ask("batch", **keys, **where)["batch"]
+    assert line.state == "no"
+    assert line.found.startswith("AWS Batch can't be reached")
+
+
+def test_a_machine_without_slurm_and_a_controller_that_is_silent(ask: Asker, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    absent = ask("slurm", PATH=str(programs))["slurm"]
+    assert (absent.state, absent.found) == ("no", "srun and scontrol are not on PATH")
+    for name in ("srun", "scontrol"):
+        (programs / name).write_text("#!/bin/sh\nexec /bin/sleep 600\n")
+        (programs / name).chmod(0o755)
+    silent = ask("slurm", PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))["slurm"]
+    assert silent.state == "no"
+    assert silent.found == "its controller doesn't answer within 5 s"

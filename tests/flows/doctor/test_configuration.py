@@ -1,0 +1,116 @@
+"""Metaflow's profile, datastore and metadata, each with one that works and those that don't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.flows.doctor.conftest import Asker
+from tests.http_server import serving
+
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIDOCTOR", "AWS_SECRET_ACCESS_KEY": "secret-of-doctor"}
+S3 = {
+    **KEYS,
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "METAFLOW_DEFAULT_DATASTORE": "s3",
+    "METAFLOW_DATASTORE_SYSROOT_S3": "s3://bucket/metaflow",
+}
+
+
+def test_a_local_datastore_is_written_and_nothing_stays_behind(ask: Asker, tmp_path: Path) -> None:
+    line = ask("datastore")["datastore"]
+    assert (line.state, line.found) == ("ok", f"local, {tmp_path / '.metaflow'}: can be read and written")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_that_can_not_be_written_is_said_with_the_variable_that_moves_it(
+    ask: Asker, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    root = str(tmp_path / "file")
+    line = ask("datastore", METAFLOW_DATASTORE_SYSROOT_LOCAL=root)["datastore"]
+    assert (line.state, line.found) == ("no", f"local, {root}/.metaflow: Not a directory")
+    assert "METAFLOW_DATASTORE_SYSROOT_LOCAL" in line.fix
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of an S3 that has the bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    client = boto3.client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    client.create_bucket(Bucket="bucket")
+    yield url
+    assert "Contents" not in client.list_objects_v2(Bucket="bucket")  # what was written was taken away
+    server.stop()
+
+
+def test_s3_is_written_and_read(ask: Asker, s3: str) -> None:
+    line = ask("datastore", METAFLOW_S3_ENDPOINT_URL=s3, **S3)["datastore"]
+    assert (line.state, line.found) == ("ok", "s3://bucket/metaflow can be read and written")
+
+
+def test_a_bucket_that_is_not_there_is_said(ask: Asker, s3: str) -> None:
+    values = {**S3, "METAFLOW_S3_ENDPOINT_URL": s3, "METAFLOW_DATASTORE_SYSROOT_S3": "s3://other/x"}
+    line = ask("datastore", **values)["datastore"]
+    assert line.state == "no"
+    assert "NoSuchBucket" in line.found
+    assert line.fix
+
+
+def test_an_s3_that_does_not_answer_ends_within_the_limit(ask: Asker) -> None:
+    more = {"METAFLOW_S3_ENDPOINT_URL": "http://127.0.0.1:9", "FINETUNE_DATASTORE_TIMEOUT": "0.02"}
+    line = ask("datastore", 40, **S3, **more)["datastore"]
+    assert line.state == "no"
+    assert "has not answered" in line.found
+    assert KEYS["AWS_SECRET_ACCESS_KEY"] not in f"{line}"
+
+
+def test_an_s3_without_a_root_names_the_variable(ask: Asker) -> None:
+    line = ask("datastore", METAFLOW_DEFAULT_DATASTORE="s3")["datastore"]
+    assert line.state == "no"
+    assert "METAFLOW_DATASTORE_SYSROOT_S3" in line.fix
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [(None, "there is no"), ("{broken", "JSONDecodeError"), ("{}", "config_mine.json")]
+)
+def test_the_profile_that_metaflow_reads_is_named(
+    content: str | None, found: str, ask: Asker, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "config_mine.json").write_text(content)
+    line = ask("profile", METAFLOW_HOME=str(tmp_path), METAFLOW_PROFILE="mine")["profile"]
+    assert line.state == ("ok" if content == "{}" else "no")
+    assert found in line.found
+    assert str(tmp_path / "config_mine.json") in line.found
+
+
+class Service(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/ping" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+def test_a_metadata_service_answers_or_not(ask: Asker) -> None:
+    values = {"METAFLOW_DEFAULT_METADATA": "service"}
+    with serving(Service) as url:
+        there = ask("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]
+        wrong = ask("metadata", METAFLOW_SERVICE_URL=f"{url}/elsewhere", **values)["metadata"]
+    gone = ask("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]
+    unset = ask("metadata", METAFLOW_SERVICE_URL="", **values)["metadata"]
+    assert [line.state for line in (there, wrong, gone, unset)] == ["ok", "no", "no", "no"]
+    assert "404" in wrong.found
+    assert "refused" in gone.found
+    assert "METAFLOW_SERVICE_URL is not set" in unset.found

@@ -1,0 +1,44 @@
+"""Engines that are installed work; those that are not, or are broken, are said with what mends them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.doctor.engines import EXTRAS, MODULES
+from flows.doctor.probes import PROBES
+from launchers.engines import ENGINES
+from tests.flows.doctor.conftest import Asker
+
+
+def test_each_engine_has_its_probe_its_modules_and_its_extra() -> None:
+    assert [probe.name for probe in PROBES if probe.section == "Engines"] == list(ENGINES)
+    assert MODULES.keys() == EXTRAS.keys() == ENGINES.keys()
+
+
+def test_an_engine_that_is_installed_works(ask: Asker) -> None:
+    line = ask("fsdp2")["fsdp2"]
+    assert line.state == "ok"
+    assert line.found.startswith("works: torch 2.")
+
+
+@pytest.mark.parametrize(
+    ("engine", "package", "extra"), [("torchtune", "torchtune", "train"), ("trl", "trl", "rl")]
+)
+def test_a_missing_package_names_the_extra_to_install(
+    engine: str, package: str, extra: str, ask: Asker, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
+    line = ask(engine, PYTHONPATH=str(tmp_path))[engine]
+    assert line.state == "no"
+    assert line.found.startswith(f"{package} is not installed")
+    assert line.fix == f"pip install 'metaflow-finetune[{extra}]'"
+
+
+def test_a_package_that_can_not_be_imported_is_not_taken_to_work(ask: Asker, tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text("raise OSError('undefined symbol: x')")
+    line = ask("deepspeed", PYTHONPATH=str(tmp_path))["deepspeed"]
+    assert (line.state, line.found) == ("no", "can't be imported: undefined symbol: x")
+    assert "metaflow-finetune[deepspeed]" in line.fix

@@ -1,0 +1,42 @@
+"""Versions of what is installed, and extras that lack something."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from tests.flows.doctor.conftest import Asker
+
+
+def test_packages_are_shown_with_their_versions(ask: Asker) -> None:
+    lines = ask("packages")
+    assert {line.state for line in lines.values()} == {"ok"}
+    assert lines["torch"].found == version("torch")
+    assert lines["metaflow"].found == version("metaflow")
+
+
+def test_an_extra_that_lacks_a_package_says_which_and_how_to_install_it(ask: Asker) -> None:
+    lines = ask("extras")
+    assert "torchtune, deepspeed, fsdp2, train" in lines["extras"].found
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        assert lines["extra vllm"].found == "not installed: vllm"
+        assert lines["extra vllm"].fix == "pip install 'metaflow-finetune[vllm]'"
+    else:
+        pytest.skip("vLLM is installed here")
+
+
+def test_a_release_that_is_not_asked_for_is_said(ask: Asker, tmp_path: Path) -> None:
+    for name, number in (("tensorboard", "1.0"), ("metaflow", "2.10")):
+        folder = tmp_path / f"{name}-{number}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    assert ask("extras", PYTHONPATH=str(tmp_path))["extra trackers"].found == (
+        "tensorboard is 1.0, wanted is >=2.16"
+    )
+    own = ask("packages", PYTHONPATH=str(tmp_path))["metaflow-finetune"]
+    assert own.state == "no"
+    assert "metaflow is 2.10, wanted is" in own.found

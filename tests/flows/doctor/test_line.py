@@ -1,0 +1,28 @@
+"""What a line never holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.doctor.line import Line, without_secrets
+
+ENVIRONMENT = {
+    "HF_TOKEN": "hf_abc",
+    "WANDB_API_KEY": "hf_abcdef",
+    "AWS_SECRET_ACCESS_KEY": "x/y+z",
+    "HOME": "/h",
+}
+
+
+@pytest.mark.parametrize("secret", ["hf_abc", "hf_abcdef", "x/y+z", "user:pass"])
+def test_a_secret_of_the_environment_or_of_an_address_is_taken_out_of_what_was_found_and_of_the_fix(
+    secret: str,
+) -> None:
+    text = "hf_abcdef, hf_abc and x/y+z at https://user:pass@host/path in /h"
+    shown = without_secrets(Line(check="c", state="no", found=text, fix=text), ENVIRONMENT)
+    assert secret not in shown.found + shown.fix
+    assert shown.found == shown.fix == "***, *** and *** at https://***@host/path in /h"
+
+
+def test_what_several_lines_said_is_one() -> None:
+    assert without_secrets(Line(check="c", state="no", found="one\n  two"), {}).found == "one two"

@@ -1,0 +1,25 @@
+"""What is said of GPUs, torch and NCCL, on this machine."""
+
+from __future__ import annotations
+
+from checklist.probes import gpus
+from tests.flows.doctor.conftest import Asker
+
+
+def test_gpus_are_named_or_their_absence_with_what_mends_it(ask: Asker) -> None:
+    seen = gpus.look()
+    line = ask("GPU")["GPU"]
+    if seen.names:
+        assert line.found.startswith(f"{seen.names.count(seen.names[0])} x {seen.names[0]}")
+    else:
+        assert line.state == "no"
+        assert "no NVIDIA GPU" in line.found
+        assert "nvidia-smi" in line.fix
+
+
+def test_torch_says_what_it_was_built_for_and_nccl_is_not_called_working_untried(ask: Asker) -> None:
+    import torch
+
+    lines = ask("torch")
+    assert lines["torch build"].found.startswith(torch.__version__)
+    assert lines["NCCL"].state == ("ok" if torch.cuda.is_available() else "unknown")

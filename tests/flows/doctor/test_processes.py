@@ -1,0 +1,47 @@
+"""Probes in processes of their own: broken ones are a line, slow ones end at their limit."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.doctor.probes import Probe
+from flows.doctor.processes import look
+
+PROBES = {
+    "raises": "raise ValueError('first\\nsecond')",
+    "leaves": "raise SystemExit(3)",
+    "dies": "import os; print('last words', flush=True); os._exit(7)",
+    "hangs": "import time; time.sleep(600)",
+    "secret": "raise ValueError('it is s3cr3t-value')",
+}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in PROBES.items():
+        (tmp_path / f"probe_that_{name}.py").write_text(f"def probe():\n    {text}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MY_TOKEN", "s3cr3t-value")
+
+
+def probe_that(name: str, limit_s: float = 60) -> Probe:
+    return Probe(name=name, section="", function=f"probe_that_{name}:probe", limit_s=limit_s)
+
+
+@pytest.mark.usefixtures("modules")
+def test_whatever_a_probe_does_is_a_line_and_the_others_go_on() -> None:
+    began = time.monotonic()
+    found = look([probe_that(name, 2 if name == "hangs" else 60) for name in PROBES])
+    assert time.monotonic() - began < 30
+    assert [probe.name for probe, _ in found] == list(PROBES)
+    lines = {probe.name: line for probe, (line,) in found}
+    assert lines["raises"].found == "ValueError: first"
+    assert lines["leaves"].found == "SystemExit: 3"
+    assert lines["dies"].found == "its process ended with status 7: last words"
+    assert lines["secret"].found == "ValueError: it is ***"
+    assert lines["hangs"].found == "no answer within 2 s"
+    assert lines["hangs"].state == "unknown"
+    assert {line.state for name, line in lines.items() if name != "hangs"} == {"no"}

@@ -1,0 +1,38 @@
+"""Tokens are there or not; more is never said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.flows.doctor.conftest import Asker
+
+VALUES = {
+    "HF_TOKEN": "hf_value-of-a-token",
+    "AWS_ACCESS_KEY_ID": "AKIAVALUE",
+    "AWS_SECRET_ACCESS_KEY": "value/of/a/key",
+    "WANDB_API_KEY": "value-of-wandb",
+}
+
+
+def test_tokens_that_are_not_set_are_said_with_how_to_set_them(ask: Asker) -> None:
+    lines = ask("tokens")
+    assert lines.keys() == {"HF_TOKEN", "AWS credentials", "WANDB_API_KEY"}
+    assert {line.found for line in lines.values()} == {"not set"}
+    assert all(line.fix for line in lines.values())
+
+
+def test_tokens_that_are_set_are_not_shown(ask: Asker) -> None:
+    lines = ask("tokens", **VALUES)
+    assert {line.state for line in lines.values()} == {"ok"}
+    assert [lines[name].found for name in ("HF_TOKEN", "AWS credentials", "WANDB_API_KEY")] == [
+        "set",
+        "set (env)",
+        "set",
+    ]
+
+
+def test_a_login_of_wandb_is_found(ask: Asker, tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password value-of-wandb\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    line = ask("tokens")["WANDB_API_KEY"]
+    assert line.found == "set (netrc)"

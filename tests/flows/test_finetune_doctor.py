@@ -1,0 +1,103 @@
+"""``finetune doctor`` as a user calls it: its text, its JSON, its status; what it never shows or leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.doctor.line import Line
+from flows.finetune_doctor import obstacles_of
+from tests.estimator.hardware.test_from_cluster import write_kubeconfig
+from tests.flows.conftest import environment
+from tests.flows.doctor.test_tokens import VALUES
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "estimator.cli.app", "doctor"]
+
+
+def variables(home: Path, **more: str) -> dict[str, str]:
+    fixed = {"HOME": str(home), "PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", **VALUES}
+    return environment(home, **{**fixed, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", **more})
+
+
+def finetune_doctor(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*COMMAND, *words],
+        cwd=home,
+        env=variables(home, **more),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    for value in VALUES.values():
+        assert value not in done.stdout + done.stderr
+    return done
+
+
+def test_where_the_default_job_can_run_the_json_says_so_with_status_0(tmp_path: Path) -> None:
+    done = finetune_doctor(tmp_path, "--json")
+    answer = json.loads(done.stdout)
+    lines = {line["check"]: line for line in reversed(answer["lines"])}
+    assert (done.returncode, answer["default_job"]) == (0, True), done.stdout
+    assert {lines[name]["state"] for name in ("torchtune", "deepspeed", "fsdp2", "local", "datastore")} == {
+        "ok"
+    }
+    assert lines["local"]["found"].startswith("tiny-llama, full with torchtune on")
+    assert {line["section"] for line in answer["lines"]} >= {"Installed", "Machine", "Backends", "Tokens"}
+    assert set(answer["lines"][0]) == {"section", "check", "state", "found", "fix"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_it_can_not_the_text_says_why_with_status_1_and_is_80_columns_wide(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = finetune_doctor(tmp_path, METAFLOW_DATASTORE_SYSROOT_LOCAL=str(tmp_path / "file"))
+    assert done.returncode == 1
+    rows = [row.rstrip() for row in done.stdout.splitlines()]
+    assert max(map(len, rows)) <= 80
+    assert "\x1b" not in done.stdout
+    assert rows[-1] == "The default job can't run here: datastore (see above)."
+    (row,) = (row for row in rows if row.split()[:2] == ["no", "datastore"])
+    assert "local," in row
+
+
+def test_only_what_the_default_job_needs_decides() -> None:
+    local = Line(check="local", state="ok", found="", needs=("fsdp2", "datastore"))
+    engine, other = (Line(check=name, state="no", found="") for name in ("fsdp2", "trl"))
+    unknown = Line(check="datastore", state="unknown", found="")
+    assert obstacles_of([other, local]) == []
+    assert obstacles_of([other, engine, unknown, local]) == [engine, unknown]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_in_the_middle_it_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
+    config = json.loads((tmp_path / ".kube" / "config").read_text())
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["86398"]}
+    config["users"] = [{"name": "u", "user": {"exec": {**login, "interactiveMode": "Never"}}}]
+    (tmp_path / ".kube" / "config").write_text(json.dumps(config))
+    with subprocess.Popen(
+        COMMAND, cwd=tmp_path, env=variables(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as doctor:
+        deadline = time.monotonic() + 120
+        while not _is_running("sleep", "86398") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _is_running("sleep", "86398")
+        children = psutil.Process(doctor.pid).children(recursive=True)
+        doctor.send_signal(number)
+        doctor.communicate(timeout=30)
+    assert doctor.returncode in (130, 143)
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not _is_running("sleep", "86398")
+
+
+def _is_running(*words: str) -> bool:
+    return any(each.info["cmdline"] == list(words) for each in psutil.process_iter(["cmdline"]))
