@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
+from checklist.analysis.soundness import sound, sound_records
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
-from checklist.judges import facts, gpus, loss, network, pairs, speed, world
+from checklist.judges import facts, gpus, loss, network, pairs, speed, unsound, world
 from checklist.judges.context import Judgement, JudgingContext
 from checklist.judges.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -74,11 +75,15 @@ def judge(
     system:
         The user's name for this system in the table of thresholds.
     """
+    measurements = sound(measurements)
     context = JudgingContext(
-        measurements=measurements, table=thresholds or table(), history=tuple(history), system=system
+        measurements=measurements,
+        table=thresholds or table(),
+        history=sound_records(history),
+        system=system,
     )
     asked = tuple(checks)
-    answers = [JUDGES[check.name](context) for check in asked]
+    answers = [unsound.told(context, JUDGES[check.name](context)) for check in asked]
     results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
     findings = _sorted(fault for answer in answers for fault in answer.findings)
     profile = _profile(measurements)
@@ -168,7 +173,9 @@ def _healthy(
         return ()
     doubtful = set(bad)
     for fault in findings:
-        if fault.verdict == "FAIL":
+        if fault.code == unsound.CODE:  # nobody knows how that node is
+            doubtful |= set(fault.suspects)
+        elif fault.verdict == "FAIL":
             doubtful |= set(fault.suspects)
             if not fault.nodes and not fault.suspects:
                 return ()  # something is wrong with the cluster, and it may be anybody's
