@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from checklist import one_machine
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
 from checklist.analysis.soundness import sound, sound_records
@@ -96,7 +97,7 @@ def judge(
     finished = measurements.started_unix + measurements.seconds
     return Result(
         verdict=verdict,
-        headline=_headline(verdict, results, findings, concerned),
+        headline=_headline(measurements, verdict, results, findings, concerned),
         finished_unix=finished,
         profile=profile,
         nodes=context.all_names,
@@ -111,6 +112,7 @@ def judge(
         busbw_gbytes_per_s=_busbw(context),
         records=_records(context, answers, verdict, finished),
         notes=measurements.notes,
+        next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )
 
@@ -187,7 +189,11 @@ def _healthy(
 
 
 def _headline(
-    verdict: Verdict, checks: tuple[CheckResult, ...], findings: tuple[Finding, ...], standing: list[Standing]
+    run: Measurements,
+    verdict: Verdict,
+    checks: tuple[CheckResult, ...],
+    findings: tuple[Finding, ...],
+    standing: list[Standing],
 ) -> str:
     open_ones = [check.check for check in checks if check.verdict == "NO-VERDICT"]
     if verdict == "NO-VERDICT":
@@ -203,6 +209,9 @@ def _headline(
         return serious[0].title + more
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
+    alone = one_machine.headline(run, checks)
+    if alone is not None:
+        return alone
     passed = sum(check.verdict == "PASS" for check in checks)
     return f"{passed} checks passed." + (f" Not judged: {', '.join(open_ones)}." if open_ones else "")
 

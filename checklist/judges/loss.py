@@ -6,7 +6,7 @@ from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
 from checklist.judges.advice import finding
 from checklist.judges.context import Judgement, JudgingContext, answer, no_verdict, skipped
 from checklist.measurements import Counters
-from checklist.result import Figure, Finding, Gravity
+from checklist.result import Figure, Finding, Gravity, Verdict
 
 DOWN = "link_downed"  # the one error of an RDMA port that is serious however seldom
 
@@ -31,32 +31,31 @@ def loss(context: JudgingContext) -> Judgement:
     rated = [pair for pair in run.pairs if pair.segments is not None or pair.gbytes_per_s_p95 is not None]
     if not counted and not rated:
         return context.unmeasured("loss", "pairs")
+    share = rate(run.pairs)
+    figures = [] if share is None else [_figure(share, judged=not context.local)]
     if context.local:
         why = "Measured, and says nothing: all nodes are on one machine."
-        return no_verdict("loss", why, measured=True, nodes=context.all_names)
+        return no_verdict("loss", why, measured=True, nodes=context.all_names, figures=figures)
     losses = [one for one in find(run.pairs) if one.alone is not False]
     findings = [_of_pairs(context, one) for one in losses]
     findings += [fault for one in counted for fault in _of_ports(context, one)]
     if not losses:
         findings += [fault for one in counted for fault in _of_node(context, one)]
-    share = rate(run.pairs)
-    figures = (
-        []
-        if share is None
-        else [
-            Figure(
-                name="segments sent again",
-                value=100 * share,
-                unit="%",
-                verdict="PASS" if share < LOSSY else "WARN",
-                expected=100 * LOSSY,
-                basis="floor",
-                source="checklist/analysis/packet_loss.py",
-            )
-        ]
-    )
     good = "No port has counted an error" if share is None else f"{share:.3%} of the segments were sent again"
     return answer("loss", f"{good}.", findings, nodes=context.all_names, figures=figures)
+
+
+def _figure(share: float, *, judged: bool) -> Figure:
+    verdict: Verdict = "PASS" if share < LOSSY else "WARN"
+    return Figure(
+        name="segments sent again",
+        value=100 * share,
+        unit="%",
+        verdict=verdict if judged else "NO-VERDICT",
+        expected=100 * LOSSY,
+        basis="floor",
+        source="checklist/analysis/packet_loss.py",
+    )
 
 
 def _of_pairs(context: JudgingContext, lost: Loss) -> Finding:
