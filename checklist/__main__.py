@@ -113,6 +113,7 @@ class _Conclude:
             thresholds=self._table,
             history=self._past.records,
             open_failures=self._past.open_failures,
+            looks=self._past.looks,
             system=self._options.system,
         )
         self.result = replace(result, notes=(*result.notes, *self._past.problems))

@@ -221,6 +221,10 @@ class Counters:
     tcp_retransmitted: int | None = None
     rdma_errors: dict[str, int] | None = None
     """Error counters of EFA and InfiniBand ports that have grown, "device/port/counter"; None: no ports."""
+    carrier_changes: int | None = None
+    """How often the interface in use lost its carrier or got it back."""
+    port_errors: dict[str, int] | None = None
+    """Error counters of that interface that have grown, by the kernel's or ethtool's names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from checklist import one_machine
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import fit
+from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
 from checklist.checks import CHECKS, PROFILES, Check, Profile, clears, find
 from checklist.judges import facts, gpus, loss, network, pairs, speed, unsound, world
@@ -59,6 +60,7 @@ def judge(
     thresholds: Table | None = None,
     history: Iterable[Record] = (),
     open_failures: Iterable[Standing] = (),
+    looks: Iterable[Look] = (),
     system: str | None = None,
 ) -> Result:
     """The result of one run.
@@ -73,6 +75,8 @@ def judge(
         Records of earlier runs, of any setting.
     open_failures:
         What earlier runs have left open (:meth:`Result.open_failures`).
+    looks:
+        Of earlier runs, for what comes and goes (:mod:`checklist.analysis.recurrence`).
     system:
         The user's name for this system in the table of thresholds.
     """
@@ -81,6 +85,7 @@ def judge(
         measurements=measurements,
         table=thresholds or table(),
         history=sound_records(history),
+        looks=tuple(looks),
         system=system,
     )
     asked = tuple(checks)
@@ -94,11 +99,10 @@ def judge(
     verdict = overall(results, concerned)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
-    finished = measurements.started_unix + measurements.seconds
     return Result(
         verdict=verdict,
         headline=_headline(measurements, verdict, results, findings, concerned),
-        finished_unix=finished,
+        finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
         healthy_nodes=_healthy(context, verdict, findings, concerned, bad),
@@ -110,7 +114,7 @@ def judge(
         diagnosis=next((answer.diagnosis for answer in answers if answer.diagnosis is not None), None),
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
-        records=_records(context, answers, verdict, finished),
+        records=_records(context, answers, verdict),
         notes=measurements.notes,
         next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
@@ -255,15 +259,19 @@ def _busbw(context: JudgingContext) -> float | None:
     return sizes[max(sizes)] if sizes else None
 
 
-def _records(
-    context: JudgingContext, answers: Iterable[Judgement], verdict: Verdict, finished: float
-) -> tuple[Record, ...]:
+def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Verdict) -> tuple[Record, ...]:
     """For the history. Nodes on one machine say nothing of a network."""
     if context.local:
         return ()
     return tuple(
         Record(
-            unix=finished, verdict=verdict, setting=context.setting, op=op, bytes=size, value=value, unit=unit
+            unix=context.finished_unix,
+            verdict=verdict,
+            setting=context.setting,
+            op=op,
+            bytes=size,
+            value=value,
+            unit=unit,
         )
         for answer in answers
         for op, size, value, unit in answer.records

@@ -233,11 +233,15 @@ def _pair(pair: Pair, ceilings: Ceilings) -> tuple[Pair | None, list[Unsound]]:
 def _counters(counted: Counters) -> tuple[Counters, list[Unsound]]:
     teller = _Teller("loss", counted.node)
     found: list[Unsound] = []
-    for name in ("tcp_segments", "tcp_retransmitted"):
-        found += teller.bad(name, getattr(counted, name), "", _negative(getattr(counted, name)))
-    errors = counted.rdma_errors or {}
-    found += [one for name, grown in errors.items() for one in teller.bad(name, grown, "", _negative(grown))]
-    if not found:
-        return counted, []
-    kept = None if counted.rdma_errors is None else {name: n for name, n in errors.items() if n >= 0}
-    return replace(counted, tcp_segments=None, tcp_retransmitted=None, rdma_errors=kept), found
+    changes: dict[str, Any] = {}
+    for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes"):
+        if why := _negative(getattr(counted, name)):
+            found += teller.bad(name, getattr(counted, name), "", why)
+            changes[name] = None
+    for name in ("rdma_errors", "port_errors"):
+        errors: dict[str, int] = getattr(counted, name) or {}
+        for port, grown in errors.items():
+            found += teller.bad(port, grown, "", _negative(grown))
+        if any(grown < 0 for grown in errors.values()):
+            changes[name] = {port: grown for port, grown in errors.items() if grown >= 0}
+    return (replace(counted, **changes) if changes else counted), found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from checklist.analysis.baseline import Past, Record, Setting, compare_with_past, setting_of
 from checklist.analysis.diagnosis import Diagnosis
+from checklist.analysis.recurrence import Look
 from checklist.judges.thresholds import Key, Table, Threshold
 from checklist.measurements import Facts, Measurements, PhaseName
 from checklist.result import CheckResult, Figure, Finding, Skipped, Verdict
@@ -39,6 +40,8 @@ class JudgingContext:
     measurements: Measurements
     table: Table
     history: tuple[Record, ...] = ()
+    looks: tuple[Look, ...] = ()
+    """Earlier runs' looks for what comes and goes."""
     system: str | None = None
     """The user's name for this system, asked for first in the table of thresholds."""
     setting: Setting = field(init=False)
@@ -55,6 +58,10 @@ class JudgingContext:
     @property
     def cuda(self) -> bool:
         return self.measurements.device == "cuda"
+
+    @property
+    def finished_unix(self) -> float:
+        return self.measurements.started_unix + self.measurements.seconds
 
     @property
     def local(self) -> bool:

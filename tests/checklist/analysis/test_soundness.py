@@ -84,6 +84,8 @@ def test_facts_and_counters_that_can_not_be_are_unknown() -> None:
     assert told(changed(gpu_run(), "health", 1, ecc_uncorrected=-1)) == [("gpu-health", 0, 0)]
     counted = Counters(node=1, phase="pairs", tcp_segments=10, tcp_retransmitted=-2)
     assert told(gpu_run(counters=(counted,))) == [("loss", 1, None)]
+    ports = Counters(node=1, phase="pairs", carrier_changes=-1, port_errors={"rx_crc_errors": -3})
+    assert told(gpu_run(counters=(ports,))) == [("loss", 1, None), ("loss", 1, None)]
 
 
 def test_more_segments_sent_again_than_sent_say_nothing_of_loss() -> None:
