@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from checklist import one_machine
-from checklist.analysis.baseline import Record
+from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline
 from checklist.analysis.busbw import fit
 from checklist.analysis.recurrence import Look
 from checklist.analysis.soundness import sound, sound_records
@@ -61,6 +61,7 @@ def judge(
     history: Iterable[Record] = (),
     open_failures: Iterable[Standing] = (),
     looks: Iterable[Look] = (),
+    accept_baseline: bool = False,
     system: str | None = None,
 ) -> Result:
     """The result of one run.
@@ -77,6 +78,8 @@ def judge(
         What earlier runs have left open (:meth:`Result.open_failures`).
     looks:
         Of earlier runs, for what comes and goes (:mod:`checklist.analysis.recurrence`).
+    accept_baseline:
+        Compare with no past; it starts anew with this run.
     system:
         The user's name for this system in the table of thresholds.
     """
@@ -86,6 +89,7 @@ def judge(
         table=thresholds or table(),
         history=sound_records(history),
         looks=tuple(looks),
+        accept_baseline=accept_baseline,
         system=system,
     )
     asked = tuple(checks)
@@ -97,6 +101,7 @@ def judge(
     # A failure of nodes that are not here today is kept, but says nothing of the nodes that are
     concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
     verdict = overall(results, concerned)
+    records = _records(context, answers, verdict)
     bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad |= {name for item in standing if item.blamed for name in item.nodes}
     return Result(
@@ -114,8 +119,8 @@ def judge(
         diagnosis=next((answer.diagnosis for answer in answers if answer.diagnosis is not None), None),
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
-        records=_records(context, answers, verdict),
-        notes=measurements.notes,
+        records=records,
+        notes=(*measurements.notes, *_notes(context, records)),
         next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )
@@ -266,13 +271,38 @@ def _records(context: JudgingContext, answers: Iterable[Judgement], verdict: Ver
     return tuple(
         Record(
             unix=context.finished_unix,
-            verdict=verdict,
+            verdict=_counts_as(answer.result, verdict),
             setting=context.setting,
             op=op,
             bytes=size,
             value=value,
             unit=unit,
+            accepted=context.accept_baseline,
         )
         for answer in answers
         for op, size, value, unit in answer.records
+    )
+
+
+def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
+    """A check's own verdict, whatever else is wrong with the cluster.
+
+    A figure with nothing to be held against begins a history, unless something failed: it may feel that too.
+    """
+    if isinstance(result, Skipped):
+        return "NO-VERDICT"
+    return "PASS" if result.verdict == "NO-VERDICT" and run != "FAIL" else result.verdict
+
+
+def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...]:
+    """What this run has changed of what later ones are held against."""
+    if context.accept_baseline:
+        return ("The past of these figures is given up and starts anew with this run (--accept-baseline).",)
+    return tuple(
+        f"{record.op}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
+        f"baseline, instead of {after.before:.4g}."
+        for record in records
+        if (after := baseline((*context.same(record), record))) is not None
+        and after.before is not None
+        and after.since_unix == record.unix
     )

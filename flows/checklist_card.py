@@ -225,7 +225,7 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     elif not histories:
         text = "Earlier runs have left no figures of this very setting (hardware, software, nodes, ranks)."
     else:
-        text = "Runs with the same hardware, software, nodes and ranks. The colour is the run's verdict."
+        text = "Runs with the same hardware, software, nodes and ranks. The colour is the check's verdict."
     blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
     if histories:
         views = [charts.over_time(title, points) for title, points in histories[:MOST_HISTORIES]]

@@ -40,6 +40,8 @@ class JudgingContext:
     measurements: Measurements
     table: Table
     history: tuple[Record, ...] = ()
+    accept_baseline: bool = False
+    """Whether the past is given up and starts anew with this run."""
     looks: tuple[Look, ...] = ()
     """Earlier runs' looks for what comes and goes."""
     system: str | None = None
@@ -128,9 +130,16 @@ class JudgingContext:
     def past(
         self, op: str, size_bytes: int | None, value: float, *, less_is_better: bool = False
     ) -> Past | None:
+        if self.accept_baseline:
+            return None
         return compare_with_past(
             self.history, self.setting, op, size_bytes, value, less_is_better=less_is_better
         )
+
+    def same(self, record: Record) -> tuple[Record, ...]:
+        """Earlier runs' records of the same figure."""
+        key = (record.setting, record.op, record.bytes)
+        return tuple(one for one in self.history if (one.setting, one.op, one.bytes) == key)
 
     @property
     def machine_gpus(self) -> int | None:
